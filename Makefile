@@ -1,0 +1,52 @@
+# Every target makes its own virtual environment first; nothing needs to be installed by hand
+# but Python 3.11 or 3.12 and make.
+
+SUPPORTED := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
+	$$python -c "$(SUPPORTED)" 2>/dev/null && echo $$python && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+JOBS ?= 2
+
+.PHONY: install demo test check format bench soak gpu-test clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers]" --group dev
+	@touch $@
+
+install: $(VENV)/.installed
+
+demo: install
+	$(BIN)/steptune tune examples/digits_vit.py:DigitsViT --budget 4m --database sqlite:///steptune.db --output demo-results
+
+test: install
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not soak and not gpu" tests
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/designer.py
+	$(BIN)/python benchmarks/repeatability.py
+
+soak: install
+	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
+
+gpu-test: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Figures and pages: data first, picture second."""

@@ -1,0 +1,1 @@
+"""REST, persistence, workers and the command line: what surrounds the engine."""

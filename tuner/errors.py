@@ -1,0 +1,87 @@
+"""Every error that Steptune raises for a person to read.
+
+    SteptuneError(ValueError)
+     ├─ WorkloadError            the workload cannot be loaded, lacks a piece, or cannot be trained
+     │   ├─ WorkloadNotFound     the file, module, class or zoo entry does not exist
+     │   └─ WorkloadRejected     it loads, but a required piece is missing or wrong
+     ├─ ChoiceError              an unknown strategy, or a choice that the strategy does not have
+     ├─ BudgetError              a budget that cannot be read, or is too short for one trial
+     ├─ PlatformError            this platform, interpreter or library version is not supported
+     ├─ MissingDependency        an optional package is needed for what was asked
+     ├─ StoreError               the database or a study in it cannot be used
+     │   ├─ StudyNotFound        no study has this id
+     │   ├─ SchemaOutdated       the database is older than this version: migrate it
+     │   ├─ SchemaTooNew         the database was written by a newer version
+     │   └─ StorageFull          the disk or the database is full
+     ├─ BaselineFailed           the user's own configuration could not be measured
+     ├─ RecommendationError      a recommendation file that cannot be read or applied
+     └─ RunnerError              Steptune's own machinery failed (not the user's code)
+
+A message names what was violated, the value that was found, and the way out. `SteptuneError` is a
+`ValueError`, so that a script may treat it as one. Our own invariants are `assert`s, never these.
+Failures of a *trial* are results, not exceptions: see `tuner.records.Failure`.
+"""
+
+
+class SteptuneError(ValueError):
+    """Base of all errors that are shown to a person without a traceback."""
+
+
+class WorkloadError(SteptuneError):
+    """The workload cannot be loaded, lacks a piece, or cannot be trained."""
+
+
+class WorkloadNotFound(WorkloadError):
+    """The file, module, class or zoo entry that was named does not exist."""
+
+
+class WorkloadRejected(WorkloadError):
+    """The workload loads, but a required piece is missing or wrong."""
+
+
+class ChoiceError(SteptuneError):
+    """An unknown strategy, or a choice that the strategy does not have."""
+
+
+class BudgetError(SteptuneError):
+    """A budget that cannot be read, or that is too short for one trial."""
+
+
+class PlatformError(SteptuneError):
+    """This platform, interpreter or library version is not supported."""
+
+
+class MissingDependency(SteptuneError):
+    """An optional package is needed for what was asked."""
+
+
+class StoreError(SteptuneError):
+    """The database, or a study in it, cannot be used."""
+
+
+class StudyNotFound(StoreError):
+    """No study has the id that was given."""
+
+
+class SchemaOutdated(StoreError):
+    """The database is older than this version of Steptune."""
+
+
+class SchemaTooNew(StoreError):
+    """The database was written by a newer version of Steptune."""
+
+
+class StorageFull(StoreError):
+    """The disk or the database is full."""
+
+
+class BaselineFailed(SteptuneError):
+    """The workload, exactly as the user runs it today, could not be measured."""
+
+
+class RecommendationError(SteptuneError):
+    """A recommendation that cannot be read, or cannot be applied here."""
+
+
+class RunnerError(SteptuneError):
+    """Steptune's own machinery failed; the user's code is not to blame."""

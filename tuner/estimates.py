@@ -1,0 +1,98 @@
+"""Means, ratios and intervals of noisy measurements.
+
+Rates are compared as logarithms: their differences are ratios, and noise that multiplies becomes
+noise that adds. Within a process, windows are averaged by a trimmed mean, because interference from
+other processes makes a few of them much slower; its standard error comes from the winsorised variance.
+Between processes (the unit of replication) means are ordinary.
+
+Sources: Yuen, "The two-sample trimmed t for unequal population variances", Biometrika 61 (1974);
+Box, Hunter and Hunter, "Statistics for Experimenters", chapter 3 (paired comparisons in blocks).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.records import TrialResult, Window
+
+TRIM = 0.2
+"""Share of the values left out at either end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean with its standard error and the degrees of freedom of that error."""
+
+    mean: float
+    standard_error: float
+    degrees: float
+
+    def half_width(self, level: float = 0.95) -> float:
+        """Of the two-sided interval."""
+        if not math.isfinite(self.standard_error):
+            return math.inf
+        return student_quantile((1 + level) / 2, self.degrees) * self.standard_error
+
+
+def student_quantile(probability: float, degrees: float) -> float:
+    """Quantile of Student's t distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+def plain_mean(values: Sequence[float]) -> Estimate:
+    """The mean; its error is infinite for fewer than two values."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Estimate(mean=mean, standard_error=math.inf, degrees=1)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(mean=mean, standard_error=error, degrees=len(values) - 1)
+
+
+def trimmed_mean(values: Sequence[float]) -> Estimate:
+    """The mean without the lowest and highest fifth; the plain mean for fewer than five values."""
+    cut = int(TRIM * len(values))
+    if cut == 0:
+        return plain_mean(values)
+    ordered = sorted(values)
+    kept = ordered[cut:-cut]
+    winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
+    error = statistics.stdev(winsorised) / ((1 - 2 * TRIM) * math.sqrt(len(values)))
+    return Estimate(mean=statistics.fmean(kept), standard_error=error, degrees=len(kept) - 1)
+
+
+def log_rate(result: TrialResult) -> Estimate:
+    """Logarithm of the units per second that training would see, epoch restarts included."""
+    return trimmed_mean([_window_log_rate(window, result) for window in result.clean_windows])
+
+
+def units_per_s(result: TrialResult) -> float:
+    """Samples or tokens per second, epoch restarts included."""
+    return math.exp(log_rate(result).mean)
+
+
+def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
+    """Logarithm of a result's rate over the reference's, paired by round; None without common rounds."""
+    theirs = {window.round: window for window in reference.clean_windows}
+    ratios = [
+        _window_log_rate(window, result) - _window_log_rate(theirs[window.round], reference)
+        for window in result.clean_windows
+        if window.round in theirs
+    ]
+    return trimmed_mean(ratios) if ratios else None
+
+
+def restart_s_per_step(result: TrialResult) -> float:
+    """Seconds that starting an epoch adds to each of its steps."""
+    if not result.epoch_restart_ns or not result.steps_per_epoch:
+        return 0.0
+    return result.epoch_restart_ns / 1e9 / result.steps_per_epoch
+
+
+def _window_log_rate(window: Window, result: TrialResult) -> float:
+    step_s = window.step_time_ns / 1e9 + restart_s_per_step(result)
+    return math.log(window.num_units / window.num_steps / step_s)

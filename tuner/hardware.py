@@ -1,0 +1,209 @@
+"""What figures depend on: the machine's devices and versions, and their measured ceilings.
+
+Functions that touch a device or torch run in a rank (the parent has no torch).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from tuner.errors import PlatformError
+from tuner.records import Calibration, Device, Environment, HardwareProfile
+
+SUPPORTED_PYTHONS = ((3, 11), (3, 12))
+SUPPORTED_TORCH = ((2, 11), (2, 14))
+"""From, and below."""
+_MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
+_COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
+_MIN_MEASURED_S = 0.05
+
+
+def check_platform() -> None:
+    """Refuses what is not supported, with the reason.
+
+    Raises:
+        PlatformError: The operating system, interpreter or torch version is not supported.
+    """
+    if sys.platform not in ("linux", "darwin"):
+        raise PlatformError(f"{sys.platform} is not supported: Steptune runs on Linux, and on macOS on the CPU")
+    if sys.version_info[:2] not in SUPPORTED_PYTHONS:
+        wanted = " and ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
+        raise PlatformError(f"Python {platform.python_version()} is not supported: use Python {wanted}")
+    version = torch_version()
+    if version is None:
+        raise PlatformError("torch is not installed: pip install torch")
+    low, high = SUPPORTED_TORCH
+    if not low <= _numbers(version) < high:
+        raise PlatformError(
+            f"torch {version} is not supported: install torch >= {low[0]}.{low[1]}, < {high[0]}.{high[1]}"
+        )
+
+
+def torch_version() -> str | None:
+    """The installed torch, without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split("+")[0].split(".")
+    return int(major), int(minor)
+
+
+def find_compiler() -> str | None:
+    """A C++ compiler that torch.compile can use on this machine."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping, under the container's limit where there is one."""
+    free = int(psutil.virtual_memory().available)
+    for limit_file, usage_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(Path(limit_file).read_text(encoding="ascii"))
+            usage = int(Path(usage_file).read_text(encoding="ascii"))
+            if limit < 1 << 60:
+                free = min(free, max(0, limit - usage))
+    return free
+
+
+# --- in a rank --------------------------------------------------------------------------------
+
+
+def default_device() -> str:
+    """ "cuda" where torch sees one, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_hardware(kind: str) -> HardwareProfile:
+    """The hardware profile for one kind of device."""
+    import torch
+
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if kind == "cuda":
+        versions["cuda"] = str(torch.version.cuda)
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+        devices = tuple(_cuda_device(number) for number in range(torch.cuda.device_count()))
+    else:
+        devices = (Device(kind="cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total),)
+    return HardwareProfile(
+        devices=devices,
+        num_cores=usable_cores(),
+        cpu_name=cpu_name(),
+        memory_bytes=psutil.virtual_memory().total,
+        versions=versions,
+    )
+
+
+def _cuda_device(number: int) -> Device:
+    import torch
+
+    properties = torch.cuda.get_device_properties(number)
+    return Device(
+        kind="cuda",
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        capability=f"{properties.major}.{properties.minor}",
+    )
+
+
+def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Environment:
+    """Hardware, its ceilings, and the software that strategies need."""
+    return Environment(
+        hardware=describe_hardware(kind),
+        calibration=calibrate(kind),
+        compiler=find_compiler(),
+        num_ranks=num_ranks,
+        free_disk_bytes=shutil.disk_usage(directory).free,
+        free_memory_bytes=free_memory_bytes(),
+    )
+
+
+def calibrate(kind: str) -> Calibration:
+    """Measures the ceilings that bounds use: the best matrix-product rate by dtype, and copy bandwidth.
+
+    Random data, the fastest of several sizes and repeats: a ceiling, not an average.
+    """
+    import torch
+
+    device = torch.device(kind)
+    rates: dict[str, float] = {}
+    dtypes = ["float32", "bfloat16", "float16"]
+    for name in dtypes:
+        rates[name] = _matmul_rate(device, getattr(torch, name), _MATRIX_SIZES[kind])
+    if kind == "cuda":
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        rates["tf32"] = _matmul_rate(device, torch.float32, _MATRIX_SIZES[kind])
+        torch.set_float32_matmul_precision(before)
+    return Calibration(matmul_flops_per_s=rates, copy_bytes_per_s=_copy_rate(device, _COPY_BYTES[kind]))
+
+
+def _matmul_rate(device: object, dtype: object, sizes: tuple[int, ...]) -> float:
+    import torch
+
+    best = 0.0
+    for size in sizes:
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # type: ignore[call-overload]
+        seconds = _best_seconds(lambda a=left, b=right: a @ b, device)
+        rate = 2 * size**3 / seconds
+        best = max(best, rate)
+        if seconds > _MIN_MEASURED_S:  # emulated arithmetic: larger products would take seconds
+            break
+    return best
+
+
+def _copy_rate(device: object, num_bytes: int) -> float:
+    import torch
+
+    source = torch.rand(num_bytes // 4, device=device)  # type: ignore[call-overload]
+    target = torch.empty_like(source)
+    return 2 * num_bytes / _best_seconds(lambda: target.copy_(source), device)
+
+
+def _best_seconds(function: object, device: object) -> float:
+    import torch
+
+    def run() -> float:
+        began = time.perf_counter()
+        function()  # type: ignore[operator]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    first = run()
+    if first > _MIN_MEASURED_S:
+        return min(first, run()) if first < 1.0 else first
+    return min(run() for _ in range(max(3, min(20, int(_MIN_MEASURED_S / max(first, 1e-6))))))

@@ -1,0 +1,87 @@
+"""What a change could save at most, from the measured breakdown.
+
+Every function returns a share of the step time: 0.25 means that the step cannot become shorter than
+three quarters of what it is. Categories are disjoint, so removing several saves the sum of their
+shares. Compute has a floor, the roofline: it cannot take less time than its floating-point
+operations at the measured peak of the device, or its compulsory bytes at the measured bandwidth.
+
+Bounds prune and order; only trials decide.
+Sources: Williams et al., "Roofline" (CACM 2009); reference/profilers.md section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Breakdown, Choice, Environment, WorkloadFacts
+
+FLOAT32 = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """The incumbent as measured, and what is known about the workload and the machine."""
+
+    breakdown: Breakdown
+    workload: WorkloadFacts
+    environment: Environment
+    choices: dict[str, Choice]
+    """The complete choices of the incumbent."""
+
+    @property
+    def step_ns(self) -> float:
+        return max(1.0, sum(self.breakdown.per_step_ns.values()))
+
+    def time_ns(self, categories: Iterable[str]) -> float:
+        times = self.breakdown.per_step_ns
+        return sum(times.get(category, 0.0) for category in categories)
+
+
+def removable(situation: Situation, *categories: Category) -> float:
+    """Share that is saved when these categories vanish."""
+    return situation.time_ns(categories) / situation.step_ns
+
+
+def above_roofline(situation: Situation, *categories: Category, dtype: str = FLOAT32) -> float:
+    """Share that is saved when compute of these categories runs at the measured peak.
+
+    Without categories, all compute. `dtype` is the arithmetic of the matrix products.
+    """
+    chosen = categories or COMPUTE
+    time = situation.time_ns(chosen)
+    if Category.MATMUL not in chosen and Category.ATTENTION not in chosen:
+        return time / situation.step_ns
+    return max(0.0, time - compute_floor_ns(situation, dtype)) / situation.step_ns
+
+
+def compute_floor_ns(situation: Situation, dtype: str = FLOAT32) -> float:
+    """Least time of a step's compute: the larger of FLOP over peak and compulsory bytes over bandwidth.
+
+    Unknown figures count as no floor, so that a bound is never too small.
+    """
+    calibration = situation.environment.calibration
+    peak = calibration.matmul_flops_per_s.get(dtype, 0.0)
+    flops = situation.workload.model.flops_per_step or 0
+    by_flops = flops / peak * 1e9 if peak else 0.0
+    element_bytes = 2 if dtype in ("bfloat16", "float16") else 4
+    parameters = situation.workload.model.num_parameters
+    compulsory = 3 * parameters * element_bytes + situation.workload.batch_bytes
+    bandwidth = calibration.copy_bytes_per_s
+    by_bytes = compulsory / bandwidth * 1e9 if bandwidth else 0.0
+    return max(by_flops, by_bytes) / max(1, situation.environment.num_ranks)
+
+
+def pipelined_input(situation: Situation, num_workers: int) -> float:
+    """Share that loader workers can hide: the wait, but no batch comes sooner than one worker's share.
+
+    T' >= max(everything but the wait, batch time / workers). The time of one batch is known only
+    when the incumbent loads in the main process, where the wait is that time.
+    """
+    wait = situation.time_ns((Category.DATA_WAIT, Category.EPOCH_RESTART))
+    rest = situation.step_ns - wait
+    current = situation.choices.get("data_loading", {}).get("num_workers", 0)
+    batch_ns = situation.time_ns((Category.DATA_WAIT,)) if current == 0 else 0.0
+    floor = max(rest, batch_ns / max(1, num_workers))
+    return max(0.0, 1.0 - floor / situation.step_ns)

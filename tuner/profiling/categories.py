@@ -1,0 +1,310 @@
+"""The exclusive categories of a step's time, in one ordered table.
+
+Every nanosecond of a step belongs to exactly one category. Where several apply at once, the one
+that stands first in `CATEGORIES` wins: compute before communication before copies, and only time in
+which the device does nothing is a gap, blamed on what the host was doing. On a CPU the host is the
+device: an operator's own time (without the operators inside it) counts for its class, and what no
+operator covers is `host`.
+
+`classify_operator` and `classify_kernel` are the only places that read names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Category(StrEnum):
+    MATMUL = "compute_matmul"
+    ATTENTION = "compute_attention"
+    NORMALISATION = "compute_normalisation"
+    REDUCTION = "compute_reduction"
+    ELEMENTWISE = "compute_elementwise"
+    OTHER_COMPUTE = "compute_other"
+    OPTIMIZER = "optimizer"
+    COMMUNICATION = "communication"
+    COPY_H2D = "copy_host_to_device"
+    COPY_D2H = "copy_device_to_host"
+    COPY_D2D = "copy_on_device"
+    DATA_WAIT = "data_wait"
+    EPOCH_RESTART = "epoch_restart"
+    SYNCHRONISATION = "synchronisation"
+    ALLOCATION = "allocation"
+    OPTIMIZER_HOST = "optimizer_host"
+    HOST = "host"
+    LAUNCH_LATENCY = "launch_latency"
+    QUEUED = "queued"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryInfo:
+    """What a category counts, and the group that people see first."""
+
+    category: Category
+    group: str
+    title: str
+    counts: str
+    host: bool = False
+    """Time of the host, which a profiler inflates."""
+
+
+CATEGORIES: tuple[CategoryInfo, ...] = (
+    CategoryInfo(
+        category=Category.MATMUL,
+        group="compute",
+        title="matrix products and convolutions",
+        counts="kernels or operators of dense linear algebra",
+    ),
+    CategoryInfo(
+        category=Category.ATTENTION,
+        group="compute",
+        title="attention",
+        counts="fused attention, forward and backward",
+    ),
+    CategoryInfo(
+        category=Category.NORMALISATION,
+        group="compute",
+        title="normalisation",
+        counts="layer, batch, group and RMS normalisation",
+    ),
+    CategoryInfo(
+        category=Category.REDUCTION,
+        group="compute",
+        title="reductions",
+        counts="sums, means, softmax, losses, pooling",
+    ),
+    CategoryInfo(
+        category=Category.ELEMENTWISE,
+        group="compute",
+        title="element-wise",
+        counts="activations, additions, dropout, casts, copies inside the device's compute, compiled fusions",
+    ),
+    CategoryInfo(
+        category=Category.OTHER_COMPUTE,
+        group="compute",
+        title="other compute",
+        counts="indexing, embeddings, sorting and whatever no class names",
+    ),
+    CategoryInfo(
+        category=Category.OPTIMIZER,
+        group="compute",
+        title="optimizer",
+        counts="compute inside the optimizer's step and zero_grad",
+    ),
+    CategoryInfo(
+        category=Category.COMMUNICATION,
+        group="communication",
+        title="exposed communication",
+        counts="collectives while nothing is computed",
+    ),
+    CategoryInfo(
+        category=Category.COPY_H2D,
+        group="input/output",
+        title="copies to the device",
+        counts="host-to-device copies that nothing hides",
+    ),
+    CategoryInfo(
+        category=Category.COPY_D2H,
+        group="input/output",
+        title="copies to the host",
+        counts="device-to-host copies that nothing hides",
+    ),
+    CategoryInfo(
+        category=Category.COPY_D2D,
+        group="compute",
+        title="copies on the device",
+        counts="device-to-device copies and memsets that nothing hides",
+    ),
+    CategoryInfo(
+        category=Category.DATA_WAIT,
+        group="input/output",
+        title="waiting for data",
+        counts="the device idles (a CPU: the main thread waits) while the loader's next() runs",
+    ),
+    CategoryInfo(
+        category=Category.EPOCH_RESTART,
+        group="input/output",
+        title="epoch restart",
+        counts="starting the loader of a new epoch, spread over the epoch's steps",
+    ),
+    CategoryInfo(
+        category=Category.SYNCHRONISATION,
+        group="gaps",
+        title="synchronisation",
+        counts="the device idles because the host waits for it: .item(), synchronize, blocking copies",
+        host=True,
+    ),
+    CategoryInfo(
+        category=Category.ALLOCATION,
+        group="gaps",
+        title="allocation",
+        counts="the device idles during cudaMalloc, cudaFree and their kin",
+        host=True,
+    ),
+    CategoryInfo(
+        category=Category.OPTIMIZER_HOST,
+        group="gaps",
+        title="optimizer (host)",
+        counts="the device idles while the host runs the optimizer's step",
+        host=True,
+    ),
+    CategoryInfo(
+        category=Category.HOST,
+        group="gaps",
+        title="Python and other host work",
+        counts="the device idles while the host runs operators or Python; a CPU: no operator runs",
+        host=True,
+    ),
+    CategoryInfo(
+        category=Category.LAUNCH_LATENCY,
+        group="gaps",
+        title="launch latency",
+        counts="from the launch call to the start of the kernel, up to the usual latency of an empty queue",
+        host=True,
+    ),
+    CategoryInfo(
+        category=Category.QUEUED,
+        group="gaps",
+        title="queued but blocked",
+        counts="launched long ago, but waiting for another stream, a peer or a full queue",
+    ),
+    CategoryInfo(
+        category=Category.UNKNOWN,
+        group="unknown",
+        title="unknown",
+        counts="gaps whose cause the trace does not show",
+    ),
+)
+
+INFO: dict[str, CategoryInfo] = {info.category.value: info for info in CATEGORIES}
+PRIORITY: dict[Category, int] = {info.category: number for number, info in enumerate(CATEGORIES)}
+GROUPS: tuple[str, ...] = ("compute", "communication", "input/output", "gaps", "unknown")
+COMPUTE: tuple[Category, ...] = (
+    Category.MATMUL,
+    Category.ATTENTION,
+    Category.NORMALISATION,
+    Category.REDUCTION,
+    Category.ELEMENTWISE,
+    Category.OTHER_COMPUTE,
+)
+HOST_CATEGORIES: frozenset[str] = frozenset(info.category.value for info in CATEGORIES if info.host)
+
+_Rules = tuple[tuple[Category, re.Pattern[str]], ...]
+
+
+def _rules(*pairs: tuple[Category, str]) -> _Rules:
+    return tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pattern in pairs)
+
+
+_COMMUNICATION = re.compile(
+    r"^(nccl|rccl|gloo:|c10d::|mscclKernel)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|cross_device_reduce|nvshmem|"
+    r"deep_ep::|multimem_|one_shot_all_reduce|two_shot_all_reduce",
+    re.IGNORECASE,
+)
+
+_OPERATOR_RULES = _rules(
+    (Category.COMMUNICATION, r"^(c10d::|gloo:|nccl:)"),
+    (Category.ATTENTION, r"attention|flash"),
+    (Category.NORMALISATION, r"(layer|batch|group|rms|instance|local_response)_?norm|norm_backward"),
+    (
+        Category.MATMUL,
+        r"::(addmm|mm|bmm|baddbmm|matmul|linear|dot|mv|addmv|einsum|_scaled_mm|_weight_int)|conv|mkldnn|mkl_|"
+        r"lstm|gru|rnn|onednn|_addmm_activation",
+    ),
+    (
+        Category.REDUCTION,
+        r"::(sum|mean|amax|amin|max|min|argmax|argmin|norm|linalg_vector_norm|var|std|cumsum|prod|all|any|nll_loss|"
+        r"cross_entropy|_?log_softmax|_?softmax|logsumexp)|_loss|softmax|pool|foreach_norm|foreach_max",
+    ),
+    (
+        Category.ELEMENTWISE,
+        r"::(add|sub|mul|div|addcmul|addcdiv|pow|sqrt|rsqrt|exp|log|neg|abs|sigmoid|tanh|relu|gelu|silu|threshold|"
+        r"clamp|where|copy|_to_copy|to|contiguous|clone|cat|stack|fill|zero|ones|zeros|full|native_dropout|dropout|"
+        r"bernoulli|lerp|sign|eq|ne|lt|gt|le|ge|masked_fill|erf|sin|cos|floor|round|bitwise|logical|_foreach)|"
+        r"CompiledFunction|Torch-Compiled|inductor|cpp_fused|triton_",
+    ),
+)
+
+_KERNEL_RULES = _rules(
+    (Category.ATTENTION, r"flash|fmha|attention|cudnn_generated_fort_native_sdpa|fused_attn"),
+    (
+        Category.NORMALISATION,
+        r"layer_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|rms_?norm|triton_per_.*native_(layer|group)_norm",
+    ),
+    (
+        Category.MATMUL,
+        r"gemm|gemv|cutlass|sgemm|hgemm|wgmma|conv|winograd|xmma|implicit_con|nvjet|cublas|dot_kernel|triton_.*mm|"
+        r"_sm\d+_.*tensor|Cijk_|splitK|cudnn::cnn|dgrad|wgrad",
+    ),
+    (Category.REDUCTION, r"reduce|softmax|nll_loss|cross_entropy|triton_(red|per)_|cumsum|scan|pool|norm_kernel"),
+    (
+        Category.ELEMENTWISE,
+        r"elementwise|triton_poi_|copy|fill|dropout|CatArray|gelu|relu|multi_tensor_apply|vectorized|pointwise|cast|nchwToNhwc|nhwcToNchw",
+    ),
+)
+
+
+def classify_operator(name: str) -> Category | None:
+    """Class of a CPU operator or annotation by its name, or None where its name says nothing."""
+    for category, pattern in _OPERATOR_RULES:
+        if pattern.search(name):
+            return category
+    return None
+
+
+def classify_kernel(name: str) -> Category:
+    """Class of a device kernel by its name. Memory copies are classified by `classify_copy`."""
+    if is_communication(name):
+        return Category.COMMUNICATION
+    for category, pattern in _KERNEL_RULES:
+        if pattern.search(name):
+            return category
+    return Category.OTHER_COMPUTE
+
+
+def is_communication(name: str) -> bool:
+    return bool(_COMMUNICATION.search(name))
+
+
+def classify_copy(name: str) -> Category:
+    """Class of a memory copy or memset by its name ("Memcpy HtoD (Pageable -> Device)")."""
+    lowered = name.lower()
+    if "htod" in lowered or "hosttodevice" in lowered:
+        return Category.COPY_H2D
+    if "dtoh" in lowered or "devicetohost" in lowered:
+        return Category.COPY_D2H
+    return Category.COPY_D2D
+
+
+def group_shares(per_step_ns: dict[str, float]) -> dict[str, float]:
+    """Shares of the groups that people see first."""
+    total = max(1.0, sum(per_step_ns.values()))
+    shares = dict.fromkeys(GROUPS, 0.0)
+    for name, value in per_step_ns.items():
+        shares[INFO[name].group] += value / total
+    return shares
+
+
+def bottleneck(per_step_ns: dict[str, float]) -> str:
+    """The name of what limits a step: the largest of compute, optimizer, communication, data, gaps.
+
+    Compute only counts as the bottleneck when nothing else takes a fifth of the step: time that
+    computes is useful, time that waits is not.
+    """
+    total = max(1.0, sum(per_step_ns.values()))
+    waits = {
+        "input": sum(per_step_ns.get(c, 0.0) for c in (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D)),
+        "communication": per_step_ns.get(Category.COMMUNICATION, 0.0),
+        "host": sum(
+            per_step_ns.get(c, 0.0)
+            for c in (Category.HOST, Category.LAUNCH_LATENCY, Category.ALLOCATION, Category.OPTIMIZER_HOST)
+        ),
+        "synchronisation": per_step_ns.get(Category.SYNCHRONISATION, 0.0) + per_step_ns.get(Category.QUEUED, 0.0),
+    }
+    name, value = max(waits.items(), key=lambda item: item[1])
+    if value / total >= 0.2:
+        return name
+    return "optimizer" if per_step_ns.get(Category.OPTIMIZER, 0.0) / total >= 0.3 else "compute"

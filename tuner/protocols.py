@@ -1,0 +1,164 @@
+"""The interfaces between the engine and what surrounds it.
+
+`TrialRunner`: something that runs trials (processes on this machine, a cluster, a known cost surface).
+`StudyStore`: something that remembers studies (memory, a database). Every implementation passes the
+contract tests in tests/contracts/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tuner.records import (
+    Decision,
+    Environment,
+    Event,
+    HardwareProfile,
+    MeasureSettings,
+    Purpose,
+    Recommendation,
+    Record,
+    Study,
+    StudyState,
+    Trial,
+    TrialResult,
+    TrialSpec,
+    WorkloadFacts,
+)
+
+
+class Progress(Record):
+    """What is going on, for a person who waits."""
+
+    trial_id: str
+    text: str
+    phase: str = ""
+
+
+ProgressListener = Callable[[Progress], None]
+
+
+class TrialRunner(Protocol):
+    """Runs trials of one workload for one study."""
+
+    def describe(self) -> Environment:
+        """The hardware, its ceilings and its software."""
+        ...
+
+    def inspect(self) -> WorkloadFacts:
+        """Looks at the workload and prepares the files that trials share.
+
+        Raises:
+            WorkloadError: Names what is missing or wrong.
+        """
+        ...
+
+    def make_reference(self, request: Any) -> None:
+        """Makes the guard's reference (a `tuner.trials.reference.ReferenceRequest`).
+
+        Raises:
+            BaselineFailed: The reference configuration cannot be run.
+        """
+        ...
+
+    def run(
+        self,
+        specs: Sequence[TrialSpec],
+        purposes: Sequence[Purpose],
+        settings: MeasureSettings,
+        group: str,
+        listener: ProgressListener,
+    ) -> list[TrialResult]:
+        """Runs a group of trials that live at the same time and take turns in measured windows.
+
+        Whatever a trial does (crash, hang, exhaust memory), its result says so; the others go on.
+
+        Returns:
+            One result for each spec, in order.
+        """
+        ...
+
+    def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
+        """Whether trials of these peak memories can live at the same time, with a margin."""
+        ...
+
+    def close(self) -> None:
+        """Ends every process that the runner started."""
+        ...
+
+
+class StudyStore(Protocol):
+    """Remembers studies. Each method is one transaction; records are returned as copies.
+
+    A trial is complete when `complete_trial` has returned, and completes once: a second completion is
+    refused. Nothing complete is ever changed.
+    """
+
+    def create_study(self, study: Study) -> None: ...
+
+    def update_study(self, study: Study) -> None:
+        """Replaces facts, environment, state and message.
+
+        Raises:
+            StudyNotFound: There is no such study.
+        """
+        ...
+
+    def get_study(self, study_id: str) -> Study:
+        """The study with this id, or the only one whose id begins or ends with it.
+
+        Raises:
+            StudyNotFound: There is none, or more than one.
+        """
+        ...
+
+    def list_studies(self, limit: int = 50) -> list[Study]:
+        """The newest first."""
+        ...
+
+    def set_state(self, study_id: str, state: StudyState, message: str = "") -> None: ...
+
+    def begin_trials(self, trials: Sequence[Trial]) -> None:
+        """Records trials that are about to run."""
+        ...
+
+    def complete_trial(self, result: TrialResult) -> None:
+        """Records a result, once.
+
+        Raises:
+            StoreError: The trial is unknown or already complete.
+        """
+        ...
+
+    def lose_running_trials(self, study_id: str) -> int:
+        """Marks trials that were running when their process died; returns how many."""
+        ...
+
+    def trials(self, study_id: str) -> list[Trial]:
+        """All trials in the order in which they began."""
+        ...
+
+    def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:
+        """The story of the search so far; replaces what was there."""
+        ...
+
+    def decisions(self, study_id: str) -> list[Decision]: ...
+
+    def save_recommendation(self, recommendation: Recommendation) -> None: ...
+
+    def recommendation(self, study_id: str) -> Recommendation | None: ...
+
+    def past_recommendations(self, signature: str, device_kind: str) -> list[Recommendation]:
+        """Recommendations for similar workloads on the same kind of device, the newest first."""
+        ...
+
+    def past_decisions(self, hardware: HardwareProfile) -> list[Decision]:
+        """Decisions with a predicted bound and a measured gain, of finished studies on this kind of
+        device: what bounds were worth.
+        """
+        ...
+
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None: ...
+
+    def events(self, study_id: str, after: int = 0) -> list[Event]: ...

@@ -1,0 +1,787 @@
+"""The records that cross every boundary: rank, server, parent, store, dashboard, export.
+
+Each is frozen, keyword-only and plain data, so it travels as JSON and can be stored and replayed.
+Names carry units (`step_time_ns`, `peak_memory_bytes`); shares and bounds are fractions of one.
+`SCHEMA_VERSION` changes whenever an older reader would misread a record.
+
+The words (workload, strategy, choice, candidate, trial, study, ...) are those of docs/glossary.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, dataclass_transform
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+Scalar = bool | int | float | str | None
+Choice = dict[str, Scalar]
+"""One setting of a strategy: its parameters by name. Only what differs from the neutral choice."""
+
+_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_id() -> str:
+    """A sortable opaque id: 48 bits of milliseconds and 80 random bits (the layout of a ULID)."""
+    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class RecordMeta(msgspec.StructMeta):
+    """Makes every subclass frozen and keyword-only, which msgspec does not pass on by itself."""
+
+    def __new__(
+        mcls: type[RecordMeta], name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
+    ) -> RecordMeta:
+        defaults = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+        return super().__new__(mcls, name, bases, namespace, **{**defaults, **options})
+
+
+class Record(msgspec.Struct, metaclass=RecordMeta):
+    """Base of all records."""
+
+
+class Numerics(StrEnum):
+    """What a choice does to the numbers of a training step, mildest first.
+
+    `exact`: bit for bit. `sampling`: the same indices and distribution; random augmentation may
+    differ. `rounding`: the order of operations, or 16-bit compute with FP32 masters. `lossy`:
+    information is dropped. `recipe`: another training recipe. The last two need consent.
+    """
+
+    EXACT = "exact"
+    SAMPLING = "sampling"
+    ROUNDING = "rounding"
+    LOSSY = "lossy"
+    RECIPE = "recipe"
+
+    @property
+    def rank(self) -> int:
+        return list(Numerics).index(self)
+
+    @property
+    def needs_consent(self) -> bool:
+        return self in (Numerics.LOSSY, Numerics.RECIPE)
+
+
+class SampleUnit(StrEnum):
+    SAMPLE = "sample"
+    TOKEN = "token"
+
+
+class Phase(StrEnum):
+    """The phases of a trial, in order; each has a deadline."""
+
+    BUILD = "build"
+    GUARD = "guard"
+    WARM_UP = "warm_up"
+    MEASURE = "measure"
+    PROFILE = "profile"
+    REPORT = "report"
+
+
+class FailureKind(StrEnum):
+    OUT_OF_MEMORY = "out_of_memory"
+    UNSUPPORTED = "unsupported"
+    NUMERICS = "numerics"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    WORKLOAD_ERROR = "workload_error"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Purpose(StrEnum):
+    """Why a trial was run."""
+
+    BASELINE = "baseline"
+    EXPLORE = "explore"
+    REPLICATE = "replicate"
+    SENTINEL = "sentinel"
+    COMPANION = "companion"
+    AUDIT = "audit"
+    CONFIRM = "confirm"
+
+
+class TrialState(StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+class StudyState(StrEnum):
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class Verdict(StrEnum):
+    """What a recommendation claims."""
+
+    FASTER = "faster"
+    NO_SIGNIFICANT_GAIN = "no_significant_gain"
+    ENABLES_TRAINING = "enables_training"
+    UNCONFIRMED = "unconfirmed"
+
+
+# --- what is tuned ---------------------------------------------------------------------------
+
+
+def _label_value(value: Scalar) -> str:
+    return (
+        {True: "on", False: "off", None: "default"}.get(value, str(value))
+        if (value is None or isinstance(value, bool))
+        else str(value)
+    )
+
+
+def choice_label(choice: Mapping[str, Scalar]) -> str:
+    """`num_workers=2, persistent_workers=on`: a choice as a person reads it."""
+    return ", ".join(f"{name}={_label_value(value)}" for name, value in choice.items()) or "unchanged"
+
+
+class Candidate(Record):
+    """The non-neutral choices of a configuration, normalised (see `tuner.strategies.composition`).
+
+    Only strategies, and within them only parameters, that differ from what the user runs today are
+    listed. So the hash of a candidate does not change when Steptune learns a new strategy.
+    """
+
+    choices: dict[str, Choice] = {}
+
+    @property
+    def key(self) -> str:
+        """Stable identity: 16 hexadecimal digits of the SHA-256 of the canonical JSON."""
+        canonical = msgspec.json.encode(self.choices, order="deterministic")
+        return hashlib.sha256(canonical).hexdigest()[:16]
+
+    @property
+    def is_baseline(self) -> bool:
+        return not self.choices
+
+    @property
+    def label(self) -> str:
+        if self.is_baseline:
+            return "baseline"
+        return "; ".join(f"{name}: {choice_label(choice)}" for name, choice in sorted(self.choices.items()))
+
+    def with_choice(self, strategy: str, choice: Choice) -> Candidate:
+        """The candidate with one strategy set to `choice` (an empty choice is the neutral one)."""
+        choices = {name: value for name, value in self.choices.items() if name != strategy}
+        if choice:
+            choices[strategy] = choice
+        return Candidate(choices=choices)
+
+
+BASELINE = Candidate()
+
+
+class DatasetFacts(Record):
+    kind: str
+    """"map" or "iterable"."""
+    length: int | None
+    """Samples, or None where an iterable dataset has no length."""
+    sample_bytes: int | None
+    """Mean bytes of one sample over the samples that were looked at."""
+    sample_ns: int | None
+    """Mean time of one `dataset[index]` in the calling process."""
+    deterministic: bool
+    """`dataset[i]` gave the same sample under two states of the random generators."""
+    splits: bool
+    """The dataset has `load(index)` (deterministic) and `augment(sample)`."""
+    load_deterministic: bool = False
+    seedable: bool = True
+    """`dataset[i]` repeats itself when torch's, NumPy's and Python's generators are seeded."""
+
+
+class ModelFacts(Record):
+    num_parameters: int
+    parameter_bytes: int
+    num_parameter_tensors: int
+    module_types: dict[str, int] = {}
+    """How many modules there are of each class name (`Linear`, `LayerNorm`, `Conv2d`, ...)."""
+    num_blocks: int = 0
+    uses_attention: bool = False
+    """`scaled_dot_product_attention` was called in one step."""
+    has_batch_statistics: bool = False
+    flops_per_step: int | None = None
+    """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
+
+
+class OptimizerFacts(Record):
+    name: str
+    module: str
+    implementation: str
+    """What the user's optimizer runs: "default", "for_loop", "foreach", "fused" or "own"."""
+    implementations: tuple[str, ...] = ()
+    """What its class can run."""
+    state_bytes: int = 0
+
+
+class WorkloadFacts(Record):
+    """What Steptune found out about a workload once, without importing it into the parent."""
+
+    reference: str
+    name: str
+    signature: str
+    """Hash of what makes workloads similar: classes, sizes and batch; used to reuse past results."""
+    global_batch: int
+    sample_unit: SampleUnit
+    dataset: DatasetFacts
+    model: ModelFacts
+    optimizer: OptimizerFacts
+    current: dict[str, Choice] = {}
+    """What the user runs today, by strategy: only what differs from PyTorch's defaults."""
+    steps_per_epoch: int | None = None
+    batch_bytes: int = 0
+    batch_splittable: bool = True
+    varying_shapes: bool = False
+    units_per_batch: float = 0.0
+    randomness: str = "none"
+    """"none"; "switchable" (dropout that evaluation mode turns off); "always"."""
+    custom_step: bool = False
+    sample_loss: float = 0.0
+    prepare_ns: int = 0
+    import_ns: int = 0
+    model_ns: int = 0
+
+
+# --- where it runs ---------------------------------------------------------------------------
+
+
+class Device(Record):
+    kind: str
+    """"cpu" or "cuda"."""
+    name: str
+    memory_bytes: int
+    capability: str | None = None
+
+
+class HardwareProfile(Record):
+    """What figures depend on. Never host names or addresses."""
+
+    devices: tuple[Device, ...]
+    num_cores: int
+    cpu_name: str
+    memory_bytes: int
+    links: dict[str, str] = {}
+    """Kind of link between devices: {"0-1": "NV18"}; empty on one device."""
+    versions: dict[str, str] = {}
+    """torch, python, and where present cuda, driver, cudnn, nccl."""
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+    @property
+    def device_kind(self) -> str:
+        return self.devices[0].kind
+
+    @property
+    def label(self) -> str:
+        if self.device_kind == "cpu":
+            return f"{self.cpu_name}, {self.num_cores} cores"
+        return f"{len(self.devices)} x {self.devices[0].name}"
+
+
+class Calibration(Record):
+    """Measured ceilings of the device, the floors of the bounds."""
+
+    matmul_flops_per_s: dict[str, float] = {}
+    """By dtype name ("float32", "bfloat16", ...): the best rate of a square matrix product."""
+    copy_bytes_per_s: float = 0.0
+    """Bytes read plus bytes written per second of a large copy."""
+
+
+class Environment(Record):
+    """What strategies may rely on: the hardware, and the software beside it."""
+
+    hardware: HardwareProfile
+    calibration: Calibration = Calibration()
+    compiler: str | None = None
+    """Path of a C++ compiler that torch.compile can use."""
+    num_ranks: int = 1
+    start_methods: tuple[str, ...] = ("fork",)
+    free_disk_bytes: int = 0
+    free_memory_bytes: int = 0
+
+
+# --- one trial -------------------------------------------------------------------------------
+
+
+class Deadlines(Record):
+    """Seconds that each phase may take before the trial counts as hung."""
+
+    build_s: float = 300.0
+    guard_s: float = 300.0
+    warm_up_s: float = 300.0
+    measure_s: float = 120.0
+    profile_s: float = 120.0
+    report_s: float = 60.0
+
+    def of(self, phase: Phase) -> float:
+        return float(getattr(self, f"{phase.value}_s"))
+
+
+class TrialSpec(Record):
+    """All that the trial server and its ranks need to run one process start of one candidate."""
+
+    trial_id: str
+    workload: str
+    candidate: Candidate
+    choices: dict[str, Choice]
+    """The complete choice of every strategy, neutral ones included."""
+    study_directory: str
+    num_ranks: int = 1
+    device: str = "cpu"
+    seed: int = 0
+    guard: bool = True
+    lossy: bool = False
+    """A choice is lossy or a recipe: the guard judges the loss curve over its longer horizon."""
+    unit_roundoff: float = 2.0**-24
+    """Of the coarsest arithmetic that a `rounding` choice asks for; selects the tolerance."""
+    exact: bool = False
+    checks_loader: bool = False
+    profile: bool = True
+    keep_trace: bool = False
+    environment_variables: dict[str, str] = {}
+    memory_limit_bytes: int | None = None
+    deadlines: Deadlines = Deadlines()
+    requested_at_ns: int = 0
+    """`time.monotonic_ns()` when the trial was asked for (one clock for all processes of a host)."""
+
+
+class MeasureSettings(Record):
+    """How the windows of a group of trials are taken."""
+
+    window_s: float = 0.2
+    """Aimed-at length of one window of the slowest trial of the group."""
+    min_rounds: int = 5
+    max_rounds: int = 60
+    half_width: float = 0.01
+    """Stop when the 95 % half-width of every trial's mean rate (or ratio to the first trial of the
+    group) is below this share."""
+    cap_s: float = 10.0
+    """Seconds after which no further round is started."""
+    foreign_cpu_share: float = 0.10
+    """A window is void when processes outside the group used more than this share of the cores."""
+
+
+class Window(Record):
+    """One timed, unprofiled stretch of whole steps."""
+
+    round: int
+    """Windows of one round belong together: the trials of a group took turns in it."""
+    position: int
+    """Index of the first batch in the study's fixed order of batches (None-like -1: a stream)."""
+    num_steps: int
+    num_samples: int
+    num_units: int
+    duration_ns: int
+    step_p20_ns: int
+    step_p50_ns: int
+    step_p80_ns: int
+    queue_depth_start: int
+    """Batches that the loader held ready or in flight when the window began, and when it ended."""
+    queue_depth_end: int
+    foreign_cpu_share: float
+    """CPU time used by others, as a share of all cores, while the window ran."""
+    void: str | None = None
+    """Why the window does not count, or None."""
+
+    @property
+    def units_per_s(self) -> float:
+        return self.num_units * 1e9 / self.duration_ns
+
+    @property
+    def step_time_ns(self) -> float:
+        return self.duration_ns / self.num_steps
+
+
+class Startup(Record):
+    """Where the time went before the first measured window."""
+
+    build_ns: int
+    """From the request to a built job, the next field included."""
+    user_code_ns: int
+    """Of that, inside the user's import, model and dataset code."""
+    first_step_ns: int
+    """From the request to the beginning of the first warm-up step."""
+    warm_up_ns: int
+    warm_up_steps: int
+    steady: bool
+    compile_ns: int = 0
+    """Warm-up beyond what the same number of steady steps takes: compilation and capture."""
+    compile_cold: bool = False
+
+
+class MemoryPeak(Record):
+    """Peak memory of one rank. On a CPU only `resident_bytes` is not zero."""
+
+    rank: int
+    resident_bytes: int
+    """Of the rank and the processes it started, together."""
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    device_bytes: int = 0
+
+
+class CaptureQuality(Record):
+    """Whether a profile may be believed; verdicts are withheld where `problems` is not empty."""
+
+    num_events: int
+    num_steps: int
+    unlinked_share: float = 0.0
+    """Device operations without a recorded launch."""
+    missing_share: float = 0.0
+    """Launches without a device operation."""
+    overhead_ratio: float = 1.0
+    """Profiled step time over unprofiled step time."""
+    problems: tuple[str, ...] = ()
+
+
+class Breakdown(Record):
+    """Exclusive categories of a step's time that sum to the step exactly (integer nanoseconds)."""
+
+    rank: int
+    device: str
+    num_steps: int
+    step_time_ns: int
+    """The whole profiled stretch; the categories sum to this."""
+    categories: dict[str, int]
+    quality: CaptureQuality
+    unprofiled_step_time_ns: int | None = None
+    """Mean step time of the measured windows, per step; what the shares are rescaled to."""
+    rescaled: dict[str, int] = {}
+    """Per step: host categories shrunk so that the sum is the unprofiled step; empty if unknown."""
+    overlapped: dict[str, int] = {}
+    """Beside the sum: communication and copies hidden behind compute."""
+    operators: tuple[str, ...] = ()
+    """Names of the operators and kernels with the most time, longest first."""
+
+    def __post_init__(self) -> None:
+        assert sum(self.categories.values()) == self.step_time_ns, "categories must sum to the step"
+
+    @property
+    def per_step_ns(self) -> dict[str, float]:
+        """Nanoseconds per step and category: rescaled to the unprofiled step where known."""
+        if self.rescaled:
+            return {name: float(value) for name, value in self.rescaled.items()}
+        return {name: value / self.num_steps for name, value in self.categories.items()}
+
+    def share(self, *categories: str) -> float:
+        times = self.per_step_ns
+        return sum(times.get(name, 0.0) for name in categories) / max(1.0, sum(times.values()))
+
+
+class Finding(Record):
+    """One thing that a breakdown shows, with its evidence and what to do about it."""
+
+    rule: str
+    severity: str
+    """"note", "warning" or "high"."""
+    message: str
+    advice: str
+    strategies: tuple[str, ...]
+    bound: float
+    """The most that fixing it could save, as a share of the step."""
+    evidence: dict[str, float | str] = {}
+
+
+class GuardCheck(Record):
+    name: str
+    kind: str
+    """"pointwise", "curve" or "loader"."""
+    passed: bool
+    observed: float
+    tolerance: float
+    detail: str = ""
+
+
+class GuardVerdict(Record):
+    """Whether a candidate still is the same training, as far as `num_steps` steps show."""
+
+    passed: bool
+    num_steps: int
+    checks: tuple[GuardCheck, ...] = ()
+    losses: tuple[float, ...] = ()
+    reference_losses: tuple[float, ...] = ()
+    skipped_steps: int = 0
+    """Steps that a loss scaler skipped; they were repeated, so that the curves stay aligned."""
+
+    @property
+    def reason(self) -> str:
+        failed = [check for check in self.checks if not check.passed]
+        if not failed:
+            return f"same for {self.num_steps} steps"
+        worst = failed[0]
+        return worst.detail or f"{worst.name} {worst.observed:.3g} exceeds {worst.tolerance:.3g}"
+
+
+class Effect(Record):
+    """Whether a choice did what it says, seen in the running job."""
+
+    strategy: str
+    took: bool
+    detail: str
+
+
+class Failure(Record):
+    kind: FailureKind
+    phase: Phase
+    message: str
+    rank: int = 0
+    signal: int | None = None
+    traceback: str = ""
+
+
+class TrialResult(Record):
+    """All that one process start of one candidate showed; also what a crash left behind."""
+
+    trial_id: str
+    candidate: Candidate
+    purpose: Purpose
+    group: str
+    """Trials of one group lived at the same time and took turns."""
+    windows: tuple[Window, ...] = ()
+    startup: Startup | None = None
+    epoch_restart_ns: int | None = None
+    """Cost of starting one epoch: from the last batch of one to the first of the next."""
+    steps_per_epoch: int | None = None
+    memory: tuple[MemoryPeak, ...] = ()
+    breakdowns: tuple[Breakdown, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    guard: GuardVerdict | None = None
+    effects: tuple[Effect, ...] = ()
+    failure: Failure | None = None
+    contended: bool = False
+    """Fewer clean windows than asked for: others used the machine."""
+    interpreter: str = "forked"
+    isolation: str = "none"
+    phases_ns: dict[str, int] = {}
+    trace_digest: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Measured, and still the same training."""
+        return self.failure is None and bool(self.clean_windows) and (self.guard is None or self.guard.passed)
+
+    @property
+    def clean_windows(self) -> tuple[Window, ...]:
+        return tuple(window for window in self.windows if window.void is None)
+
+    @property
+    def duration_ns(self) -> int:
+        return sum(self.phases_ns.values())
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return max((peak.device_bytes or peak.resident_bytes for peak in self.memory), default=0)
+
+
+# --- the search ------------------------------------------------------------------------------
+
+
+class Move(Record):
+    """One strategy set to one choice."""
+
+    strategy: str
+    choice: Choice
+
+    @property
+    def label(self) -> str:
+        return f"{self.strategy}: {choice_label(self.choice)}"
+
+
+class Suggestion(Record):
+    """The next trial (or group of trials) and why."""
+
+    candidate: Candidate
+    purpose: Purpose
+    stage: str
+    reason: str
+    moves: tuple[Move, ...] = ()
+    bound: float | None = None
+    """The most the candidate could save, as a share of the incumbent's step."""
+    replicate: int = 0
+    """0 for the first start of this candidate for this purpose."""
+
+
+class Decision(Record):
+    """One row of the story of a search: what was tried or not, why, and what came of it."""
+
+    sequence: int
+    stage: str
+    verdict: str
+    """"accepted", "no_gain", "inconclusive", "failed", "guard_rejected", "no_effect", "measured",
+    "confirmed", "not_tried"."""
+    reason: str
+    candidate: Candidate | None = None
+    moves: tuple[Move, ...] = ()
+    trial_ids: tuple[str, ...] = ()
+    predicted_bound: float | None = None
+    measured_gain: float | None = None
+    """Rate over the incumbent's rate at that time, less one."""
+    measured_se: float | None = None
+
+
+class Interval(Record):
+    low: float
+    high: float
+    level: float = 0.95
+
+
+class Gain(Record):
+    """Rate of the recommendation over the baseline's; 1.0 is no gain."""
+
+    ratio: float
+    interval: Interval
+    """Of the ratio, simultaneous over the finalists."""
+    prediction: Interval
+    """Where the ratio of one more confirmation of the same size falls with this probability."""
+    num_blocks: int
+    num_finalists: int
+
+
+class Part(Record):
+    """One accepted change of the recommendation."""
+
+    strategy: str
+    choice: Choice
+    gain: float
+    """Own gain as a ratio, from the trials that differ in it."""
+    interval: Interval | None
+    bound: float | None
+    reason: str
+    numerics: Numerics
+
+
+class Certificate(Record):
+    """What is known about everything that was not recommended."""
+
+    remaining_bound: float
+    """The most that any untried, legal choice could still gain, as a share of the step."""
+    status: str
+    """"estimated" until enough pruned choices were audited, then "audited"."""
+    noise: float
+    """Smallest gain that this study could tell from none."""
+    ended: str
+    """"no bound above noise", "budget spent", "all choices tried", "interrupted"."""
+    not_tried: tuple[Decision, ...] = ()
+    audits: int = 0
+    audit_violations: int = 0
+
+
+class Alternative(Record):
+    candidate: Candidate
+    gain: float
+    peak_memory_bytes: int
+    numerics: Numerics
+    guard: str
+
+
+class Cost(Record):
+    tuning_s: float
+    num_trials: int
+    compile_s: float = 0.0
+    payback_steps: float | None = None
+    """Steps after which the recommendation's compilation has paid for itself."""
+    payback_tuning_steps: float | None = None
+
+
+class Recommendation(Record):
+    """The answer of a study."""
+
+    study_id: str
+    created_at: str
+    workload: str
+    workload_signature: str
+    global_batch: int
+    sample_unit: SampleUnit
+    verdict: Verdict
+    candidate: Candidate
+    choices: dict[str, Choice]
+    environment_variables: dict[str, str]
+    hardware: HardwareProfile
+    baseline_units_per_s: float
+    units_per_s: float
+    gain: Gain | None
+    parts: tuple[Part, ...]
+    shares_before: dict[str, float]
+    shares_after: dict[str, float]
+    bottleneck_before: str
+    bottleneck_after: str
+    guard: GuardVerdict | None
+    certificate: Certificate
+    cost: Cost
+    alternatives: tuple[Alternative, ...] = ()
+    peak_memory_bytes: int = 0
+    baseline_peak_memory_bytes: int = 0
+    schema_version: int = SCHEMA_VERSION
+    steptune_version: str = ""
+
+
+class StudySettings(Record):
+    """What the user asked of a study."""
+
+    budget_s: float = 300.0
+    max_trials: int | None = None
+    allow: tuple[Numerics, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    seed: int = 0
+    measure: MeasureSettings = MeasureSettings()
+    num_ranks: int = 1
+    device: str | None = None
+    memory_limit_bytes: int | None = None
+    confirm_blocks: int = 5
+    num_finalists: int = 2
+
+
+class Study(Record):
+    """The search for one workload on one hardware profile under one budget."""
+
+    study_id: str
+    workload: str
+    settings: StudySettings
+    created_at: str
+    directory: str
+    state: StudyState = StudyState.RUNNING
+    facts: WorkloadFacts | None = None
+    environment: Environment | None = None
+    message: str = ""
+    steptune_version: str = ""
+
+
+class Trial(Record):
+    """One row of a study: a process start that was asked for, and its result once complete."""
+
+    trial_id: str
+    study_id: str
+    sequence: int
+    candidate: Candidate
+    purpose: Purpose
+    group: str
+    replicate: int
+    state: TrialState
+    started_at: str
+    attempts: int = 1
+    result: TrialResult | None = None
+
+
+class Event(Record):
+    """Something that happened; append-only, in order."""
+
+    sequence: int
+    study_id: str
+    at: str
+    kind: str
+    data: dict[str, Any] = {}

@@ -1,0 +1,47 @@
+"""What can be changed: one technique, one file, one entry in `STRATEGIES`."""
+
+from __future__ import annotations
+
+from tuner.errors import ChoiceError
+from tuner.strategies.activation_checkpointing import ActivationCheckpointing
+from tuner.strategies.attention_backend import AttentionBackend
+from tuner.strategies.backend_flags import BackendFlags
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from tuner.strategies.compile import Compile
+from tuner.strategies.cpu_threads import CpuThreads
+from tuner.strategies.data_loading import DataLoading
+from tuner.strategies.dataset_cache import DatasetCache
+from tuner.strategies.memory_format import MemoryFormat
+from tuner.strategies.micro_batch import MicroBatch
+from tuner.strategies.optimizer_implementation import OptimizerImplementation
+from tuner.strategies.precision import Precision
+
+STRATEGIES: tuple[Strategy, ...] = (
+    DataLoading(),
+    DatasetCache(),
+    CpuThreads(),
+    BackendFlags(),
+    Precision(),
+    MemoryFormat(),
+    AttentionBackend(),
+    Compile(),
+    OptimizerImplementation(),
+    ActivationCheckpointing(),
+    MicroBatch(),
+)
+
+_BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy of this name.
+
+    Raises:
+        ChoiceError: There is none; names those that exist.
+    """
+    if name not in _BY_NAME:
+        raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
+
+
+__all__ = ["STRATEGIES", "Strategy", "Support", "Supported", "Unsupported", "strategy_named"]

@@ -1,0 +1,79 @@
+"""attention_backend: which implementation `scaled_dot_product_attention` calls.
+
+Mechanism: PyTorch picks a back end by its own rules; the choice restricts it to one: `flash` (tiled,
+no attention matrix in memory), `efficient` (the same idea with arbitrary masks), `cudnn`, `math`
+(matrix products and a softmax).
+
+Helps: when PyTorch's rule of thumb is wrong for the shape; `math` can win on tiny sequences.
+Hurts: `math` on long sequences, in time and memory.
+
+Numerics: `rounding`. Dropout inside attention draws another mask.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+
+if TYPE_CHECKING:
+    from tuner.training.plan import Plan
+
+_BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+_OPERATORS = {"flash": "flash", "efficient": "efficient", "cudnn": "cudnn", "math": "attention_math"}
+
+
+class AttentionBackend(Strategy):
+    name = "attention_backend"
+    summary = "back end of scaled_dot_product_attention"
+    defaults: ClassVar[Choice] = {"backend": None}
+    attacks = (Category.ATTENTION,)
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return tuple({"backend": name} for name in _BACKENDS)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if not workload.model.uses_attention:
+            return Unsupported("the model does not call scaled_dot_product_attention")
+        if choice["backend"] in ("efficient", "cudnn"):
+            return needs_cuda(environment)
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["backend"] is None:
+            return
+
+        def restrict() -> Any:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            return sdpa_kernel(getattr(SDPBackend, _BACKENDS[str(choice["backend"])]))
+
+        plan.step.contexts.append(restrict)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        # The math back end appears as matrix products and softmax, so leaving it can save those too.
+        if situation.choices[self.name]["backend"] == "math":
+            return removable(situation, Category.ATTENTION, Category.MATMUL, Category.REDUCTION, Category.ELEMENTWISE)
+        return removable(situation, Category.ATTENTION)
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        backend = choice["backend"]
+        names = [name for name in evidence.get("operators", ()) if "attention" in name.lower()]
+        if backend is None or not names:
+            return Effect(strategy=self.name, took=True, detail="no attention operator was among the longest")
+        took = any(_OPERATORS[str(backend)] in name.lower() for name in names)
+        return Effect(strategy=self.name, took=took, detail=f"ran {names[0]}")

@@ -1,0 +1,95 @@
+"""backend_flags: switches of the libraries that operators call.
+
+`cudnn_benchmark` times cuDNN's algorithms for every shape once and keeps the fastest: helps
+convolutions of constant shape, hurts when shapes vary. `tf32` lets the matrix products that stay in
+FP32 use the tensor cores (10 bits of mantissa). `flush_denormals` makes the CPU treat denormal
+numbers as zero, which it handles an order of magnitude slower than others.
+
+Numerics: `rounding`.
+
+Sources: https://docs.pytorch.org/docs/stable/backends.html ,
+https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+
+class BackendFlags(Strategy):
+    name = "backend_flags"
+    summary = "cuDNN benchmark, TF32 for remaining FP32 products, flushing of denormals"
+    defaults: ClassVar[Choice] = {"cudnn_benchmark": False, "tf32": False, "flush_denormals": False}
+    attacks = COMPUTE
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        neutral = self.neutral(workload)
+        return (
+            {**neutral, "cudnn_benchmark": True, "tf32": True},
+            {**neutral, "cudnn_benchmark": True},
+            {**neutral, "tf32": True},
+            {**neutral, "flush_denormals": True},
+        )
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["cudnn_benchmark"] or choice["tf32"]:
+            found = needs_cuda(environment)
+            if isinstance(found, Unsupported):
+                return found
+        has_conv = any("Conv" in name for name in workload.model.module_types)
+        if choice["cudnn_benchmark"] and not has_conv:
+            return Unsupported("the model has no convolution")
+        if choice["cudnn_benchmark"] and workload.varying_shapes:
+            return Unsupported("batches vary in shape: cuDNN would time its algorithms again and again")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def unit_roundoff(self, choice: Choice) -> float:
+        return TF32_ROUNDOFF if choice["tf32"] else super().unit_roundoff(choice)
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        def set_flags() -> None:
+            import torch
+
+            if choice["cudnn_benchmark"]:
+                torch.backends.cudnn.benchmark = True
+            if choice["tf32"]:
+                torch.set_float32_matmul_precision("high")
+            if choice["flush_denormals"]:
+                torch.set_flush_denormal(True)
+
+        if choice != self.defaults:
+            plan.environment.append(set_flags)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        current = situation.choices[self.name]
+        if choice["flush_denormals"] and not current["flush_denormals"]:
+            return min(1.0, above_roofline(situation) + removable(situation, Category.OPTIMIZER))
+        dtype = "tf32" if choice["tf32"] else "float32"
+        return above_roofline(situation, Category.MATMUL, dtype=dtype)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        import torch
+
+        return {
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "tf32": torch.get_float32_matmul_precision() == "high",
+            "flush_denormals": _flushes_denormals(),
+        }
+
+
+def _flushes_denormals() -> bool:
+    import torch
+
+    return bool((torch.tensor([1e-39]) * 1.0).item() == 0.0)

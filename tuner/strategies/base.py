@@ -1,0 +1,146 @@
+"""What a strategy is.
+
+A strategy is one technique that can be switched or set: one file in this folder and one entry in
+`STRATEGIES`. It never wraps anything itself and never edits another strategy: it says in the plan
+what it wants at which stage. Strategies are used by processes that must not load torch, so torch is
+imported inside functions only.
+
+The contract tests in tests/contracts/test_strategies.py hold for every entry.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.errors import ChoiceError
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+
+if TYPE_CHECKING:
+    from tuner.profiling.bounds import Situation
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+FP32_ROUNDOFF = 2.0**-24
+TF32_ROUNDOFF = 2.0**-11
+FP16_ROUNDOFF = 2.0**-11
+BF16_ROUNDOFF = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The choice can be tried here."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """The choice cannot be tried here, and why."""
+
+    reason: str
+
+
+Support = Supported | Unsupported
+
+
+class Strategy(ABC):
+    """One technique.
+
+    Attributes:
+        name: As in DESIGN's catalogue and in `current`.
+        summary: One line for people.
+        defaults: The complete choice that plain PyTorch runs.
+        attacks: Categories of the breakdown that it can shrink.
+        memory: It saves memory; tried when memory is what limits.
+        trial_cost_s: What a trial of it costs beyond an ordinary one, before any was measured.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    defaults: ClassVar[Choice]
+    attacks: ClassVar[tuple[Category, ...]]
+    memory: ClassVar[bool] = False
+    trial_cost_s: ClassVar[float] = 0.0
+
+    # --- the space ----------------------------------------------------------------------------
+
+    def neutral(self, workload: WorkloadFacts) -> Choice:
+        """The complete choice that the user runs today."""
+        return {**self.defaults, **workload.current.get(self.name, {})}
+
+    @abstractmethod
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        """Complete choices worth trying here, the most promising first. May contain the neutral one."""
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        """Whether a choice can be tried here, from what is known without running it."""
+        return Supported()
+
+    @abstractmethod
+    def numerics(self, choice: Choice) -> Numerics:
+        """What a choice other than the neutral one does to the numbers."""
+
+    def unit_roundoff(self, choice: Choice) -> float:
+        """Unit roundoff of the coarsest arithmetic that the choice computes with."""
+        return FP32_ROUNDOFF
+
+    def environment_variables(self, choice: Choice) -> dict[str, str]:
+        """Variables that must be set before torch is imported."""
+        return {}
+
+    # --- what it does -------------------------------------------------------------------------
+
+    @abstractmethod
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        """Adds to the plan what the choice asks for. The default choice adds nothing."""
+
+    # --- what it can gain ---------------------------------------------------------------------
+
+    @abstractmethod
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """The most that the choice could save, as a share of the incumbent's step."""
+
+    # --- whether it did -----------------------------------------------------------------------
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """What the running job shows of this strategy (plain values; runs in the rank)."""
+        return {}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        """Whether the evidence shows the choice. Default: every parameter that the evidence names agrees."""
+        for name, wanted in choice.items():
+            if name in evidence and evidence[name] != wanted:
+                return Effect(strategy=self.name, took=False, detail=f"{name} is {evidence[name]}, not {wanted}")
+        return Effect(strategy=self.name, took=True, detail="as asked")
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def check(self, choice: Mapping[str, Scalar]) -> None:
+        """Refuses parameters that the strategy does not have.
+
+        Raises:
+            ChoiceError: Names the parameter and those that exist.
+        """
+        for name, value in choice.items():
+            if name not in self.defaults:
+                raise ChoiceError(
+                    f"{self.name} has no parameter {name!r} (value {value!r}); it has {', '.join(self.defaults)}"
+                )
+
+    def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
+        """Only the parameters of a complete choice that differ from the neutral one."""
+        neutral = self.neutral(workload)
+        return {name: value for name, value in choice.items() if value != neutral[name]}
+
+    def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
+        """The complete choice of a difference."""
+        return {**self.neutral(workload), **difference}
+
+
+def needs_cuda(environment: Environment) -> Support:
+    """Support of a choice that exists on CUDA devices only."""
+    if environment.hardware.device_kind == "cuda":
+        return Supported()
+    return Unsupported("needs CUDA")

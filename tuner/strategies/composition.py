@@ -1,0 +1,148 @@
+"""What goes with what: the only table of combinations, each row with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFacts
+from tuner.strategies import STRATEGIES, strategy_named
+
+if TYPE_CHECKING:
+    from tuner.training.plan import Plan
+
+Choices = Mapping[str, Choice]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """A combination that cannot be run."""
+
+    strategies: tuple[str, str]
+    applies: Callable[[Choices, Environment], bool]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaningless:
+    """Parameters that have no meaning in a combination, and are dropped from the candidate."""
+
+    strategy: str
+    parameters: tuple[str, ...]
+    applies: Callable[[Choices], bool]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Strategies whose choices are worth trying at once, because they share a resource."""
+
+    strategies: tuple[str, str]
+    reason: str
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
+        strategies=("attention_backend", "precision"),
+        applies=lambda c, e: (
+            e.hardware.device_kind == "cuda"
+            and c["attention_backend"]["backend"] in ("flash", "cudnn")
+            and c["precision"]["level"] in ("fp32", "tf32")
+        ),
+        reason="flash and cuDNN attention on CUDA need 16-bit inputs",
+    ),
+)
+
+MEANINGLESS: tuple[Meaningless, ...] = (
+    Meaningless(
+        strategy="data_loading",
+        parameters=("prefetch_factor", "persistent_workers"),
+        applies=lambda c: not c["data_loading"]["num_workers"],
+        reason="without workers there is nothing to prefetch or to keep",
+    ),
+    Meaningless(
+        strategy="compile",
+        parameters=("scope",),
+        applies=lambda c: c["compile"]["mode"] is None,
+        reason="nothing is compiled",
+    ),
+    Meaningless(
+        strategy="backend_flags",
+        parameters=("tf32",),
+        applies=lambda c: c["precision"]["level"] == "tf32",
+        reason="precision sets TF32 already",
+    ),
+)
+
+TOGETHER: tuple[Together, ...] = (
+    Together(strategies=("data_loading", "cpu_threads"), reason="loader workers and operator threads share the cores"),
+)
+
+
+def complete_choices(candidate: Candidate, workload: WorkloadFacts) -> dict[str, Choice]:
+    """The complete choice of every strategy."""
+    return {s.name: s.complete(candidate.choices.get(s.name, {}), workload) for s in STRATEGIES}
+
+
+def normalise(candidate: Candidate, workload: WorkloadFacts) -> Candidate:
+    """Only what differs from today and has a meaning.
+
+    Raises:
+        ChoiceError: A strategy or parameter that does not exist.
+    """
+    for name, choice in candidate.choices.items():
+        strategy_named(name).check(choice)
+    complete = complete_choices(candidate, workload)
+    for row in MEANINGLESS:
+        if row.applies(complete):
+            strategy = strategy_named(row.strategy)
+            neutral = strategy.neutral(workload)
+            complete[row.strategy] = {
+                name: neutral[name] if name in row.parameters else value
+                for name, value in complete[row.strategy].items()
+            }
+    differences = {s.name: s.difference(complete[s.name], workload) for s in STRATEGIES}
+    return Candidate(choices={name: choice for name, choice in differences.items() if choice})
+
+
+def conflict(candidate: Candidate, environment: Environment, workload: WorkloadFacts) -> str | None:
+    """Why a candidate's combination cannot be run, or None."""
+    complete = complete_choices(candidate, workload)
+    for row in CONFLICTS:
+        if row.applies(complete, environment):
+            return f"{' with '.join(row.strategies)}: {row.reason}"
+    return None
+
+
+def make_plan(choices: Choices) -> Plan:
+    """What the strategies ask for, in their order."""
+    from tuner.training.plan import Plan
+
+    plan = Plan()
+    for strategy in STRATEGIES:
+        strategy.contribute(plan, choices[strategy.name])
+    return plan
+
+
+def environment_variables(choices: Choices) -> dict[str, str]:
+    """Variables that must be set before torch is imported."""
+    variables: dict[str, str] = {}
+    for strategy in STRATEGIES:
+        variables.update(strategy.environment_variables(choices[strategy.name]))
+    return variables
+
+
+def numerics_of(candidate: Candidate, workload: WorkloadFacts) -> Numerics:
+    """The strongest thing that a candidate does to the numbers."""
+    worst = Numerics.EXACT
+    for name, choice in candidate.choices.items():
+        strategy = strategy_named(name)
+        worst = max(worst, strategy.numerics(strategy.complete(choice, workload)), key=lambda n: n.rank)
+    return worst
+
+
+def unit_roundoff_of(candidate: Candidate, workload: WorkloadFacts) -> float:
+    """Of the coarsest arithmetic that a candidate computes with, the baseline's own included."""
+    complete = complete_choices(candidate, workload)
+    return max(strategy.unit_roundoff(complete[strategy.name]) for strategy in STRATEGIES)

@@ -1,0 +1,86 @@
+"""cpu_threads: how many threads one operator uses, and whether they are bound to cores.
+
+Mechanism: `torch.set_num_threads` sizes the pool that a CPU operator is split over;
+`OMP_PROC_BIND` pins its threads, so that they keep their caches.
+
+Helps: small operators, where starting and joining threads costs more than it saves; and next to
+loader workers, which want the same cores (tried together with data_loading). Hurts: large operators
+with fewer threads.
+
+Numerics: `rounding`. A reduction split over other threads adds in another order.
+
+Source: https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+
+class CpuThreads(Strategy):
+    name = "cpu_threads"
+    summary = "intra-operator threads and their binding"
+    defaults: ClassVar[Choice] = {"num_threads": None, "bind": None}
+    attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        cores = max(1, environment.hardware.num_cores // environment.num_ranks)
+        fewer = [n for n in (cores - 1, cores // 2, 1) if 1 <= n < cores]
+        counts: list[Choice] = [{"num_threads": n, "bind": None} for n in dict.fromkeys(fewer)]
+        bound: list[Choice] = [{"num_threads": None, "bind": "close"}] if cores > 1 else []
+        return (*counts, *bound)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if environment.hardware.device_kind != "cpu" and choice["bind"]:
+            return Unsupported("binding matters where operators run on the CPU")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def environment_variables(self, choice: Choice) -> dict[str, str]:
+        if not choice["bind"]:
+            return {}
+        return {"OMP_PROC_BIND": str(choice["bind"]), "OMP_PLACES": "cores"}
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        count = choice["num_threads"]
+        if count is not None:
+
+            def set_threads() -> None:
+                import torch
+
+                torch.set_num_threads(int(count))
+
+            plan.environment.append(set_threads)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        if situation.environment.hardware.device_kind == "cuda":
+            return removable(situation, Category.DATA_WAIT, Category.HOST, Category.OPTIMIZER_HOST)
+        waits = removable(situation, Category.DATA_WAIT, Category.OPTIMIZER, Category.HOST)
+        return min(1.0, above_roofline(situation) + waits)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        import os
+
+        import torch
+
+        threads = torch.get_num_threads()
+        return {"threads": threads, "bind": os.environ.get("OMP_PROC_BIND")}
+
+    def took_effect(self, evidence: Any, choice: Choice) -> Any:
+        wanted: Choice = {}
+        if choice["num_threads"] is not None:
+            wanted["threads"] = choice["num_threads"]
+        if choice["bind"] is not None:
+            wanted["bind"] = choice["bind"]
+        return super().took_effect(evidence, wanted)

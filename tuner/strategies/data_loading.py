@@ -1,0 +1,97 @@
+"""data_loading: how the DataLoader reads ahead.
+
+Mechanism: worker processes load and collate batches while the model computes; `prefetch_factor`
+batches per worker wait in a queue; `persistent_workers` keeps the processes from one epoch to the
+next; `pin_memory` copies batches to page-locked memory, from which the device copies faster and
+asynchronously.
+
+Helps: when the step waits for data, or short epochs pay for starting workers again and again.
+Hurts: workers compete with the model for cores, cost memory, and each batch is copied between
+processes. More workers than cores can still help where loading waits for a disk or a network.
+
+Numerics: `sampling`. The same indices in the same order; random augmentation draws from other
+generators.
+
+Source: https://docs.pytorch.org/docs/stable/data.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, pipelined_input, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+
+class DataLoading(Strategy):
+    name = "data_loading"
+    summary = "worker processes, prefetch depth, pinned memory, persistent workers"
+    defaults: ClassVar[Choice] = {
+        "num_workers": 0,
+        "prefetch_factor": 2,
+        "persistent_workers": False,
+        "pin_memory": False,
+    }
+    attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D)
+    trial_cost_s = 2.0
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        cores = max(1, environment.hardware.num_cores // environment.num_ranks)
+        counts = sorted({1, cores // 2 or 1, cores, cores + cores // 2, 2 * cores}, key=lambda n: (abs(n - cores), n))
+        pinned = (True, False) if environment.hardware.device_kind == "cuda" else (False,)
+        ahead: list[Choice] = [
+            {"num_workers": n, "prefetch_factor": depth, "persistent_workers": True, "pin_memory": pin}
+            for depth in (2, 4)
+            for n in counts
+            for pin in pinned
+        ]
+        pin_only: list[Choice] = [{**self.neutral(workload), "pin_memory": True}] if len(pinned) > 1 else []
+        return (*ahead, *pin_only)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["pin_memory"] and environment.hardware.device_kind != "cuda":
+            return Unsupported("pinned memory needs CUDA")
+        if workload.dataset.kind == "iterable" and int(choice["num_workers"] or 0) > 1:
+            return Unsupported(
+                "an iterable dataset gives every worker the whole stream unless it splits it by "
+                "get_worker_info(); give a map-style dataset to tune workers"
+            )
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.SAMPLING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        plan.loader.num_workers = int(choice["num_workers"] or 0)
+        plan.loader.prefetch_factor = int(choice["prefetch_factor"] or 2)
+        plan.loader.persistent_workers = bool(choice["persistent_workers"])
+        plan.loader.pin_memory = bool(choice["pin_memory"])
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        current = situation.choices[self.name]
+        gain = pipelined_input(situation, int(choice["num_workers"] or 0)) if choice["num_workers"] else 0.0
+        if choice["pin_memory"] and not current["pin_memory"]:
+            gain += removable(situation, Category.COPY_H2D)
+        return min(1.0, gain)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        loader = job.loader
+        return {
+            "num_workers": loader.num_workers,
+            "persistent_workers": loader.persistent_workers,
+            "pin_memory": loader.pin_memory,
+            "prefetch_factor": loader.prefetch_factor,
+        }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        wanted = dict(choice)
+        if not wanted["num_workers"]:
+            wanted = {"num_workers": 0, "pin_memory": wanted["pin_memory"]}
+        return super().took_effect(evidence, wanted)

@@ -1,0 +1,86 @@
+"""memory_format: the order of the dimensions of images in memory.
+
+Mechanism: `channels_last` keeps the channels of a pixel together (NHWC), the order that tensor cores
+and oneDNN's convolutions want; with the default order they transpose first.
+
+Helps: convolutional networks. Hurts: layers that fall back to the default order, each with a copy.
+
+Numerics: `rounding` (other convolution algorithms).
+
+Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+    from tuner.workloads.workload import Workload
+
+
+class MemoryFormat(Strategy):
+    name = "memory_format"
+    summary = "contiguous or channels_last images"
+    defaults: ClassVar[Choice] = {"layout": "contiguous"}
+    attacks = COMPUTE
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return ({"layout": "channels_last"}, {"layout": "contiguous"})
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if not workload.model.module_types.get("Conv2d"):
+            return Unsupported("the model has no 2-d convolution")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["layout"] == "channels_last":
+            plan.model.append(to_channels_last)
+            plan.batch.append(images_to_channels_last)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        rest = removable(situation, Category.NORMALISATION, Category.ELEMENTWISE, Category.COPY_D2D, Category.REDUCTION)
+        return min(1.0, above_roofline(situation, Category.MATMUL) + rest)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        import torch
+
+        # A weight with one input channel or one pixel is laid out alike in both orders.
+        convolutions = [m.weight for m in job.model.modules() if isinstance(m, torch.nn.Conv2d)]
+        weights = [w for w in convolutions if w.shape[1] > 1 and w.shape[2] * w.shape[3] > 1]
+        if not weights:
+            return {}
+        last = all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+        return {"layout": "channels_last" if last else "contiguous"}
+
+
+def to_channels_last(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+    """Parameters of rank four in NHWC order."""
+    import torch
+
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def images_to_channels_last(batch: Any) -> Any:
+    """Floating-point tensors of rank four in NHWC order."""
+    import torch
+
+    from tuner.training.structure import map_structure
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() == 4 and leaf.is_floating_point():
+            return leaf.contiguous(memory_format=torch.channels_last)
+        return leaf
+
+    return map_structure(convert, batch)

@@ -1,0 +1,73 @@
+"""micro_batch: cut the batch into pieces whose gradients are accumulated.
+
+Mechanism: forward and backward of one piece at a time; the optimizer runs once. The weighted losses
+of the pieces add up to the loss of the whole batch (tokens are weighted by their number).
+
+Helps: memory, in proportion to the pieces; on a CPU a piece that fits the cache can be faster.
+Fewer pieces than today help when launches dominate. Hurts: small pieces use a device badly.
+
+Numerics: `rounding` (gradients are summed in another order). Losses that compare samples of a batch
+with one another change their meaning: the guard sees that.
+
+Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+MAX_PIECES = 16
+
+
+class MicroBatch(Strategy):
+    name = "micro_batch"
+    summary = "gradient accumulation over pieces of the batch"
+    defaults: ClassVar[Choice] = {"num_micro_batches": 1}
+    attacks = COMPUTE
+    memory = True
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        batch = workload.global_batch // environment.num_ranks
+        pieces = [n for n in range(1, min(batch, MAX_PIECES) + 1) if batch % n == 0]
+        today = int(self.neutral(workload)["num_micro_batches"] or 1)
+        pieces.sort(key=lambda n: (abs(n.bit_length() - today.bit_length()), n))
+        return tuple({"num_micro_batches": n} for n in pieces)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["num_micro_batches"] == 1:
+            return Supported()
+        if workload.custom_step:
+            return Unsupported("the workload has its own training_step")
+        if not workload.batch_splittable:
+            return Unsupported("the tensors of a batch have no common first dimension to cut along")
+        if workload.model.has_batch_statistics:
+            return Unsupported("batch normalisation would see the statistics of smaller batches")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        plan.step.num_micro_batches = int(choice["num_micro_batches"] or 1)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        today = int(situation.choices[self.name]["num_micro_batches"] or 1)
+        wanted = int(choice["num_micro_batches"] or 1)
+        if wanted < today:
+            gaps = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
+            return min(1.0, above_roofline(situation) + gaps)
+        if situation.environment.hardware.device_kind == "cuda":
+            return 0.0
+        return above_roofline(situation)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        return {"num_micro_batches": job.plan.step.num_micro_batches}

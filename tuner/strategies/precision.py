@@ -1,0 +1,143 @@
+"""precision: the number formats of a step. Owns every dtype.
+
+Levels, as apex amp defined them (O2 keeps all normalisation layers in FP32, not batch normalisation
+only):
+
+    fp32   everything in FP32
+    tf32   FP32 with tensor-core products of 10-bit mantissas (CUDA)
+    O1     autocast: 16-bit products, FP32 where precision matters; fp16 scales the loss
+    O2     16-bit weights with FP32 masters; normalisation layers and routers in FP32
+    O3     16-bit everywhere, no masters
+
+Helps: 16-bit products run at several times the FP32 rate on devices built for them, and move half the
+bytes. Hurts: on CPUs without bf16 instructions they are emulated and far slower (the measured peak of
+each dtype bounds the gain, so such choices are not tried); on a launch-bound step the casts of O1
+cost more than they save.
+
+Numerics: tf32, O1, O2 `rounding`; O3 `lossy`.
+
+Sources: Micikevicius et al., "Mixed Precision Training" (2018), arXiv 1710.03740;
+https://docs.pytorch.org/docs/stable/amp.html ; NVIDIA apex amp documentation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.strategies.base import (
+    BF16_ROUNDOFF,
+    FP16_ROUNDOFF,
+    TF32_ROUNDOFF,
+    Strategy,
+    Support,
+    Supported,
+    Unsupported,
+    needs_cuda,
+)
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+
+class Precision(Strategy):
+    name = "precision"
+    summary = "FP32, TF32, O1 (autocast), O2 (FP32 masters and norms), O3 (pure 16-bit)"
+    defaults: ClassVar[Choice] = {"level": "fp32", "dtype": None}
+    attacks = COMPUTE
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        sixteen_bit: tuple[Choice, ...] = tuple(
+            {"level": level, "dtype": dtype} for level in ("O1", "O2", "O3") for dtype in ("bfloat16", "float16")
+        )
+        return (*sixteen_bit, {"level": "tf32", "dtype": None}, {"level": "fp32", "dtype": None})
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["level"] == "tf32" or choice["dtype"] == "float16":
+            return needs_cuda(environment)
+        if (choice["dtype"] is None) != (choice["level"] in ("fp32", "tf32")):
+            return Unsupported(f"level {choice['level']} does not go with dtype {choice['dtype']}")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.LOSSY if choice["level"] == "O3" else Numerics.ROUNDING
+
+    def unit_roundoff(self, choice: Choice) -> float:
+        if choice["dtype"] == "bfloat16":
+            return BF16_ROUNDOFF
+        if choice["dtype"] == "float16":
+            return FP16_ROUNDOFF
+        return TF32_ROUNDOFF if choice["level"] == "tf32" else super().unit_roundoff(choice)
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        level, dtype = choice["level"], choice["dtype"]
+        if level == "tf32":
+            plan.environment.append(_allow_tf32)
+        elif level == "O1":
+            plan.step.autocast_dtype = str(dtype)
+            plan.step.loss_scaler = dtype == "float16"
+        elif level in ("O2", "O3"):
+            from tuner.training.casting import cast_model
+
+            plan.cast.append(lambda model, workload: cast_model(model, str(dtype), keep_fp32=level == "O2"))
+            plan.optimizer.master_weights = level == "O2"
+            plan.step.loss_scaler = level == "O2" and dtype == "float16"
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """Matrix products at the measured peak of the dtype; everything else may halve or better."""
+        dtype = str(choice["dtype"] or ("tf32" if choice["level"] == "tf32" else "float32"))
+        products = above_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
+        if choice["level"] == "tf32":
+            return products
+        peaks = situation.environment.calibration.matmul_flops_per_s
+        slower = 0 < peaks.get(dtype, 0.0) < 0.5 * peaks.get("float32", 0.0)
+        if slower:
+            # Emulated arithmetic: products alone take longer than today's whole step can give back.
+            extra = situation.time_ns((Category.MATMUL, Category.ATTENTION)) / situation.step_ns
+            return max(0.0, products - extra)
+        rest = [c for c in COMPUTE if c not in (Category.MATMUL, Category.ATTENTION)]
+        return min(1.0, products + removable(situation, *rest, Category.OPTIMIZER, Category.COPY_H2D))
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from tuner.training.casting import keeps_fp32
+
+        kept: set[str] = set()
+        cast: set[str] = set()
+        for name, module in job.model.named_modules():
+            for parameter in module.parameters(recurse=False):
+                (kept if keeps_fp32(name, module) else cast).add(str(parameter.dtype).removeprefix("torch."))
+        return {
+            "kept_dtypes": sorted(kept),
+            "parameter_dtypes": sorted(cast),
+            "autocast_dtype": job.plan.step.autocast_dtype,
+            "masters": job.plan.optimizer.master_weights,
+        }
+
+    def took_effect(self, evidence: Any, choice: Choice) -> Any:
+        from tuner.records import Effect
+
+        level, dtype = choice["level"], choice["dtype"]
+        found = f"parameters {evidence.get('parameter_dtypes')}, norms {evidence.get('kept_dtypes')}"
+        if level == "O1":
+            took = evidence.get("autocast_dtype") == dtype
+        elif level == "O2":
+            took = evidence.get("parameter_dtypes") == [dtype] and "float32" in (
+                evidence.get("kept_dtypes") or ["float32"]
+            )
+        elif level == "O3":
+            took = evidence.get("parameter_dtypes") == [dtype] and set(evidence.get("kept_dtypes") or [dtype]) == {
+                dtype
+            }
+        else:
+            took = dtype is None
+        return Effect(strategy=self.name, took=took, detail=found)
+
+
+def _allow_tf32() -> None:
+    import torch
+
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True

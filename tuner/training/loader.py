@@ -1,0 +1,80 @@
+"""The DataLoader of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.training.plan import LoaderArguments
+    from tuner.workloads.workload import Workload
+
+
+def build_loader(
+    workload: Workload,
+    dataset: Any,
+    arguments: LoaderArguments,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    batch_sampler: Any = None,
+    worker_init: Callable[[int], None] | None = None,
+) -> Any:
+    """A DataLoader with the plan's arguments.
+
+    Sampling, in this order: `batch_sampler` as given; the workload's own batch sampler or sampler; a
+    shuffle (split over the ranks). An iterable dataset samples itself.
+    """
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    per_rank = workload.global_batch // num_ranks
+    options: dict[str, Any] = {
+        "num_workers": arguments.num_workers,
+        "pin_memory": arguments.pin_memory and torch.cuda.is_available(),
+        "worker_init_fn": _worker_init(workload, worker_init),
+    }
+    if arguments.num_workers > 0:
+        options["prefetch_factor"] = arguments.prefetch_factor or 2
+        options["persistent_workers"] = arguments.persistent_workers
+    if workload.collate is not None:
+        options["collate_fn"] = workload.collate
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset, batch_size=per_rank, drop_last=workload.drop_last, **options)
+    batch_sampler = batch_sampler or workload.batch_sampler(dataset)
+    if batch_sampler is not None:
+        return DataLoader(dataset, batch_sampler=batch_sampler, **options)
+    sampler = workload.sampler(dataset)
+    if sampler is None and num_ranks > 1:
+        from torch.utils.data import DistributedSampler
+
+        sampler = DistributedSampler(dataset, num_ranks, rank, drop_last=workload.drop_last)
+    return DataLoader(
+        dataset, batch_size=per_rank, sampler=sampler, shuffle=sampler is None, drop_last=workload.drop_last, **options
+    )
+
+
+def _worker_init(workload: Workload, first: Callable[[int], None] | None) -> Callable[[int], None]:
+    def initialise(worker_id: int) -> None:
+        if first is not None:
+            first(worker_id)
+        workload.worker_init(worker_id)
+
+    return initialise
+
+
+def outstanding_batches(iterator: Any) -> int:
+    """Batches that a loader's iterator has asked its workers for and not yet given out."""
+    return int(getattr(iterator, "_tasks_outstanding", 0))
+
+
+def ready_batches(iterator: Any) -> int:
+    """Of those, how many are finished and wait to be taken (0 without workers)."""
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return 0
+    received = sum(1 for info in getattr(iterator, "_task_info", {}).values() if len(info) == 2)
+    try:
+        return int(queue.qsize()) + received
+    except NotImplementedError:  # macOS has no semaphore count
+        return received

@@ -1,0 +1,43 @@
+"""Cutting a batch into micro-batches whose weighted losses add up to the loss of the whole."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import WorkloadRejected
+from tuner.training.structure import map_structure
+from tuner.workloads.workload import leaves
+
+if TYPE_CHECKING:
+    from tuner.workloads.workload import Workload
+
+
+def batch_length(batch: Any) -> int | None:
+    """The first dimension that all tensors of a batch share, or None."""
+    lengths = {int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves(batch) if hasattr(leaf, "shape")}
+    return lengths.pop() if len(lengths) == 1 and 0 not in lengths else None
+
+
+def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], list[float]]:
+    """Cuts along the first dimension.
+
+    Returns:
+        `count` pieces, and their weights: each piece's share of the batch's samples or tokens, so
+        that the weighted sum of mean losses is the mean over the whole.
+
+    Raises:
+        WorkloadRejected: The tensors of the batch have no common first dimension.
+    """
+    length = batch_length(batch)
+    if length is None or length < count:
+        raise WorkloadRejected(f"a batch cannot be cut into {count} pieces: its tensors have no common first dimension")
+    bounds = [length * number // count for number in range(count + 1)]
+
+    def piece(start: int, end: int) -> Any:
+        return map_structure(lambda leaf: leaf[start:end] if hasattr(leaf, "shape") else leaf, batch)
+
+    pieces = [piece(start, end) for start, end in itertools.pairwise(bounds)]
+    units = [workload.num_units(piece) for piece in pieces]
+    total = sum(units) or 1
+    return pieces, [number / total for number in units]

@@ -1,0 +1,89 @@
+"""What the strategies of one candidate ask for, by stage of `assemble`.
+
+A strategy never wraps anything itself. It adds to the stage it needs, and `assemble` carries the
+stages out in one fixed order. Stages that can be done only once (optimizer, step, wrap, loader)
+collect arguments; stages that compose (model, cast, checkpointing, ...) collect functions, which run
+in the order of the strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.workloads.workload import Workload
+
+ModelTransform = Callable[["torch.nn.Module", "Workload"], "torch.nn.Module"]
+"""Takes the model and the workload; returns the model (usually the same object)."""
+
+BatchTransform = Callable[[Any], Any]
+DatasetTransform = Callable[[Any, "Workload"], Any]
+
+
+@dataclass(kw_only=True)
+class LoaderArguments:
+    """Arguments of the DataLoader."""
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """Batches that the loader may hold in flight."""
+        return self.num_workers * (self.prefetch_factor or 2)
+
+
+@dataclass(kw_only=True)
+class OptimizerArguments:
+    """How the user's optimizer runs; None leaves it as they wrote it."""
+
+    implementation: str | None = None
+    """"for_loop", "foreach" or "fused"."""
+    master_weights: bool = False
+    """The optimizer holds FP32 copies of 16-bit parameters."""
+
+
+@dataclass(kw_only=True)
+class StepArguments:
+    """How one step is run."""
+
+    autocast_dtype: str | None = None
+    loss_scaler: bool = False
+    num_micro_batches: int = 1
+    contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    """Context managers around forward and backward."""
+
+
+@dataclass(kw_only=True)
+class WrapArguments:
+    """How the model is made data-parallel; used with more than one rank."""
+
+    ddp: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """All stages, in the order in which `assemble` runs them."""
+
+    environment: list[Callable[[], None]] = field(default_factory=list)
+    """Process-wide settings: threads, back-end flags."""
+    model: list[ModelTransform] = field(default_factory=list)
+    """On the model in its first precision, on its device: layout."""
+    cast: list[ModelTransform] = field(default_factory=list)
+    checkpointing: list[ModelTransform] = field(default_factory=list)
+    block_compilation: list[ModelTransform] = field(default_factory=list)
+    wrap: WrapArguments = field(default_factory=WrapArguments)
+    optimizer: OptimizerArguments = field(default_factory=OptimizerArguments)
+    step: StepArguments = field(default_factory=StepArguments)
+    whole_compilation: list[ModelTransform] = field(default_factory=list)
+    batch: list[BatchTransform] = field(default_factory=list)
+    """On every batch, on the device, after the workload's own `batch_transform`."""
+    dataset: list[DatasetTransform] = field(default_factory=list)
+    loader: LoaderArguments = field(default_factory=LoaderArguments)

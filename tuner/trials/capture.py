@@ -1,0 +1,50 @@
+"""Recording a short profile of a running job. Never inside a measured window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+TARGET_S = 1.0
+MAX_STEPS = 5
+WARM_UP_STEPS = 1
+
+
+def num_profiled_steps(step_time_ns: int) -> int:
+    """As many steps as fit about a second, at least one, at most five."""
+    return int(max(1, min(MAX_STEPS, TARGET_S * 1e9 // max(1, step_time_ns))))
+
+
+def record_profile(
+    step: Callable[[], None], num_steps: int, device: torch.device, path: Path, options: dict[str, Any] | None = None
+) -> None:
+    """Runs warm-up steps and `num_steps` recorded ones, and writes a Kineto trace.
+
+    One session per process: CUPTI loses the first kernels of later ones (pytorch #192021).
+
+    Args:
+        step: One step of the loop, `next(loader)` included.
+        path: `.json.gz`, as torch.profiler writes it.
+    """
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=WARM_UP_STEPS, active=num_steps, repeat=1),
+        **(options or {}),
+    ) as recorder:
+        for _ in range(WARM_UP_STEPS + num_steps):
+            step()
+            recorder.step()
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(device)
+    recorder.export_chrome_trace(str(path))

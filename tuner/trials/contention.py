@@ -1,0 +1,64 @@
+"""Who else used the processor while a window ran."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TICKS_OF_ERROR = 3
+"""Both counters advance in ticks of 10 ms; a difference of this many says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuReading:
+    """CPU seconds on the cores that this process may use: of everybody, and of the own session."""
+
+    busy_s: float
+    own_s: float
+    at_s: float
+
+
+def read_cpu(now_s: float) -> CpuReading | None:
+    """Reads both counters; None where the system does not offer them."""
+    busy = _busy_seconds()
+    return None if busy is None else CpuReading(busy_s=busy, own_s=_session_seconds(), at_s=now_s)
+
+
+def foreign_share(before: CpuReading | None, after: CpuReading | None) -> float:
+    """CPU time of others (and time stolen by a hypervisor) as a share of all cores."""
+    if before is None or after is None or after.at_s <= before.at_s:
+        return 0.0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    foreign = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    resolution = TICKS_OF_ERROR / os.sysconf("SC_CLK_TCK")
+    return max(0.0, foreign - resolution) / ((after.at_s - before.at_s) * cores)
+
+
+def _busy_seconds() -> float | None:
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in lines:
+        name, *fields = line.split()
+        if name in usable:
+            user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _session_seconds() -> float:
+    """CPU seconds of this process, its live descendants, and those of them that have ended."""
+    total = 0.0
+    process = psutil.Process()
+    for member in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = member.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -1,0 +1,73 @@
+"""Decisions of a group of ranks: rank 0 decides, all obey.
+
+Whether warm-up has ended, which window comes next, when to stop: each such value is rank 0's and is
+broadcast over a CPU (gloo) group, so that no rank ever waits in a collective that another skipped.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.trials.messages import Channel
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Coordinator:
+    """The process groups of a trial, and the broadcast of decisions."""
+
+    def __init__(self, rank: int, num_ranks: int, channel: Channel, directory: Path, device: torch.device) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self._channel = channel
+        self.group: Any = None
+        if num_ranks > 1:
+            self._join(directory, device)
+
+    def _join(self, directory: Path, device: torch.device) -> None:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import FileStore
+
+        directory.mkdir(parents=True, exist_ok=True)
+        store = FileStore(str(directory / "rendezvous"), self.num_ranks)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=timedelta(minutes=5)
+        )
+        self.group = dist.new_group(backend="gloo")
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.group is None:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+    def send(self, message: Any) -> None:
+        """Sends what only rank 0 reports."""
+        if self.rank == 0:
+            self._channel.send(message)
+
+    def next_command(self) -> bytes:
+        """The parent's next command, on every rank.
+
+        Raises:
+            EOFError: The server is gone.
+        """
+        line = self._channel.receive() if self.rank == 0 else None
+        line = self.agree(line)
+        if line is None:
+            raise EOFError("the trial server closed the channel")
+        return bytes(line)
+
+    def leave(self) -> None:
+        if self.group is not None:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()

@@ -1,0 +1,231 @@
+"""A group of trials that live at the same time and take turns in measured windows.
+
+Machines are shared and their speed drifts within seconds, so figures taken one after the other
+differ by more than the effects that are looked for. Trials of a group are started one after the other
+and, once all are warm, measured in rounds: in each round every trial takes one window, in random
+order, while the others wait. What drifts more slowly than a round cancels in ratios within rounds.
+A group of one is an ordinary trial.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from tuner.estimates import trimmed_mean
+from tuner.protocols import Progress, ProgressListener
+from tuner.records import (
+    Breakdown,
+    Effect,
+    GuardVerdict,
+    MeasureSettings,
+    MemoryPeak,
+    Phase,
+    Purpose,
+    TrialResult,
+    TrialSpec,
+    Window,
+)
+from tuner.trials.jobs import Job, JobBoard
+from tuner.trials.messages import (
+    Finish,
+    FromRank,
+    Guarded,
+    MeasureRestart,
+    Profile,
+    Profiled,
+    Ready,
+    Reported,
+    RestartMeasured,
+    TakeWindow,
+    WindowTaken,
+)
+
+
+class Member:
+    """One trial of a group, and what it has shown so far."""
+
+    def __init__(self, spec: TrialSpec, purpose: Purpose, job: Job) -> None:
+        self.spec = spec
+        self.purpose = purpose
+        self.job = job
+        self.ready: Ready | None = None
+        self.windows: list[Window] = []
+        self.guard: GuardVerdict | None = None
+        self.restart_ns: int | None = None
+        self.breakdowns: tuple[Breakdown, ...] = ()
+        self.memory: list[MemoryPeak] = []
+        self.effects: tuple[Effect, ...] = ()
+        self.trace: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.ready is not None and self.job.failure is None and not self.job.ended
+
+    @property
+    def clean(self) -> dict[int, Window]:
+        return {w.round: w for w in self.windows if w.void is None}
+
+    def take_in(self, message: FromRank) -> None:
+        match message:
+            case Guarded():
+                self.guard = message.verdict
+            case Ready():
+                self.ready = message
+            case WindowTaken():
+                self.windows.append(message.window)
+            case RestartMeasured():
+                self.restart_ns = message.epoch_restart_ns
+            case Profiled():
+                self.breakdowns, self.trace = message.breakdowns, message.trace
+            case Reported():
+                self.memory.append(message.memory)
+                self.effects = message.effects if message.memory.rank == 0 else self.effects
+
+    def result(self, group: str, wanted_windows: int, interpreter: str) -> TrialResult:
+        return TrialResult(
+            trial_id=self.spec.trial_id,
+            candidate=self.spec.candidate,
+            purpose=self.purpose,
+            group=group,
+            windows=tuple(self.windows),
+            startup=self.ready.startup if self.ready else None,
+            epoch_restart_ns=self.restart_ns,
+            steps_per_epoch=self.ready.steps_per_epoch if self.ready else None,
+            memory=tuple(sorted(self.memory, key=lambda peak: peak.rank)),
+            breakdowns=self.breakdowns,
+            guard=self.guard,
+            effects=self.effects,
+            failure=self.job.failure,
+            contended=self.job.failure is None and len(self.clean) < wanted_windows,
+            interpreter=interpreter,
+            phases_ns=dict(self.job.phases_ns),
+        )
+
+
+class GroupRun:
+    """Runs one group to its end.
+
+    Args:
+        start: Starts the job of a spec.
+    """
+
+    def __init__(
+        self,
+        board: JobBoard,
+        start: Callable[[TrialSpec], Job],
+        settings: MeasureSettings,
+        listener: ProgressListener,
+        seed: int,
+    ) -> None:
+        self._board = board
+        self._start = start
+        self._settings = settings
+        self._listener = listener
+        self._random = random.Random(seed)
+        self.members: list[Member] = []
+
+    def run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
+        for spec, purpose in zip(specs, purposes, strict=True):
+            member = Member(spec, purpose, self._start(spec))
+            self.members.append(member)
+            self._say(member, "starting")
+            self._await(member, Ready)
+        self._measure()
+        for member in self._alive():
+            self._request(member, MeasureRestart(), RestartMeasured)
+        for member in self._alive():
+            if member.spec.profile and member.windows:
+                self._say(member, "profiling")
+                self._request(member, Profile(unprofiled_step_time_ns=_mean_step_ns(member)), Profiled)
+        for member in self._alive():
+            self._board.tell(member.job, Finish())
+            while (message := self._board.next_message(member.job)) is not None:
+                member.take_in(message)
+
+    def end(self) -> None:
+        """Leaves nothing behind, whatever happened."""
+        for member in self.members:
+            if not member.job.ended:
+                self._board.end(member.job)
+            self._board.forget(member.job)
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        settings = self._settings
+        began = time.monotonic()
+        clean_rounds = 0
+        for number in range(settings.max_rounds):
+            alive = self._alive()
+            if not alive:
+                return
+            base = self._base_steps(alive)
+            self._random.shuffle(alive)
+            for member in alive:
+                self._take_window(member, number, base)
+            clean_rounds += all(number in member.clean for member in self._alive())
+            if clean_rounds >= settings.min_rounds and self._precise():
+                return
+            if clean_rounds >= 2 and time.monotonic() - began > settings.cap_s:
+                return
+
+    def _base_steps(self, alive: Sequence[Member]) -> int:
+        """Steps of a window: the aimed-at length for the slowest, the same for all."""
+        slowest_ns = max(member.ready.step_time_ns for member in alive if member.ready)
+        return max(1, math.ceil(self._settings.window_s * 1e9 / max(1, slowest_ns)))
+
+    def _take_window(self, member: Member, number: int, base: int) -> None:
+        assert member.ready is not None
+        positions = member.ready.num_positions
+        position = number * base % positions if positions else -1
+        self._say(member, f"window {number + 1}")
+        command = TakeWindow(
+            round=number, position=position, num_steps=base, foreign_limit=self._settings.foreign_cpu_share
+        )
+        self._request(member, command, WindowTaken)
+
+    def _precise(self) -> bool:
+        """Whether every ratio to the first trial (or the rate of a single one) is known well enough."""
+        first, *others = self.members
+        rates = [math.log(w.units_per_s) for w in first.clean.values()]
+        if not others:
+            return trimmed_mean(rates).half_width() < self._settings.half_width
+        for member in others:
+            both = sorted(first.clean.keys() & member.clean.keys())
+            if not both:
+                return False
+            ratios = [math.log(member.clean[r].units_per_s / first.clean[r].units_per_s) for r in both]
+            if member.alive and trimmed_mean(ratios).half_width() >= self._settings.half_width:
+                return False
+        return True
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _alive(self) -> list[Member]:
+        return [member for member in self.members if member.alive]
+
+    def _request(self, member: Member, command: object, answer: type[FromRank]) -> None:
+        self._board.tell(member.job, command)
+        self._await(member, answer)
+
+    def _await(self, member: Member, answer: type[FromRank]) -> None:
+        """Takes messages in until the expected one has come or the job has ended."""
+        phase: Phase | None = None
+        while (message := self._board.next_message(member.job)) is not None:
+            member.take_in(message)
+            if isinstance(message, answer):
+                return
+            if member.job.phase != phase:
+                phase = member.job.phase
+                self._say(member, phase.value.replace("_", " "))
+
+    def _say(self, member: Member, text: str) -> None:
+        self._listener(Progress(trial_id=member.spec.trial_id, text=text, phase=member.job.phase.value))
+
+
+def _mean_step_ns(member: Member) -> int:
+    windows = list(member.clean.values()) or member.windows
+    return sum(w.duration_ns for w in windows) // sum(w.num_steps for w in windows)

@@ -1,0 +1,418 @@
+"""The guard: is a candidate still the same training?
+
+Reference and candidate run one protocol from the shared initial state on stored batches, through the
+same step function that is measured:
+
+1. *Pointwise*, with dropout and stochastic depth off: the loss and the gradient norm of every step,
+   and the first update (its size, and its direction on a sample of elements).
+2. *Curve*, with them on, for models that have any: other back ends draw other masks, so only the mean
+   loss of the following steps is compared, against the spread of reference runs over seeds.
+3. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have
+   fallen about as far as the reference's.
+
+Tolerances are measured, not chosen: the reference is repeated with the same seed (what is not
+deterministic shows itself) and with its parameters disturbed by one unit roundoff of the arithmetic
+that a candidate computes with (what rounding does to this model shows itself). A candidate may differ
+by `FACTOR` times that. An `exact` candidate may differ by what repetition differs, usually nothing.
+NaN never passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
+from tuner.training.structure import map_structure
+from tuner.training.tensor_file import map_tensors
+from tuner.trials.coordination import Coordinator
+from tuner.trials.loader_check import check_loader
+from tuner.trials.study_files import StudyFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.job import TrainingJob
+
+FACTOR = 10.0
+SEED_SPREADS = 5.0
+SAMPLED_ELEMENTS = 512
+MAX_REPEATS = 20
+"""Times that a step which the loss scaler skipped is repeated."""
+MIN_PROGRESS = 0.9
+"""Share of the reference's fall in loss that a lossy candidate must reach."""
+
+
+class Protocol(Record):
+    """How many steps each part runs, and how randomness is switched off."""
+
+    num_pointwise: int
+    num_curve: int
+    num_horizon: int
+    randomness: str
+    """As in `WorkloadFacts.randomness`."""
+    seed: int = 0
+
+
+class Curve(Record):
+    """What one run of the protocol showed."""
+
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    update_norm: float
+    curve_losses: tuple[float, ...] = ()
+    horizon_losses: tuple[float, ...] = ()
+    skipped_steps: int = 0
+
+    @property
+    def finite(self) -> bool:
+        return all(math.isfinite(v) for v in (*self.losses, *self.curve_losses, *self.horizon_losses, self.update_norm))
+
+
+class Tolerance(Record):
+    """Relative deviations that rounding at one unit roundoff causes, by step."""
+
+    loss: tuple[float, ...]
+    gradient_norm: tuple[float, ...]
+    update_norm: float
+    update_direction: float
+
+
+class GuardReference(Record):
+    """The reference of a study."""
+
+    protocol: Protocol
+    curve: Curve
+    repetition: Tolerance
+    """Between runs of the same seed."""
+    rounding: dict[str, Tolerance]
+    """By unit roundoff (as `float.hex`)."""
+    seed_means: tuple[float, ...] = ()
+    """Mean loss of the curve part for each seed."""
+    horizon_ends: tuple[float, ...] = ()
+    """Mean loss of the last quarter of the horizon for each reference run."""
+
+
+# --- the protocol -----------------------------------------------------------------------------
+
+
+def run_protocol(
+    job: TrainingJob, batches: Sequence[Any], protocol: Protocol, *, seed: int, lossy: bool = False
+) -> tuple[Curve, dict[str, torch.Tensor]]:
+    """Runs the guarded steps on a freshly built job.
+
+    Returns:
+        The curve, and the first update sampled by parameter name.
+    """
+    import torch
+
+    before = _sample(job)
+    source = _endless(batches)
+    torch.manual_seed(protocol.seed)
+    norms: list[float] = []
+    job.on_gradients = lambda gradients: norms.append(_total_norm(gradients))
+    losses: list[float] = []
+    update: dict[str, torch.Tensor] = {}
+    with randomness_off(job.model, protocol.randomness):
+        for number in range(protocol.num_pointwise):
+            losses.append(_guarded_step(job, next(source), norms, number + 1))
+            if number == 0:
+                update = {name: after - before[name] for name, after in _sample(job).items()}
+    update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
+    job.on_gradients = None
+    torch.manual_seed(seed)
+    curve = [_loss_of(job, next(source)) for _ in range(protocol.num_curve)]
+    horizon = [_loss_of(job, next(source)) for _ in range(protocol.num_horizon)] if lossy else []
+    return (
+        Curve(
+            losses=tuple(losses),
+            gradient_norms=tuple(norms[: len(losses)]),
+            update_norm=update_norm,
+            curve_losses=tuple(curve),
+            horizon_losses=tuple(horizon),
+            skipped_steps=job.skipped_steps,
+        ),
+        update,
+    )
+
+
+def _guarded_step(job: TrainingJob, batch: Any, norms: list[float], wanted: int) -> float:
+    """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
+    for _ in range(MAX_REPEATS):
+        skipped = job.skipped_steps
+        loss = _loss_of(job, batch)
+        norms[wanted - 1 :] = norms[-1:]  # a step of the user's own may update more than once
+        if job.skipped_steps == skipped:
+            return loss
+    return math.nan
+
+
+def _loss_of(job: TrainingJob, batch: Any) -> float:
+    return float(job.step(map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, batch)))
+
+
+def _endless(batches: Sequence[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:
+    """Evenly spread elements of every parameter, in FP32 on the CPU."""
+    sampled = {}
+    for name, parameter in job.master_parameters():
+        flat = parameter.detach().reshape(-1)
+        stride = max(1, flat.numel() // SAMPLED_ELEMENTS)
+        sampled[name] = flat[::stride][:SAMPLED_ELEMENTS].float().cpu().clone()
+    return sampled
+
+
+def _total_norm(gradients: list[torch.Tensor]) -> float:
+    import torch
+
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+@contextmanager
+def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
+    """Turns dropout and its kin off, where that is what makes the model random.
+
+    All modules but those with running statistics go to evaluation mode, which functional dropout
+    (`training=self.training`) obeys too.
+    """
+    if randomness != "switchable":
+        yield
+        return
+    switched = [m for m in model.modules() if m.training and not hasattr(m, "running_mean")]
+    for module in switched:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.training = True
+
+
+# --- comparing --------------------------------------------------------------------------------
+
+
+def deviations(
+    curve: Curve, update: dict[str, torch.Tensor], reference: Curve, reference_update: dict[str, torch.Tensor]
+) -> Tolerance:
+    """Relative deviations of one run from the reference."""
+    return Tolerance(
+        loss=_relative(curve.losses, reference.losses),
+        gradient_norm=_relative(curve.gradient_norms, reference.gradient_norms),
+        update_norm=_relative((curve.update_norm,), (reference.update_norm,))[0],
+        update_direction=_turned(update, reference_update),
+    )
+
+
+def _relative(values: Sequence[float], references: Sequence[float]) -> tuple[float, ...]:
+    scale = max((abs(r) for r in references), default=0.0) * 1e-3
+    return tuple(
+        abs(v - r) / max(abs(r), scale, 1e-30) if math.isfinite(v) else math.inf
+        for v, r in zip(values, references, strict=True)
+    )
+
+
+def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+    """One less the cosine between two updates."""
+    dot = sum(float((update[name].double() * reference[name].double()).sum()) for name in reference)
+    first = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
+    second = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in reference.values()))
+    if first == 0 or second == 0:
+        return 0.0 if first == second else 1.0
+    return max(0.0, 1.0 - dot / (first * second))
+
+
+def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
+    """The largest deviation of several runs, by step; later steps allow what earlier ones showed."""
+    return Tolerance(
+        loss=_running_max([t.loss for t in tolerances]),
+        gradient_norm=_running_max([t.gradient_norm for t in tolerances]),
+        update_norm=max(t.update_norm for t in tolerances),
+        update_direction=max(t.update_direction for t in tolerances),
+    )
+
+
+def _running_max(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    result: list[float] = []
+    for column in zip(*rows, strict=True):
+        result.append(max([*column, *result[-1:]]))
+    return tuple(result)
+
+
+def compare(
+    reference: GuardReference,
+    reference_update: dict[str, torch.Tensor],
+    curve: Curve,
+    update: dict[str, torch.Tensor],
+    *,
+    unit_roundoff: float,
+    exact: bool,
+    lossy: bool,
+) -> list[GuardCheck]:
+    """The checks of one candidate's run against the reference."""
+    if not curve.finite:
+        return [
+            GuardCheck(
+                name="finite loss",
+                kind="pointwise",
+                passed=False,
+                observed=math.inf,
+                tolerance=0.0,
+                detail="the loss or the update is not finite",
+            )
+        ]
+    if lossy:
+        return [_check_horizon(reference, curve)]
+    checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, exact)
+    if reference.seed_means:
+        checks.append(_check_curve(reference, curve))
+    return checks
+
+
+def _check_pointwise(
+    reference: GuardReference,
+    reference_update: dict[str, torch.Tensor],
+    curve: Curve,
+    update: dict[str, torch.Tensor],
+    unit_roundoff: float,
+    exact: bool,
+) -> list[GuardCheck]:
+    found = deviations(curve, update, reference.curve, reference_update)
+    allowed = reference.repetition if exact else _rounding(reference, unit_roundoff)
+    floor = 0.0 if exact else 16 * unit_roundoff
+    pairs = {
+        "loss": (found.loss, allowed.loss),
+        "gradient norm": (found.gradient_norm, allowed.gradient_norm),
+        "size of the first update": ((found.update_norm,), (allowed.update_norm,)),
+        "direction of the first update": ((found.update_direction,), (allowed.update_direction,)),
+    }
+    checks = []
+    for name, (observed, tolerances) in pairs.items():
+        limits = [FACTOR * tolerance + floor for tolerance in tolerances]
+        step = max(range(len(observed)), key=lambda k: observed[k] - limits[k], default=0)
+        checks.append(
+            GuardCheck(
+                name=name,
+                kind="pointwise",
+                passed=all(o <= limit for o, limit in zip(observed, limits, strict=True)),
+                observed=observed[step] if observed else 0.0,
+                tolerance=limits[step] if limits else 0.0,
+                detail=f"{name} differs by {observed[step]:.2g} at step {step + 1}, allowed {limits[step]:.2g}"
+                if observed
+                else "",
+            )
+        )
+    return checks
+
+
+def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
+    """The tolerance measured at this roundoff, or at the next coarser one that was measured."""
+    measured = sorted((float.fromhex(key), value) for key, value in reference.rounding.items())
+    for roundoff, tolerance in measured:
+        if roundoff >= unit_roundoff:
+            return widest([tolerance, reference.repetition])
+    return widest([measured[-1][1], reference.repetition])
+
+
+def _check_curve(reference: GuardReference, curve: Curve) -> GuardCheck:
+    means = reference.seed_means
+    centre = sum(means) / len(means)
+    spread = math.sqrt(sum((m - centre) ** 2 for m in means) / max(1, len(means) - 1))
+    observed = abs(sum(curve.curve_losses) / max(1, len(curve.curve_losses)) - centre)
+    tolerance = SEED_SPREADS * spread + 1e-6 * abs(centre)
+    return GuardCheck(
+        name="loss curve",
+        kind="curve",
+        passed=observed <= tolerance,
+        observed=observed,
+        tolerance=tolerance,
+        detail=f"mean loss over {len(curve.curve_losses)} steps differs by {observed:.3g}, seeds spread {spread:.3g}",
+    )
+
+
+def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
+    """How much of the reference's fall in loss is missing, in units of that fall."""
+    ends = reference.horizon_ends
+    centre = sum(ends) / len(ends)
+    spread = max(ends) - min(ends)
+    fall = max(1e-12, reference.curve.losses[0] - centre)
+    missing = (last_quarter(curve.horizon_losses) - centre) / fall
+    tolerance = max(1 - MIN_PROGRESS, 3 * spread / fall)
+    return GuardCheck(
+        name="loss horizon",
+        kind="curve",
+        passed=missing <= tolerance,
+        observed=missing,
+        tolerance=tolerance,
+        detail=f"after {len(curve.horizon_losses)} steps {missing:.1%} of the fall in loss is missing, "
+        f"allowed {tolerance:.1%}",
+    )
+
+
+def last_quarter(losses: Sequence[float]) -> float:
+    tail = losses[-max(1, len(losses) // 4) :]
+    return sum(tail) / len(tail)
+
+
+# --- in a trial -------------------------------------------------------------------------------
+
+
+def run_guard(
+    job: TrainingJob, files: StudyFiles, spec: TrialSpec, rank: int, coordinator: Coordinator
+) -> GuardVerdict:
+    """Runs the protocol on a candidate's freshly built job and compares."""
+    reference = msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
+    reference_update, _ = map_tensors(files.reference_update)
+    batches = files.guard_batches(rank, spec.num_ranks)
+    curve, update = run_protocol(job, batches, reference.protocol, seed=reference.protocol.seed, lossy=spec.lossy)
+    curve = _averaged(curve, coordinator)
+    checks = compare(
+        reference,
+        reference_update,
+        curve,
+        update,
+        unit_roundoff=spec.unit_roundoff,
+        exact=spec.exact,
+        lossy=spec.lossy,
+    )
+    if spec.checks_loader:
+        checks += check_loader(job, files, spec.seed)
+    return GuardVerdict(
+        passed=all(check.passed for check in checks),
+        num_steps=len(curve.losses) + len(curve.curve_losses) + len(curve.horizon_losses),
+        checks=tuple(checks),
+        losses=(*curve.losses, *curve.curve_losses, *curve.horizon_losses),
+        reference_losses=(
+            *reference.curve.losses,
+            *reference.curve.curve_losses,
+            *(reference.curve.horizon_losses if spec.lossy else ()),
+        ),
+        skipped_steps=curve.skipped_steps,
+    )
+
+
+def _averaged(curve: Curve, coordinator: Coordinator) -> Curve:
+    """Losses averaged over the ranks: each saw its part of the batch."""
+    if coordinator.num_ranks == 1:
+        return curve
+    import torch
+    import torch.distributed as dist
+
+    def mean(values: tuple[float, ...]) -> tuple[float, ...]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=coordinator.group)
+        return tuple((tensor / coordinator.num_ranks).tolist())
+
+    return msgspec.structs.replace(
+        curve,
+        losses=mean(curve.losses),
+        curve_losses=mean(curve.curve_losses),
+        horizon_losses=mean(curve.horizon_losses),
+    )

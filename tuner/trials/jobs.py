@@ -1,0 +1,173 @@
+"""The jobs that a parent has running under its trial servers, and how each ended."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tuner.errors import RunnerError
+from tuner.records import Deadlines, Failure, FailureKind, Phase
+from tuner.trials.connection import ServerConnection
+from tuner.trials.failures import failure_of_exit
+from tuner.trials.messages import (
+    Failed,
+    FromRank,
+    JobEnded,
+    Kill,
+    PhaseBegan,
+    RankExited,
+    RankMessage,
+    ServerReady,
+    Start,
+    Tell,
+    encode,
+)
+
+END_TIMEOUT_S = 15.0
+
+
+@dataclass
+class Job:
+    """One job: the ranks of a trial, or a task."""
+
+    job_id: str
+    server: ServerConnection
+    deadlines: Deadlines
+    inbox: deque[FromRank] = field(default_factory=deque)
+    phase: Phase = Phase.BUILD
+    phase_began_s: float = field(default_factory=time.monotonic)
+    phases_ns: dict[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
+    ended: bool = False
+    killed: bool = False
+
+    def enter(self, phase: Phase) -> None:
+        now = time.monotonic()
+        spent = int((now - self.phase_began_s) * 1e9)
+        self.phases_ns[self.phase.value] = self.phases_ns.get(self.phase.value, 0) + spent
+        self.phase, self.phase_began_s = phase, now
+
+    @property
+    def overdue(self) -> bool:
+        return time.monotonic() - self.phase_began_s > self.deadlines.of(self.phase)
+
+
+class JobBoard:
+    """Delivers what the servers say to the jobs it concerns."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._jobs: dict[str, Job] = {}
+        self._decoder = msgspec.json.Decoder(FromRank)
+
+    def add_server(self, server: ServerConnection) -> None:
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def start(
+        self,
+        server: ServerConnection,
+        *,
+        job_id: str,
+        entry: str,
+        payload: Any,
+        deadlines: Deadlines,
+        num_ranks: int = 1,
+        log: str = "",
+    ) -> Job:
+        job = self._jobs[job_id] = Job(job_id=job_id, server=server, deadlines=deadlines)
+        server.send(Start(job=job_id, entry=entry, payload=msgspec.Raw(encode(payload)), num_ranks=num_ranks, log=log))
+        return job
+
+    def tell(self, job: Job, command: Any) -> None:
+        """Sends a command to rank 0; the deadline of the phase begins anew."""
+        job.phase_began_s, spent = time.monotonic(), time.monotonic() - job.phase_began_s
+        job.phases_ns[job.phase.value] = job.phases_ns.get(job.phase.value, 0) + int(spent * 1e9)
+        job.server.send(Tell(job=job.job_id, command=msgspec.Raw(encode(command))))
+
+    def next_message(self, job: Job) -> FromRank | None:
+        """The next message of a job, or None when it has ended. A phase that overruns its deadline is
+        killed, and the failure says so.
+        """
+        while True:
+            if job.inbox:
+                return job.inbox.popleft()
+            if job.ended:
+                return None
+            if job.overdue and not job.killed:
+                limit = job.deadlines.of(job.phase)
+                self._fail(
+                    job,
+                    Failure(
+                        kind=FailureKind.TIMEOUT,
+                        phase=job.phase,
+                        message=f"the {job.phase.value} phase did not end within {limit:g} s",
+                    ),
+                )
+                self.kill(job)
+            elif job.killed and time.monotonic() - job.phase_began_s > END_TIMEOUT_S:
+                raise RunnerError(f"job {job.job_id} could not be ended within {END_TIMEOUT_S:g} s")
+            self._pump(0.25)
+
+    def kill(self, job: Job) -> None:
+        """Kills a job's processes; it has ended when `next_message` says so."""
+        if not job.ended and not job.killed:
+            job.killed = True
+            job.enter(job.phase)
+            job.server.send(Kill(job=job.job_id))
+
+    def end(self, job: Job) -> None:
+        """Kills a job if it still runs, and waits until nothing of it is left."""
+        self.kill(job)
+        while self.next_message(job) is not None:
+            pass
+
+    def forget(self, job: Job) -> None:
+        self._jobs.pop(job.job_id, None)
+
+    def running(self) -> list[Job]:
+        return [job for job in self._jobs.values() if not job.ended]
+
+    def _pump(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            server: Any = key.fileobj
+            for message in server.take_messages():
+                if not isinstance(message, ServerReady) and message.job in self._jobs:
+                    self._deliver(self._jobs[message.job], message)
+
+    def _deliver(self, job: Job, message: RankMessage | RankExited | JobEnded) -> None:
+        match message:
+            case JobEnded():
+                job.enter(job.phase)
+                job.ended = True
+            case RankExited():
+                if (message.code != 0) and not job.killed:
+                    self._fail(
+                        job,
+                        failure_of_exit(
+                            code=message.code,
+                            signal_number=message.signal,
+                            out_of_memory=message.out_of_memory,
+                            phase=job.phase,
+                            rank=message.rank,
+                        ),
+                    )
+            case RankMessage():
+                said = self._decoder.decode(message.message)
+                match said:
+                    case PhaseBegan():
+                        job.enter(said.phase)
+                    case Failed():
+                        self._fail(job, said.failure)
+                    case _:
+                        job.inbox.append(said)
+
+    @staticmethod
+    def _fail(job: Job, failure: Failure) -> None:
+        """The first failure is the cause; what follows on other ranks is its consequence."""
+        if job.failure is None:
+            job.failure = failure

@@ -1,0 +1,165 @@
+"""Timed windows of a running job.
+
+A window is a stretch of whole steps, from the loader's `next()` to the end of the optimizer's step,
+with the profiler off and the device synchronised at its two edges only. It begins at a given batch of
+the study's fixed order: the loader is moved there and what it still holds of the old position is
+consumed first, untimed. So every candidate is timed on the same samples and with its queue in the
+state that it has in a running epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.records import Window
+from tuner.training.loader import outstanding_batches, ready_batches
+from tuner.trials.contention import foreign_share, read_cpu
+from tuner.workloads.batches import EndlessBatches
+from tuner.workloads.workload import first_length
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.job import TrainingJob
+
+RESTART_EPOCHS = 2
+QUEUES_PER_WINDOW = 3
+AHEAD_SHARE = 0.75
+"""A loader whose queue is this full is ahead of the model."""
+
+
+class Stepper:
+    """Draws batches from a job's loader without end and runs steps on them."""
+
+    def __init__(self, job: TrainingJob, order: EndlessBatches | None) -> None:
+        self.job = job
+        self.order = order
+        self.iterator: Iterator[Any] = iter(job.loader)
+        self.last_loss: torch.Tensor | None = None
+
+    def next_batch(self) -> Any:
+        try:
+            return next(self.iterator)
+        except StopIteration:  # an iterable dataset has ended: its next epoch follows
+            self.iterator = iter(self.job.loader)
+            return next(self.iterator)
+
+    def step(self) -> None:
+        self.last_loss = self.job.step(self.next_batch())
+
+    def synchronise(self) -> None:
+        if self.job.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.job.device)
+
+    def pause(self) -> None:
+        """Stops the loader's workers, so that a trial that waits for its turn uses no processor."""
+        self._signal_workers(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_workers(signal.SIGCONT)
+
+    def _signal_workers(self, number: int) -> None:
+        for worker in getattr(self.iterator, "_workers", ()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, number)
+
+    def move_to(self, position: int) -> None:
+        """Moves the loader to a batch and consumes what it holds of the old position."""
+        if self.order is not None:
+            self.order.seek(position)
+        for _ in range(outstanding_batches(self.iterator)):
+            self.step()
+
+
+def take_window(
+    stepper: Stepper,
+    *,
+    round_number: int,
+    position: int,
+    num_steps: int,
+    foreign_limit: float,
+    agree: Callable[[int], int] = lambda steps: steps,
+) -> Window:
+    """Times at least `num_steps` steps beginning at batch `position`.
+
+    Where the loader is not ahead of the model, the window spans several times what it may hold, so
+    that batches made before the window do not flatter it.
+    """
+    stepper.resume()
+    stepper.move_to(position)
+    stepper.synchronise()
+    capacity = stepper.job.plan.loader.capacity
+    if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
+        num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
+    num_steps = agree(num_steps)
+    workload = stepper.job.workload
+    num_samples = num_units = 0
+    ticks = np.empty(num_steps + 1, dtype=np.int64)
+    depth_start = ready_batches(stepper.iterator)
+    before = read_cpu(time.perf_counter())
+    ticks[0] = time.perf_counter_ns()
+    for number in range(num_steps):
+        batch = stepper.next_batch()
+        num_samples += first_length(batch)
+        num_units += workload.num_units(batch)
+        stepper.last_loss = stepper.job.step(batch)
+        ticks[number + 1] = time.perf_counter_ns()
+    stepper.synchronise()
+    end = time.perf_counter_ns()
+    after = read_cpu(time.perf_counter())
+    depth_end = ready_batches(stepper.iterator)
+    stepper.pause()
+    steps = np.diff(ticks)
+    share = foreign_share(before, after)
+    void = f"others used {share:.0%} of the cores" if share > foreign_limit else None
+    p20, p50, p80 = (int(value) for value in np.quantile(steps, (0.2, 0.5, 0.8)))
+    return Window(
+        round=round_number,
+        position=position,
+        num_steps=num_steps,
+        num_samples=num_samples,
+        num_units=num_units,
+        duration_ns=end - int(ticks[0]),
+        step_p20_ns=p20,
+        step_p50_ns=p50,
+        step_p80_ns=p80,
+        queue_depth_start=depth_start,
+        queue_depth_end=depth_end,
+        foreign_cpu_share=share,
+        void=void,
+    )
+
+
+def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float) -> int:
+    """Time from the last batch of an epoch to the first of the next, beyond an ordinary wait.
+
+    Args:
+        make_loader: Builds a loader of the measured settings over a finite batch sampler.
+        batches: The batches of one (short) epoch.
+        steady_wait_ns: What fetching one batch costs in the middle of an epoch.
+    """
+    loader = make_loader(batches)
+    for _ in loader:
+        pass
+    costs = []
+    for _ in range(RESTART_EPOCHS):
+        iterator = iter(loader)
+        for _ in range(len(batches)):
+            next(iterator)
+        began = time.perf_counter_ns()
+        next(iterator, None)
+        del iterator
+        iterator = iter(loader)
+        next(iterator)
+        costs.append(time.perf_counter_ns() - began)
+        del iterator
+    return max(0, int(np.median(costs) - steady_wait_ns))

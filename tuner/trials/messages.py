@@ -1,0 +1,240 @@
+"""What the parent, the trial server and the ranks say to one another: JSON, one message a line."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from typing import Any
+
+import msgspec
+
+from tuner.records import (
+    Breakdown,
+    Effect,
+    Failure,
+    GuardVerdict,
+    MemoryPeak,
+    Phase,
+    Record,
+    Startup,
+    Window,
+)
+
+
+class _Message(Record, tag=True):
+    pass
+
+
+# --- parent -> server -------------------------------------------------------------------------
+
+
+class Start(_Message):
+    """Fork the ranks of a job and run `entry` ("trial", "inspect", ...) with a payload in each."""
+
+    job: str
+    entry: str
+    payload: msgspec.Raw
+    num_ranks: int = 1
+    log: str = ""
+
+
+class Tell(_Message):
+    """Pass a command on to rank 0 of a job."""
+
+    job: str
+    command: msgspec.Raw
+
+
+class Kill(_Message):
+    job: str
+
+
+class Exit(_Message):
+    pass
+
+
+# --- server -> parent -------------------------------------------------------------------------
+
+
+class ServerReady(_Message):
+    pid: int
+    preload_ns: int
+
+
+class RankMessage(_Message):
+    job: str
+    rank: int
+    message: msgspec.Raw
+
+
+class RankExited(_Message):
+    job: str
+    rank: int
+    code: int | None
+    signal: int | None
+    out_of_memory: bool
+
+
+class JobEnded(_Message):
+    """All ranks are gone, and so is everything they started."""
+
+    job: str
+
+
+# --- parent -> rank ---------------------------------------------------------------------------
+
+
+class TakeWindow(_Message):
+    round: int
+    position: int
+    num_steps: int
+    foreign_limit: float
+
+
+class MeasureRestart(_Message):
+    pass
+
+
+class Profile(_Message):
+    unprofiled_step_time_ns: int
+
+
+class Finish(_Message):
+    pass
+
+
+# --- rank -> parent ---------------------------------------------------------------------------
+
+
+class PhaseBegan(_Message):
+    phase: Phase
+    at_ns: int
+
+
+class Guarded(_Message):
+    verdict: GuardVerdict
+
+
+class Ready(_Message):
+    """Warm; waits for commands."""
+
+    startup: Startup
+    step_time_ns: int
+    loader_capacity: int
+    num_positions: int
+    steps_per_epoch: int | None
+
+
+class WindowTaken(_Message):
+    window: Window
+
+
+class RestartMeasured(_Message):
+    epoch_restart_ns: int | None
+
+
+class Profiled(_Message):
+    breakdowns: tuple[Breakdown, ...]
+    trace: str | None
+
+
+class Reported(_Message):
+    memory: MemoryPeak
+    effects: tuple[Effect, ...]
+
+
+class Failed(_Message):
+    failure: Failure
+
+
+class TaskDone(_Message):
+    """The answer of a job that is not a trial."""
+
+    result: msgspec.Raw
+
+
+class TaskProgress(_Message):
+    text: str
+
+
+ToServer = Start | Tell | Kill | Exit
+FromServer = ServerReady | RankMessage | RankExited | JobEnded
+Command = TakeWindow | MeasureRestart | Profile | Finish
+FromRank = (
+    PhaseBegan
+    | Guarded
+    | Ready
+    | WindowTaken
+    | RestartMeasured
+    | Profiled
+    | Reported
+    | Failed
+    | TaskDone
+    | TaskProgress
+)
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def encode(message: Any) -> bytes:
+    return _ENCODER.encode(message)
+
+
+class Channel:
+    """A stream of lines over one end of a socket pair."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+        self._lines: list[bytes] = []
+        self.closed = False
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> Channel:
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def send(self, message: Any) -> None:
+        """Sends one message.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        self._socket.sendall(encode(message) + b"\n")
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        """The next line, or None after `timeout_s` seconds or at the end of the stream (`closed`)."""
+        while not self._lines:
+            ready, _, _ = select.select([self._socket], [], [], timeout_s)
+            if not ready:
+                return None
+            if not self.read_available():
+                return None
+        return self._lines.pop(0)
+
+    def read_available(self) -> bool:
+        """Reads once without blocking longer than the data takes; False at the end of the stream."""
+        try:
+            data = self._socket.recv(1 << 20)
+        except (ConnectionResetError, BrokenPipeError):
+            data = b""
+        if not data:
+            self.closed = True
+            return False
+        *lines, rest = (bytes(self._buffer) + data).split(b"\n")
+        self._lines.extend(lines)
+        self._buffer = bytearray(rest)
+        return True
+
+    def take_lines(self) -> list[bytes]:
+        """All complete lines read so far."""
+        lines, self._lines = self._lines, []
+        return lines

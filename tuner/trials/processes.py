@@ -1,0 +1,108 @@
+"""Processes that leave nothing behind.
+
+Every trial's processes die with what started them: ranks with the trial server, the server with its
+parent, whatever the manner of death. On Linux the kernel is asked for it (PR_SET_PDEATHSIG); orphans
+are adopted by the server (PR_SET_CHILD_SUBREAPER), which kills them when their trial ends. Elsewhere
+closed pipes do the first half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+LINUX = sys.platform == "linux"
+
+
+def _prctl(option: int, value: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
+def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
+    """Asks the kernel to send a signal to this process when the thread that started it ends."""
+    if not LINUX:
+        return
+    _prctl(_PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() != parent_pid:  # it died before we asked
+        os.kill(os.getpid(), with_signal)
+
+
+def become_subreaper() -> None:
+    """Makes this process the new parent of descendants whose own parent dies."""
+    if LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def session_members(session: int) -> list[int]:
+    """Process ids of a session."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == session:
+                members.append(pid)
+    return members
+
+
+def kill_session(session: int) -> None:
+    """Kills every process of a session; repeats until none is left, so that no fork escapes."""
+    for _ in range(20):
+        members = [pid for pid in session_members(session) if pid != os.getpid() and not _is_zombie(pid)]
+        if not members:
+            return
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kills a process and all its descendants."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
+def child_pids() -> list[int]:
+    """Direct children of this process, zombies left out."""
+    return [p.pid for p in psutil.Process().children() if not _is_zombie(p.pid)]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def limit_data(limit_bytes: int) -> None:
+    """Limits the private memory of this process, so that an allocation fails instead of the machine.
+
+    RLIMIT_DATA counts private writable memory (Linux >= 4.7), not the address space that libraries
+    and CUDA reserve.
+    """
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed a process for lack of memory since boot (0 where unknown)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0

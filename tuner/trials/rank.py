@@ -1,0 +1,129 @@
+"""The entry of a forked (or spawned) rank: runs what it was asked for and reports how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.records import Failure, FailureKind, Phase, Record, TrialSpec
+from tuner.trials.messages import Channel, Failed, TaskDone
+
+
+class DescribeRequest(Record):
+    """Ask for the environment. An empty device lets torch choose."""
+
+    study_directory: str
+    device: str = ""
+    num_ranks: int = 1
+
+
+def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Channel) -> int:
+    """Runs one entry.
+
+    Returns:
+        The exit status: 0, or 1 after a failure that was reported.
+    """
+    if entry == "trial":
+        return _run_trial(payload, rank, channel)
+    try:
+        answer = _TASKS[entry](payload, rank, num_ranks, channel)
+        channel.send(TaskDone(result=msgspec.Raw(msgspec.json.encode(answer))))
+        return 0
+    except BaseException as error:
+        return _report(error, Phase.BUILD, rank, channel)
+
+
+def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
+    from tuner.trials.trial import TrialRun
+
+    run = TrialRun(msgspec.json.decode(payload, type=TrialSpec), rank, channel)
+    try:
+        run.run()
+        return 0
+    except BaseException as error:
+        crashed = run.crashed_worker()
+        return _report(error, run.phase, rank, channel, signal_number=crashed)
+
+
+def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, signal_number: int | None = None) -> int:
+    from tuner.trials.failures import failure_of
+
+    traceback.print_exc()
+    failure = failure_of(error, phase, rank)
+    if signal_number is not None:
+        failure = Failure(
+            kind=FailureKind.CRASH,
+            phase=phase,
+            rank=rank,
+            signal=signal_number,
+            message=f"a loader worker was killed by signal {signal_number}: {failure.message}",
+            traceback=failure.traceback,
+        )
+    with contextlib.suppress(OSError):
+        channel.send(Failed(failure=failure))
+    return 1
+
+
+# --- entries that are not trials --------------------------------------------------------------
+
+
+def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from tuner.trials.inspection import InspectRequest, inspect_workload
+
+    return inspect_workload(msgspec.json.decode(payload, type=InspectRequest), rank, num_ranks, channel)
+
+
+def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from tuner.hardware import default_device, describe_environment
+
+    request = msgspec.json.decode(payload, type=DescribeRequest)
+    return describe_environment(request.device or default_device(), Path(request.study_directory), request.num_ranks)
+
+
+def _reference(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from tuner.trials.reference import ReferenceRequest, make_reference
+
+    return make_reference(msgspec.json.decode(payload, type=ReferenceRequest), rank, num_ranks, channel)
+
+
+def _train(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from tuner.trials.training_run import TrainRequest, train
+
+    return train(msgspec.json.decode(payload, type=TrainRequest), rank, num_ranks, channel)
+
+
+_TASKS: dict[str, Callable[[bytes, int, int, Channel], Any]] = {
+    "inspect": _inspect,
+    "describe": _describe,
+    "reference": _reference,
+    "train": _train,
+}
+
+
+def main() -> None:
+    """`python -m tuner.trials.rank ENTRY DESCRIPTOR RANK NUM_RANKS SERVER_PID LOG`: a rank in a fresh
+    interpreter, where forking a process that has torch loaded is not safe (macOS).
+    """
+    from tuner.trials.processes import die_with_parent
+    from tuner.trials.server import redirect_output
+
+    entry, descriptor, rank, num_ranks, server_pid, log = sys.argv[1:7]
+    die_with_parent(int(server_pid))
+    redirect_output(log)
+    channel = Channel.from_descriptor(int(descriptor))
+    payload = channel.receive()
+    code = 70 if payload is None else run_rank(entry, payload, int(rank), int(num_ranks), channel)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

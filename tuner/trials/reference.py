@@ -1,0 +1,156 @@
+"""Making the guard's reference: the unchanged workload, run several times from its initial state."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tuner.records import Choice, Record
+from tuner.strategies.composition import make_plan
+from tuner.training.assemble import assemble
+from tuner.training.initial_state import build_initialised, named_state
+from tuner.training.job import TrainingJob, unwrapped
+from tuner.training.tensor_file import map_tensors, save_tensors
+from tuner.trials.guard import (
+    Curve,
+    GuardReference,
+    Protocol,
+    deviations,
+    last_quarter,
+    run_protocol,
+    widest,
+)
+from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.study_files import StudyFiles
+from tuner.trials.trial import rank_device
+from tuner.workloads.loading import load_workload
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_SEEDS = 4
+NUM_HORIZON_RUNS = 3
+
+
+class ReferenceRequest(Record):
+    """What the parent asks for."""
+
+    workload: str
+    study_directory: str
+    choices: dict[str, Choice]
+    device: str
+    protocol: Protocol
+    unit_roundoffs: tuple[float, ...]
+    """Of the arithmetics that candidates may compute with."""
+    num_disturbed: int = 2
+
+
+def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
+    """Runs the protocol on the reference configuration and writes what candidates are compared with.
+
+    Runs: once; once more with the same seed; disturbed by each unit roundoff; over further seeds where
+    the model is random; over the longer horizon where lossy candidates are allowed.
+    """
+    files = StudyFiles(Path(request.study_directory))
+    workload = load_workload(request.workload)
+    workload.directory = files.data
+    job = assemble(
+        workload,
+        make_plan(request.choices),
+        device=rank_device(request.device, rank),
+        make_model=lambda: build_initialised(workload.model, files.initial_state),
+        batch_sampler=files.order(rank, num_ranks),
+    )
+    runs = _Runs(job, files, request, channel)
+    reference, update = runs.run(seed=request.protocol.seed)
+    repeated = deviations(*runs.run(seed=request.protocol.seed), reference, update)
+    rounding = {}
+    for roundoff in request.unit_roundoffs:
+        rows = [
+            deviations(*runs.run(seed=request.protocol.seed, roundoff=roundoff, disturbance=number), reference, update)
+            for number in range(request.num_disturbed)
+        ]
+        rounding[roundoff.hex()] = widest(rows)
+    result = GuardReference(
+        protocol=request.protocol,
+        curve=reference,
+        repetition=repeated,
+        rounding=rounding,
+        seed_means=runs.seed_means(reference),
+        horizon_ends=runs.horizon_ends(),
+    )
+    save_tensors(files.reference_update, update, {})
+    files.reference.write_bytes(msgspec.json.encode(result))
+    return result
+
+
+class _Runs:
+    """Repeated runs of one job from the saved initial state."""
+
+    def __init__(self, job: TrainingJob, files: StudyFiles, request: ReferenceRequest, channel: Channel) -> None:
+        self._job = job
+        self._files = files
+        self._request = request
+        self._channel = channel
+        self._optimizer_state = copy.deepcopy(job.optimizer.state_dict())
+        self._scheduler_state = copy.deepcopy(job.scheduler.state_dict()) if job.scheduler else None
+        self._batches = files.guard_batches()
+        self._count = 0
+
+    def run(
+        self, *, seed: int, roundoff: float = 0.0, disturbance: int = 0, lossy: bool = False
+    ) -> tuple[Curve, dict[str, torch.Tensor]]:
+        self._count += 1
+        self._channel.send(TaskProgress(text=f"reference run {self._count}"))
+        self._restore(roundoff, disturbance)
+        return run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
+
+    def seed_means(self, reference: Curve) -> tuple[float, ...]:
+        """Mean loss of the curve part over seeds; empty for a model without randomness."""
+        if not reference.curve_losses:
+            return ()
+        curves = [reference]
+        for number in range(1, NUM_SEEDS):
+            curves.append(self.run(seed=self._request.protocol.seed + number)[0])
+        return tuple(sum(c.curve_losses) / len(c.curve_losses) for c in curves)
+
+    def horizon_ends(self) -> tuple[float, ...]:
+        if not self._request.protocol.num_horizon:
+            return ()
+        coarsest = max(self._request.unit_roundoffs)
+        curves = [
+            self.run(
+                seed=self._request.protocol.seed + number,
+                roundoff=coarsest if number else 0.0,
+                disturbance=number,
+                lossy=True,
+            )[0]
+            for number in range(NUM_HORIZON_RUNS)
+        ]
+        return tuple(last_quarter(curve.horizon_losses) for curve in curves)
+
+    def _restore(self, roundoff: float, disturbance: int) -> None:
+        """The initial state, a fresh optimizer, and parameters disturbed by one unit roundoff."""
+        import torch
+
+        state, _ = map_tensors(self._files.initial_state)
+        generator = torch.Generator().manual_seed(1 + disturbance)
+        model = unwrapped(self._job.model)
+        trainable = {id(p) for p in model.parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, tensor in named_state(model):
+                value = state[name]
+                if roundoff and id(tensor) in trainable and value.is_floating_point():
+                    noise = torch.rand(value.shape, generator=generator) * 2 - 1
+                    value = value * (1 + roundoff * noise)
+                tensor.copy_(value)
+        self._job.reload_masters()
+        self._job.optimizer.state.clear()
+        self._job.optimizer.load_state_dict(self._optimizer_state)
+        self._job.optimizer.zero_grad(set_to_none=True)
+        if self._job.scheduler:
+            self._job.scheduler.load_state_dict(self._scheduler_state)
+        self._job.skipped_steps = 0

@@ -1,0 +1,228 @@
+"""Running trials on this machine: one trial server per study and load-time environment."""
+
+from __future__ import annotations
+
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.errors import (
+    BaselineFailed,
+    RunnerError,
+    WorkloadError,
+)
+from tuner.hardware import free_memory_bytes
+from tuner.protocols import Progress, ProgressListener
+from tuner.records import (
+    Deadlines,
+    Environment,
+    FailureKind,
+    MeasureSettings,
+    Purpose,
+    TrialResult,
+    TrialSpec,
+    WorkloadFacts,
+    new_id,
+)
+from tuner.trials.connection import ServerConnection, default_start_method
+from tuner.trials.group import GroupRun
+from tuner.trials.inspection import InspectRequest
+from tuner.trials.jobs import Job, JobBoard
+from tuner.trials.messages import TaskDone, TaskProgress
+from tuner.trials.rank import DescribeRequest
+from tuner.trials.reference import ReferenceRequest
+from tuner.trials.study_files import StudyFiles
+from tuner.workloads.reference import imported_modules, parse_reference
+
+MEMORY_MARGIN = 0.10
+"""Share of the free memory that trials leave alone."""
+TASK_DEADLINE_S = 900.0
+
+
+class LocalRunner:
+    """A `TrialRunner` of processes on this machine.
+
+    Args:
+        workload: Reference of the workload (an absolute path for a file).
+        directory: The study's directory.
+        python: The user's interpreter.
+        memory_limit_bytes: What a trial may use; None allows what is free, less a margin.
+        prefix: Command that wraps every trial server (a sandbox).
+    """
+
+    def __init__(
+        self,
+        *,
+        workload: str,
+        directory: Path,
+        device: str = "",
+        num_ranks: int = 1,
+        seed: int = 0,
+        python: str = sys.executable,
+        memory_limit_bytes: int | None = None,
+        start_method: str | None = None,
+        prefix: Sequence[str] = (),
+        listener: ProgressListener = lambda progress: None,
+    ) -> None:
+        self._workload = workload
+        self._files = StudyFiles(directory)
+        self._device = device
+        self._num_ranks = num_ranks
+        self._seed = seed
+        self._python = python
+        self._memory_limit = memory_limit_bytes
+        self._start_method = start_method or default_start_method()
+        self._prefix = tuple(prefix)
+        self._listener = listener
+        self._device_memory_bytes = 0
+        self._board = JobBoard()
+        self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    # --- tasks --------------------------------------------------------------------------------
+
+    def describe(self) -> Environment:
+        request = DescribeRequest(
+            study_directory=str(self._files.directory), device=self._device, num_ranks=self._num_ranks
+        )
+        environment = msgspec.json.decode(self._task("describe", request), type=Environment)
+        self._device = environment.hardware.device_kind
+        if self._device == "cuda":
+            self._device_memory_bytes = environment.hardware.devices[0].memory_bytes
+        return environment
+
+    def inspect(self) -> WorkloadFacts:
+        request = InspectRequest(
+            workload=self._workload,
+            study_directory=str(self._files.directory),
+            device=self._device or "cpu",
+            seed=self._seed,
+            num_ranks=self._num_ranks,
+        )
+        return msgspec.json.decode(self._task("inspect", request), type=WorkloadFacts)
+
+    def make_reference(self, request: ReferenceRequest) -> None:
+        try:
+            self._task("reference", request)
+        except WorkloadError as error:
+            raise BaselineFailed(f"the workload could not be run as its own reference: {error}") from None
+
+    def task(self, entry: str, request: Any) -> bytes:
+        """Runs another entry of a rank ("train") and returns its answer as JSON."""
+        return self._task(entry, request)
+
+    def _task(self, entry: str, request: Any) -> bytes:
+        deadlines = Deadlines(build_s=TASK_DEADLINE_S)
+        job = self._board.start(
+            self._server({}),
+            job_id=new_id(),
+            entry=entry,
+            payload=request,
+            deadlines=deadlines,
+            log=str(self._files.logs / f"{entry}.log"),
+        )
+        answer: bytes | None = None
+        try:
+            while (message := self._board.next_message(job)) is not None:
+                if isinstance(message, TaskProgress):
+                    job.phase_began_s = time.monotonic()
+                    self._listener(Progress(trial_id="", text=message.text, phase=entry))
+                elif isinstance(message, TaskDone):
+                    answer = bytes(message.result)
+        finally:
+            self._board.end(job)
+            self._board.forget(job)
+        if job.failure is not None:
+            self._raise_failure(job)
+        if answer is None:
+            raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
+        return answer
+
+    def _raise_failure(self, job: Job) -> None:
+        failure = job.failure
+        assert failure is not None
+        if failure.kind is FailureKind.INFRASTRUCTURE:
+            raise RunnerError(failure.message)
+        error = WorkloadError(failure.message)
+        error.add_note(failure.traceback)
+        error.failure = failure  # type: ignore[attr-defined]
+        raise error
+
+    # --- trials -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        specs: Sequence[TrialSpec],
+        purposes: Sequence[Purpose],
+        settings: MeasureSettings,
+        group: str,
+        listener: ProgressListener,
+    ) -> list[TrialResult]:
+        run = GroupRun(self._board, self._start, settings, listener, seed=self._seed + zlib.crc32(group.encode()))
+        try:
+            run.run(specs, purposes)
+        finally:
+            run.end()
+        wanted = min(2, settings.min_rounds)
+        return [
+            member.result(group, wanted, "fresh" if member.spec.environment_variables else "forked")
+            for member in run.members
+        ]
+
+    def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
+        free = self._device_memory_bytes or self._memory_limit or free_memory_bytes()
+        return sum(peaks_bytes) < (1 - MEMORY_MARGIN) * free
+
+    def _start(self, spec: TrialSpec) -> Job:
+        limit = self._memory_limit
+        if limit is None and spec.device == "cpu":
+            limit = int((1 - MEMORY_MARGIN) * free_memory_bytes())
+        spec = msgspec.structs.replace(spec, requested_at_ns=time.monotonic_ns(), memory_limit_bytes=limit)
+        return self._board.start(
+            self._server(spec.environment_variables),
+            job_id=spec.trial_id,
+            entry="trial",
+            payload=spec,
+            deadlines=spec.deadlines,
+            num_ranks=spec.num_ranks,
+            log=str(self._files.logs / f"{spec.trial_id}.log"),
+        )
+
+    # --- servers ------------------------------------------------------------------------------
+
+    def _server(self, variables: Mapping[str, str]) -> ServerConnection:
+        key = tuple(sorted(variables.items()))
+        if key not in self._servers:
+            self._files.compile_cache.mkdir(parents=True, exist_ok=True)
+            server = ServerConnection(
+                python=self._python,
+                variables={"TORCHINDUCTOR_CACHE_DIR": str(self._files.compile_cache / "inductor"), **variables},
+                preload=self._preload(),
+                log=self._files.logs / f"server{len(self._servers)}.log",
+                start_method=self._start_method,
+                prefix=self._prefix,
+            )
+            self._servers[key] = server
+            self._board.add_server(server)
+        return self._servers[key]
+
+    def _preload(self) -> list[str]:
+        """What the workload's own file imports from elsewhere."""
+        reference = parse_reference(self._workload)
+        if reference.kind == "zoo":
+            return ["tuner.workloads.zoo"]
+        if reference.kind == "module":
+            return []
+        folder = reference.path.parent
+        local = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
+        return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()

@@ -1,0 +1,342 @@
+"""The trial server: one warm process per study from which the ranks of every trial are forked.
+
+It preloads torch and what the workload's file imports, but runs no operator and touches no device, so
+a forked rank is at its first operator in milliseconds. It is single-threaded. It adopts orphans and
+leaves no process behind: when a job ends, when it is told to, and when its parent dies.
+
+Run as `python -m tuner.trials.server DESCRIPTOR PARENT_PID [--preload MODULE ...]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.trials.messages import (
+    Channel,
+    Exit,
+    JobEnded,
+    Kill,
+    RankExited,
+    RankMessage,
+    ServerReady,
+    Start,
+    Tell,
+    ToServer,
+)
+from tuner.trials.processes import (
+    become_subreaper,
+    child_pids,
+    die_with_parent,
+    kill_session,
+    kill_tree,
+    oom_kills,
+)
+
+TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
+FAILED_RANK_GRACE_S = 2.0
+
+
+@dataclass
+class _Rank:
+    pid: int
+    channel: Channel
+    killed: bool = False
+    exited: bool = False
+
+
+@dataclass
+class _Job:
+    ranks: list[_Rank] = field(default_factory=list)
+    first_exit_s: float | None = None
+
+    @property
+    def alive(self) -> list[_Rank]:
+        return [rank for rank in self.ranks if not rank.exited]
+
+
+class TrialServer:
+    """The server's loop: messages from the parent, messages and deaths of ranks."""
+
+    def __init__(self, parent: Channel, start_method: str = "fork") -> None:
+        self._parent = parent
+        self._start_method = start_method
+        self._jobs: dict[str, _Job] = {}
+        self._selector = selectors.DefaultSelector()
+        self._decoder = msgspec.json.Decoder(ToServer)
+        self._oom_kills = oom_kills()
+        self._running = True
+        self._child_died = False
+
+    def run(self) -> None:
+        wake_read, wake_write = os.pipe()
+        for descriptor in (wake_read, wake_write):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._selector.register(self._parent, selectors.EVENT_READ)
+        self._selector.register(wake_read, selectors.EVENT_READ)
+        try:
+            while self._running:
+                timeout = 0.1 if any(job.first_exit_s for job in self._jobs.values()) else None
+                for key, _ in self._selector.select(timeout):
+                    self._handle(key.fileobj, wake_read)
+                if self._child_died or timeout is not None:
+                    self._child_died = False
+                    self._reap()
+        finally:
+            for name in list(self._jobs):
+                self._kill(name)
+            for pid in child_pids():
+                kill_tree(pid)
+
+    def _stop(self) -> None:
+        self._running = False
+
+    def _handle(self, source: Any, wake_read: int) -> None:
+        if source is self._parent:
+            if not self._parent.read_available():
+                self._stop()
+            for line in self._parent.take_lines():
+                self._obey(self._decoder.decode(line))
+        elif source == wake_read:
+            self._child_died = True
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+        else:
+            self._forward(source)
+
+    def _obey(self, message: ToServer) -> None:
+        match message:
+            case Start():
+                self._start(message)
+            case Tell(job=name, command=command):
+                job = self._jobs.get(name)
+                if job is not None and not job.ranks[0].exited:
+                    with contextlib.suppress(OSError):
+                        job.ranks[0].channel.send(command)
+            case Kill(job=name):
+                self._kill(name)
+            case Exit():
+                self._stop()
+
+    # --- ranks --------------------------------------------------------------------------------
+
+    def _start(self, message: Start) -> None:
+        job = self._jobs[message.job] = _Job()
+        for number in range(message.num_ranks):
+            ours, theirs = socket.socketpair()
+            start = self._fork if self._start_method == "fork" else self._spawn
+            pid = start(message, number, ours, theirs)
+            theirs.close()
+            rank = _Rank(pid=pid, channel=Channel(ours))
+            if self._start_method != "fork":
+                rank.channel.send(message.payload)
+            job.ranks.append(rank)
+            self._selector.register(rank.channel, selectors.EVENT_READ, (message.job, number))
+
+    def _fork(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
+        server_pid = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Native threads of preloaded libraries are idle and hold no lock that a rank takes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            ours.close()
+            self._become_rank(message, rank, theirs, server_pid)
+        return pid
+
+    def _spawn(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
+        """A rank in a fresh interpreter, where forking with torch loaded is not safe."""
+        descriptor = theirs.fileno()
+        numbers = [str(n) for n in (descriptor, rank, message.num_ranks, os.getpid())]
+        command = [sys.executable, "-m", "tuner.trials.rank", message.entry, *numbers, message.log]
+        process = subprocess.Popen(command, pass_fds=(descriptor,), start_new_session=True)
+        process.returncode = 0  # reaped by this server, not by subprocess
+        return process.pid
+
+    def _become_rank(self, message: Start, rank: int, connection: socket.socket, server_pid: int) -> None:
+        """In the forked child: a session of its own, no trace of the server, then the job. Never returns."""
+        code = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            die_with_parent(server_pid)
+            self._selector.close()
+            self._parent.close()
+            for job in self._jobs.values():
+                for other in job.ranks:
+                    other.channel.close()
+            redirect_output(message.log)
+            from tuner.trials.rank import run_rank
+
+            code = run_rank(message.entry, message.payload, rank, message.num_ranks, Channel(connection))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _forward(self, channel: Channel) -> None:
+        name, number = self._selector.get_key(channel).data
+        if not channel.read_available():
+            self._selector.unregister(channel)
+            channel.close()
+        for line in channel.take_lines():
+            self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._parent.send(message)
+        except OSError:
+            self._stop()
+
+    # --- deaths -------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        for name, job in list(self._jobs.items()):
+            for number, rank in enumerate(job.ranks):
+                if not rank.exited:
+                    self._reap_rank(name, job, number, rank)
+            if job.first_exit_s is not None and time.monotonic() - job.first_exit_s > FAILED_RANK_GRACE_S:
+                for rank in job.alive:
+                    rank.killed = True
+                    kill_session(rank.pid)
+            if not job.alive:
+                self._end(name, job)
+        self._reap_orphans()
+
+    def _reap_rank(self, name: str, job: _Job, number: int, rank: _Rank) -> None:
+        try:
+            pid, status = os.waitpid(rank.pid, os.WNOHANG)
+        except ChildProcessError:
+            pid, status = rank.pid, 0
+        if pid == 0:
+            return
+        while not rank.channel.closed and self._drain(name, number, rank):
+            pass
+        rank.exited = True
+        kills = oom_kills()
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0 and job.first_exit_s is None:
+            job.first_exit_s = time.monotonic()
+        self._send(
+            RankExited(
+                job=name,
+                rank=number,
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                out_of_memory=code == -signal.SIGKILL and not rank.killed and kills > self._oom_kills,
+            )
+        )
+        self._oom_kills = kills
+        kill_session(rank.pid)
+
+    def _drain(self, name: str, number: int, rank: _Rank) -> bool:
+        """Forwards what a dead rank still had in its pipe; a live grandchild may hold it open."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(rank.channel, selectors.EVENT_READ)
+            if not selector.select(0):
+                return False
+        more = rank.channel.read_available()
+        for line in rank.channel.take_lines():
+            self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
+        return more
+
+    def _end(self, name: str, job: _Job) -> None:
+        for rank in job.ranks:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(rank.channel)
+            rank.channel.close()
+        del self._jobs[name]
+        if not self._jobs:
+            # What escaped into a session of its own (compile workers do) was orphaned to us.
+            for pid in child_pids():
+                kill_tree(pid)
+        self._send(JobEnded(job=name))
+
+    def _kill(self, name: str) -> None:
+        job = self._jobs.get(name)
+        for rank in job.alive if job else []:
+            rank.killed = True
+            kill_tree(rank.pid)
+            kill_session(rank.pid)
+
+    def _reap_orphans(self) -> None:
+        tracked = {rank.pid for job in self._jobs.values() for rank in job.ranks}
+        for pid in _zombie_children() - tracked:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _zombie_children() -> set[int]:
+    import psutil
+
+    return {child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE}
+
+
+def redirect_output(log: str) -> None:
+    path = Path(log) if log else Path(os.devnull)
+    if log:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    sink = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    source = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(source, 0)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+
+
+def preload(modules: list[str]) -> None:
+    """Imports modules that ranks will want; a missing or failing one is left to the rank to report."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tuner.trials.server")
+    parser.add_argument("descriptor", type=int)
+    parser.add_argument("parent_pid", type=int)
+    parser.add_argument("--preload", nargs="*", default=[])
+    parser.add_argument("--log", default="")
+    parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent_pid, signal.SIGTERM)
+    become_subreaper()
+    redirect_output(arguments.log)
+    began = time.monotonic_ns()
+    if arguments.start_method == "fork":
+        preload([*TORCH_MODULES, *arguments.preload])
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: a collection in a rank does not touch preloaded objects
+    channel = Channel.from_descriptor(arguments.descriptor)
+    channel.send(ServerReady(pid=os.getpid(), preload_ns=time.monotonic_ns() - began))
+    TrialServer(channel, arguments.start_method).run()
+
+
+if __name__ == "__main__":
+    main()

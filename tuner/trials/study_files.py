@@ -1,0 +1,102 @@
+"""The files of one study that its trials share.
+
+data/                   what the workload prepared
+initial_state.tensors   parameters and buffers before the first step
+order.npz               the fixed order of batches
+guard.tensors           the guard's batches
+reference.json          the reference curves and tolerances
+reference.tensors       the reference's first update
+compile_cache/          torch.compile's caches
+trials/<id>/            a trial's trace
+logs/                   what user code printed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.training.structure import flatten, unflatten
+from tuner.training.tensor_file import map_tensors, save_tensors
+from tuner.workloads.batches import EndlessBatches, load_batches
+
+MAX_FILLED_BATCHES = 128
+
+
+@dataclass(frozen=True)
+class StudyFiles:
+    """Paths under a study's directory, and readers of what is there."""
+
+    directory: Path
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def initial_state(self) -> Path:
+        return self.directory / "initial_state.tensors"
+
+    @property
+    def order_file(self) -> Path:
+        return self.directory / "order.npz"
+
+    @property
+    def guard_batches_file(self) -> Path:
+        return self.directory / "guard.tensors"
+
+    @property
+    def reference(self) -> Path:
+        return self.directory / "reference.json"
+
+    @property
+    def reference_update(self) -> Path:
+        return self.directory / "reference.tensors"
+
+    @property
+    def compile_cache(self) -> Path:
+        return self.directory / "compile_cache"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    def trial_directory(self, trial_id: str) -> Path:
+        return self.directory / "trials" / trial_id
+
+    def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
+        """The fixed order of batches as one rank sees it; None for a dataset that samples itself."""
+        if not self.order_file.exists():
+            return None
+        return EndlessBatches(load_batches(self.order_file), rank, num_ranks)
+
+    def first_indices(self, num_ranks: int) -> list[int]:
+        """Indices of the samples that windows may touch, each once."""
+        batches = load_batches(self.order_file)[:MAX_FILLED_BATCHES]
+        return list(dict.fromkeys(index for batch in batches for index in batch))
+
+    def save_guard_batches(self, batches: list[Any]) -> None:
+        tensors, description = flatten(batches)
+        save_tensors(self.guard_batches_file, tensors, {"structure": description})
+
+    def guard_batches(self, rank: int = 0, num_ranks: int = 1) -> list[Any]:
+        """The guard's batches; rank r of n gets its part of each."""
+        tensors, metadata = map_tensors(self.guard_batches_file)
+        batches: list[Any] = unflatten(tensors, metadata["structure"])
+        if num_ranks == 1:
+            return batches
+        from tuner.training.structure import map_structure
+
+        return [
+            map_structure(lambda leaf: leaf[rank::num_ranks] if hasattr(leaf, "shape") else leaf, b) for b in batches
+        ]
+
+    def is_cold(self, candidate_key: str) -> bool:
+        """Whether this candidate has not been compiled in this study yet."""
+        return not (self.compile_cache / "warm" / candidate_key).exists()
+
+    def mark_warm(self, candidate_key: str) -> None:
+        folder = self.compile_cache / "warm"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / candidate_key).touch()

@@ -1,0 +1,71 @@
+"""Training a configuration for a number of steps, as a user would, and keeping its loss curve."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from tuner.records import Choice, Record
+from tuner.strategies.composition import make_plan
+from tuner.training.assemble import assemble
+from tuner.training.initial_state import build_initialised
+from tuner.trials.measure import Stepper
+from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.study_files import StudyFiles
+from tuner.trials.trial import loader_worker_init, rank_device
+from tuner.workloads.loading import load_workload
+
+
+class TrainRequest(Record):
+    """What the parent asks for."""
+
+    workload: str
+    study_directory: str
+    choices: dict[str, Choice]
+    device: str
+    num_steps: int
+    seed: int
+
+
+class LossCurve(Record):
+    """Losses step by step, and the time that the steps took."""
+
+    losses: tuple[float, ...]
+    duration_s: float
+    num_units: int
+
+    @property
+    def finite(self) -> bool:
+        return all(math.isfinite(loss) for loss in self.losses)
+
+
+def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) -> LossCurve:
+    """Trains from the study's initial state through the configuration's own loader."""
+    import torch
+
+    files = StudyFiles(Path(request.study_directory))
+    workload = load_workload(request.workload)
+    workload.directory = files.data
+    torch.manual_seed(request.seed)
+    order = files.order(rank, num_ranks)
+    job = assemble(
+        workload,
+        make_plan(request.choices),
+        device=rank_device(request.device, rank),
+        make_model=lambda: build_initialised(workload.model, files.initial_state),
+        batch_sampler=order,
+        worker_init=loader_worker_init,
+    )
+    torch.manual_seed(request.seed)
+    stepper = Stepper(job, order)
+    losses, units = [], 0
+    began = last_said = time.monotonic()
+    for number in range(request.num_steps):
+        batch = stepper.next_batch()
+        units += workload.num_units(batch)
+        losses.append(float(job.step(batch)))
+        if time.monotonic() - last_said > 1.0:
+            last_said = time.monotonic()
+            channel.send(TaskProgress(text=f"step {number + 1} of {request.num_steps}, loss {losses[-1]:.4g}"))
+    return LossCurve(losses=tuple(losses), duration_s=time.monotonic() - began, num_units=units)

@@ -1,0 +1,311 @@
+"""One rank of one trial: build, guarded warm-up, windows on command, profile, report."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.profiling.breakdown import analyse, with_epoch_restart
+from tuner.profiling.trace import read_trace
+from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
+from tuner.strategies import STRATEGIES
+from tuner.strategies.composition import make_plan
+from tuner.training.assemble import assemble
+from tuner.training.initial_state import build_initialised
+from tuner.training.loader import build_loader
+from tuner.trials.capture import num_profiled_steps, record_profile
+from tuner.trials.coordination import Coordinator
+from tuner.trials.guard import run_guard
+from tuner.trials.measure import Stepper, epoch_restart_ns, take_window
+from tuner.trials.memory import measure_peak
+from tuner.trials.messages import (
+    Channel,
+    Command,
+    Finish,
+    Guarded,
+    MeasureRestart,
+    PhaseBegan,
+    Profile,
+    Profiled,
+    Ready,
+    Reported,
+    RestartMeasured,
+    TakeWindow,
+    WindowTaken,
+)
+from tuner.trials.processes import die_with_parent, limit_data
+from tuner.trials.study_files import StudyFiles
+from tuner.trials.warm_up import WarmUp, warm_up
+from tuner.workloads.loading import load_workload
+from tuner.workloads.workload import Workload
+
+
+class UserClock:
+    """Adds up the time spent in the user's own code."""
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return self._timed()
+
+    @contextmanager
+    def _timed(self) -> Any:
+        began = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.total_ns += time.monotonic_ns() - began
+
+
+class TrialRun:
+    """The body of one rank."""
+
+    def __init__(self, spec: TrialSpec, rank: int, channel: Channel) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.phase = Phase.BUILD
+        self._channel = channel
+        self._files = StudyFiles(Path(spec.study_directory))
+        self._clock = UserClock()
+        self._operators: tuple[str, ...] = ()
+        self._restart_ns: int | None = None
+        self._first_step_ns = 0
+        self._guard_ns = 0
+        self._guard_steps = 0
+
+    def run(self) -> None:
+        self._enter(Phase.BUILD)
+        self._build()
+        if self.spec.guard:
+            self._enter(Phase.GUARD)
+            self._guard()
+        self._enter(Phase.WARM_UP)
+        self._stepper = Stepper(self._job, self._order)
+        self._ready(warm_up(self._stepper, self._coordinator))
+        self._enter(Phase.MEASURE)
+        self._obey()
+        self._enter(Phase.REPORT)
+        self._report()
+
+    def crashed_worker(self) -> int | None:
+        """The signal that killed a loader worker of this rank, if one did."""
+        iterator = getattr(getattr(self, "_stepper", None), "iterator", None)
+        for worker in getattr(iterator, "_workers", ()):
+            if worker.exitcode is not None and worker.exitcode < 0:
+                return int(-worker.exitcode)
+        return None
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        if self.rank == 0:
+            self._channel.send(PhaseBegan(phase=phase, at_ns=time.monotonic_ns()))
+
+    # --- build --------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        import torch
+
+        spec = self.spec
+        if spec.memory_limit_bytes is not None:
+            limit_data(spec.memory_limit_bytes)
+        self._workload = self._load()
+        self._device = rank_device(spec.device, self.rank)
+        directory = self._files.trial_directory(spec.trial_id)
+        self._coordinator = Coordinator(self.rank, spec.num_ranks, self._channel, directory, self._device)
+        torch.manual_seed(spec.seed)
+        self._order = self._files.order(self.rank, spec.num_ranks)
+        self._job = assemble(
+            self._workload,
+            make_plan(spec.choices),
+            device=self._device,
+            rank=self.rank,
+            num_ranks=spec.num_ranks,
+            make_model=self._make_model,
+            make_dataset=self._make_dataset,
+            batch_sampler=self._order,
+            worker_init=loader_worker_init,
+        )
+        self._fill_cache()
+        self._built_ns = time.monotonic_ns()
+        self._first_step_ns = self._built_ns
+
+    def _load(self) -> Workload:
+        with self._clock():
+            workload = load_workload(self.spec.workload)
+        workload.directory = self._files.data
+        return workload
+
+    def _make_model(self) -> Any:
+        with self._clock():
+            return build_initialised(self._workload.model, self._files.initial_state)
+
+    def _make_dataset(self) -> Any:
+        with self._clock():
+            return self._workload.dataset()
+
+    def _fill_cache(self) -> None:
+        """A dataset cache is measured as it is from the second epoch on: filled, here for the samples
+        that the windows use.
+        """
+        dataset = self._job.loader.dataset
+        if hasattr(dataset, "fill") and self._order is not None:
+            with self._clock():
+                dataset.fill(self._files.first_indices(self.spec.num_ranks))
+
+    # --- guard and warm-up --------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        began = self._first_step_ns = time.monotonic_ns()
+        verdict = run_guard(self._job, self._files, self.spec, self.rank, self._coordinator)
+        self._guard_ns = time.monotonic_ns() - began
+        self._guard_steps = verdict.num_steps
+        self._coordinator.send(Guarded(verdict=verdict))
+        self._require(verdict)
+
+    def _require(self, verdict: GuardVerdict) -> None:
+        from tuner.trials.failures import NumericsLeft
+
+        if not self._coordinator.agree(verdict.passed):
+            raise NumericsLeft(f"the candidate is not the same training: {verdict.reason}")
+
+    def _ready(self, warmth: WarmUp) -> None:
+        spec, now = self.spec, time.monotonic_ns()
+        startup = Startup(
+            build_ns=self._built_ns - spec.requested_at_ns,
+            user_code_ns=self._clock.total_ns,
+            first_step_ns=(self._first_step_ns if spec.guard else self._built_ns) - spec.requested_at_ns,
+            warm_up_ns=now - self._built_ns,
+            warm_up_steps=len(warmth.step_ns),
+            steady=warmth.steady,
+            compile_ns=self._compile_ns(warmth),
+            compile_cold=self._files.is_cold(spec.candidate.key),
+        )
+        self._files.mark_warm(spec.candidate.key)
+        self._stepper.pause()
+        self._coordinator.send(
+            Ready(
+                startup=startup,
+                step_time_ns=warmth.steady_step_ns,
+                loader_capacity=self._job.plan.loader.capacity,
+                num_positions=len(self._order) if self._order else 0,
+                steps_per_epoch=self._steps_per_epoch(),
+            )
+        )
+
+    def _compile_ns(self, warmth: WarmUp) -> int:
+        """Compilation happens in the first steps: those of the guard where there is one."""
+        plan = self._job.plan
+        if not (plan.block_compilation or plan.whole_compilation):
+            return 0
+        guarded = self._guard_ns - self._guard_steps * warmth.steady_step_ns if self.spec.guard else 0
+        return max(0, guarded) + warmth.excess_ns
+
+    def _steps_per_epoch(self) -> int | None:
+        dataset = self._job.loader.dataset
+        if self._order is None or not hasattr(dataset, "__len__"):
+            return None
+        return max(1, len(dataset) // self._workload.global_batch)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        decoder = msgspec.json.Decoder(Command)
+        while True:
+            command = decoder.decode(self._coordinator.next_command())
+            match command:
+                case TakeWindow():
+                    window = take_window(
+                        self._stepper,
+                        round_number=command.round,
+                        position=command.position,
+                        num_steps=command.num_steps,
+                        foreign_limit=command.foreign_limit,
+                        agree=self._coordinator.agree,
+                    )
+                    self._require_finite()
+                    self._coordinator.send(WindowTaken(window=window))
+                case MeasureRestart():
+                    self._stepper.resume()
+                    self._restart_ns = self._measure_restart()
+                    self._coordinator.send(RestartMeasured(epoch_restart_ns=self._restart_ns))
+                case Profile():
+                    self._enter(Phase.PROFILE)
+                    self._profile(command.unprofiled_step_time_ns)
+                case Finish():
+                    return
+
+    def _require_finite(self) -> None:
+        from tuner.trials.failures import NumericsLeft
+
+        loss = self._stepper.last_loss
+        if loss is not None and not bool(loss.isfinite().all()):
+            raise NumericsLeft(f"the loss became {float(loss):g} while it was measured")
+
+    def _measure_restart(self) -> int | None:
+        """None where an epoch has no length; the fixed order's first batches make a short epoch."""
+        if self._order is None:
+            return None
+        count = max(2, self._job.plan.loader.num_workers)
+        batches = [batch for batch, _ in zip(self._order, range(count), strict=False)]
+        began = time.perf_counter_ns()
+        for _ in range(3):
+            self._stepper.next_batch()
+        wait = (time.perf_counter_ns() - began) / 3
+
+        def make_loader(epoch: list[list[int]]) -> Any:
+            return build_loader(
+                self._workload,
+                self._job.loader.dataset,
+                self._job.plan.loader,
+                batch_sampler=epoch,
+                worker_init=loader_worker_init,
+            )
+
+        return epoch_restart_ns(make_loader, batches, wait)
+
+    def _profile(self, unprofiled_ns: int) -> None:
+        path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.trace.json.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record_profile(self._stepper.step, num_profiled_steps(unprofiled_ns), self._device, path)
+        breakdowns = analyse(read_trace(path), unprofiled_ns)
+        steps = self._steps_per_epoch()
+        if self._restart_ns and steps:
+            breakdowns = tuple(with_epoch_restart(b, self._restart_ns // steps) for b in breakdowns)
+        self._operators = breakdowns[0].operators
+        if not self.spec.keep_trace:
+            path.unlink()
+        self._coordinator.send(Profiled(breakdowns=breakdowns, trace=str(path) if self.spec.keep_trace else None))
+
+    # --- report -------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        self._channel.send(Reported(memory=measure_peak(self.rank, self._device), effects=self._effects()))
+
+    def _effects(self) -> tuple[Effect, ...]:
+        effects = []
+        for strategy in STRATEGIES:
+            evidence = {**strategy.evidence(self._job), "operators": self._operators}
+            effects.append(strategy.took_effect(evidence, self.spec.choices[strategy.name]))
+        return tuple(effects)
+
+
+def rank_device(kind: str, rank: int) -> Any:
+    """The device of a rank: rank r uses the r-th visible one."""
+    import torch
+
+    if kind != "cuda":
+        return torch.device(kind)
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def loader_worker_init(worker_id: int) -> None:
+    """Loader workers die with their rank."""
+    import os
+
+    die_with_parent(os.getppid())

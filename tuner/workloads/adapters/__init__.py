@@ -1,0 +1,1 @@
+"""Workloads made from what other libraries name: a transformers config, a timm model."""

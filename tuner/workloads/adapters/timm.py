@@ -1,0 +1,57 @@
+"""A workload from the name of a timm model, on random images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.errors import MissingDependency, WorkloadRejected
+from tuner.workloads.workload import Workload
+
+_DATASET_LENGTH = 65536
+
+
+class TimmWorkload(Workload):
+    """Trains a timm image classifier with cross-entropy.
+
+    Args:
+        name: As in `timm.create_model`.
+        batch: Images per step.
+        num_classes: Of the classifier.
+        options: Passed to `timm.create_model`.
+    """
+
+    def __init__(self, name: str, batch: int = 32, num_classes: int = 1000, **options: Any) -> None:
+        timm = _import_timm()
+        if not timm.is_model(name):
+            near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5]) or "see timm.list_models()"
+            raise WorkloadRejected(f"timm has no model {name!r}; near it: {near}")
+        self.name = name
+        self.global_batch = batch
+        self._num_classes = num_classes
+        self._options = options
+
+    def model(self) -> Any:
+        return _import_timm().create_model(self.name, num_classes=self._num_classes, **self._options)
+
+    def dataset(self) -> Any:
+        from tuner.workloads.adapters.random_data import RandomImages
+
+        timm = _import_timm()
+        shape = timm.get_pretrained_cfg(self.name, allow_unregistered=True).input_size
+        size = self._options.get("img_size", shape[-1])
+        return RandomImages(_DATASET_LENGTH, (shape[0], size, size), self._num_classes)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(model(batch["pixel_values"]), batch["labels"])
+
+
+def _import_timm() -> Any:
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:
+        raise MissingDependency(
+            f"this workload needs timm and torchvision: pip install 'steptune[timm]' (the import said: {error})"
+        ) from None
+    return timm

@@ -1,0 +1,106 @@
+"""A workload from a Hugging Face transformers config.
+
+The model is built from the config with fresh weights; nothing is downloaded. Data are random tokens
+or images of the config's shape, unless `dataset` is overridden:
+
+    class Mine(TransformersWorkload):
+        def __init__(self):
+            super().__init__(model_type="gpt2", batch=8, sequence=512, n_layer=12)
+
+        def dataset(self):
+            return my_tokenised_dataset()      # dicts with what the model's forward takes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.errors import MissingDependency, WorkloadRejected
+from tuner.workloads.workload import Workload
+
+_HEADS = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "image": "AutoModelForImageClassification",
+}
+_MASKED = ("bert", "roberta", "distilbert", "deberta", "electra", "albert")
+_DATASET_LENGTH = 65536
+
+
+class TransformersWorkload(Workload):
+    """Trains a model of a transformers config with its own loss.
+
+    Args:
+        model_type: As in `AutoConfig.for_model`: "gpt2", "bert", "vit", ...
+        batch: Samples per step.
+        sequence: Tokens per sample, for language models.
+        task: "causal", "masked" or "image"; None takes what goes with the model type.
+        config: Fields of the config.
+    """
+
+    def __init__(
+        self, model_type: str, batch: int = 8, sequence: int = 512, task: str | None = None, **config: Any
+    ) -> None:
+        transformers = _import_transformers()
+        self._sequence = sequence
+        self.global_batch = batch
+        try:
+            self.config = transformers.AutoConfig.for_model(model_type, **config)
+        except ValueError as error:
+            raise WorkloadRejected(f"transformers has no model type {model_type!r}: {error}") from None
+        self.task = task or _task_of(model_type, self.config)
+        if self.task not in _HEADS:
+            raise WorkloadRejected(f"task is {self.task!r}: it must be one of {', '.join(_HEADS)}")
+        self.sample_unit = "sample" if self.task == "image" else "token"
+
+    def model(self) -> Any:
+        head = getattr(_import_transformers(), _HEADS[self.task])
+        model = head.from_config(self.config)
+        model.train()
+        return model
+
+    def dataset(self) -> Any:
+        from tuner.workloads.adapters.random_data import RandomImages, RandomTokens
+
+        if self.task == "image":
+            size = self.config.image_size
+            shape = (self.config.num_channels, size, size)
+            return RandomImages(_DATASET_LENGTH, shape, self.config.num_labels)
+        return RandomTokens(_DATASET_LENGTH, self._sequence, self.config.vocab_size)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        inputs = dict(batch)
+        if "labels" not in inputs:
+            inputs["labels"] = inputs["input_ids"]
+        return model(**inputs).loss
+
+    def num_units(self, batch: Any) -> int:
+        if self.sample_unit == "sample":
+            return int(batch["pixel_values"].shape[0])
+        mask = batch.get("attention_mask")
+        return int(mask.sum()) if mask is not None else int(batch["input_ids"].numel())
+
+    def blocks(self, model: Any) -> Any:
+        found = [m for m in model.modules() if type(m).__name__.endswith(("Block", "Layer")) and _has_attention(m)]
+        first = type(found[0]) if found else None
+        return [m for m in found if type(m) is first] or super().blocks(model)
+
+
+def _has_attention(module: Any) -> bool:
+    return any("attention" in type(child).__name__.lower() for child in module.children())
+
+
+def _task_of(model_type: str, config: Any) -> str:
+    if hasattr(config, "image_size"):
+        return "image"
+    return "masked" if model_type in _MASKED else "causal"
+
+
+def _import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingDependency(
+            "this workload needs transformers: pip install 'steptune[transformers]' (or pip install transformers)"
+        ) from None
+    return transformers

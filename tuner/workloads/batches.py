@@ -1,0 +1,114 @@
+"""The order of batches: drawn once per study, the same for every trial, and seekable.
+
+The user's own sampler (or a seeded shuffle) is run once, epoch after epoch, and its batches of
+indices are kept. A trial walks through them endlessly, and a measured window can begin at any of
+them, so that every candidate is timed on identical samples.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.errors import WorkloadRejected
+from tuner.workloads.workload import Workload
+
+MAX_BATCHES = 1024
+
+
+def draw_batches(workload: Workload, dataset: Any, seed: int, limit: int = MAX_BATCHES) -> list[list[int]]:
+    """The first batches of indices of a map-style dataset, over as many epochs as it takes.
+
+    Raises:
+        WorkloadRejected: The dataset gives no full batch.
+    """
+    batches: list[list[int]] = []
+    for epoch in range(limit):
+        drawn = list(islice(epoch_batches(workload, dataset, seed, epoch), limit - len(batches)))
+        batches.extend(drawn)
+        if not drawn or len(batches) >= limit:
+            break
+    if not batches:
+        raise WorkloadRejected(
+            f"the dataset has {len(dataset)} samples, fewer than one batch of {workload.global_batch}: "
+            "give more data or set a smaller global_batch"
+        )
+    return batches
+
+
+def epoch_batches(workload: Workload, dataset: Any, seed: int, epoch: int) -> Iterator[list[int]]:
+    """Batches of indices of one epoch, seeded by `seed` and `epoch`."""
+    _seed_generators(seed * 1_000_003 + epoch)
+    batch_sampler = workload.batch_sampler(dataset)
+    if batch_sampler is not None:
+        _set_epoch(batch_sampler, epoch)
+        yield from (list(batch) for batch in batch_sampler)
+        return
+    sampler = workload.sampler(dataset)
+    if sampler is None:
+        indices: Iterator[int] = iter(np.random.permutation(len(dataset)).tolist())
+    else:
+        _set_epoch(sampler, epoch)
+        indices = iter(sampler)
+    while batch := list(islice(indices, workload.global_batch)):
+        if len(batch) == workload.global_batch or not workload.drop_last:
+            yield batch
+
+
+def _set_epoch(sampler: Any, epoch: int) -> None:
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+
+
+def _seed_generators(seed: int) -> None:
+    import torch
+
+    seed %= 2**32
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class EndlessBatches:
+    """A batch sampler over a fixed list of batches that never ends and can be moved.
+
+    `seek` takes effect on the next batch that the loader asks for; what it holds already comes
+    first. Rank r of n gets every n-th index of a batch, from r on.
+    """
+
+    def __init__(self, batches: Sequence[Sequence[int]], rank: int = 0, num_ranks: int = 1) -> None:
+        self._batches = batches
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self.position = 0
+
+    def seek(self, position: int) -> None:
+        self.position = position % len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            batch = self._batches[self.position]
+            self.seek(self.position + 1)
+            yield list(batch[self._rank :: self._num_ranks])
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def save_batches(path: Path, batches: Sequence[Sequence[int]]) -> None:
+    """Writes batches as one flat array with offsets."""
+    offsets = np.cumsum([0, *(len(batch) for batch in batches)])
+    flat = np.fromiter((index for batch in batches for index in batch), dtype=np.int64, count=int(offsets[-1]))
+    np.savez(path, indices=flat, offsets=offsets)
+
+
+def load_batches(path: Path) -> list[list[int]]:
+    """Reads what `save_batches` wrote."""
+    with np.load(path, allow_pickle=False) as archive:
+        flat, offsets = archive["indices"], archive["offsets"]
+    return [flat[start:end].tolist() for start, end in pairwise(offsets)]

@@ -1,0 +1,78 @@
+"""Turning a reference into a workload. Runs where user code may run: in a rank, never in a parent."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+from tuner.errors import WorkloadNotFound, WorkloadRejected
+from tuner.workloads.reference import WorkloadReference, parse_reference
+from tuner.workloads.workload import Workload, validate
+
+
+def load_workload(reference: str | WorkloadReference) -> Workload:
+    """Imports the module that a reference names and makes the workload.
+
+    Raises:
+        WorkloadNotFound: The module, class or zoo entry does not exist.
+        WorkloadRejected: It exists but is not a complete workload, or its arguments do not fit.
+        Exception: Whatever the user's own module raises at import.
+    """
+    parsed = parse_reference(reference) if isinstance(reference, str) else reference
+    if parsed.kind == "zoo":
+        from tuner.workloads.zoo import zoo_entry
+
+        factory: Any = zoo_entry(parsed.name)
+    else:
+        module = _import_file(parsed) if parsed.kind == "file" else _import_module(parsed.source)
+        if not hasattr(module, parsed.name):
+            raise WorkloadNotFound(f"{parsed.source} has no attribute {parsed.name}")
+        factory = getattr(module, parsed.name)
+    if isinstance(factory, Workload):
+        return validate(factory)
+    if not callable(factory):
+        raise WorkloadRejected(f"{parsed.name} in {parsed.source} is {factory!r}: name a class or a function")
+    try:
+        workload = factory(**parsed.arguments)
+    except TypeError as error:
+        if parsed.arguments:
+            raise WorkloadRejected(f"{parsed.name}({parsed.arguments}) cannot be made: {error}") from error
+        raise
+    return validate(workload)
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and name.startswith(error.name):
+            raise WorkloadNotFound(
+                f"module {name} cannot be found: install it, or name a file as path/to/file.py:ClassName"
+            ) from None
+        raise
+
+
+def _import_file(reference: WorkloadReference) -> ModuleType:
+    """Imports a file as `python file.py` would see it: its folder first on the path."""
+    path = reference.path
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    if name in sys.modules:
+        name = f"steptune_workload_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,116 @@
+"""How a workload is named: a file, a module, or an entry of the zoo.
+
+    path/to/file.py:ClassName        a class in a file (its folder is importable, as under `python`)
+    package.module:ClassName         a class in an installed module
+    zoo:vit_small?batch=128          a ready workload; arguments follow the question mark
+
+Arguments (`?name=value&name=value`) are passed to the class; numbers and booleans are recognised.
+This module never imports the workload: the parent process only checks what can be checked by
+reading.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from tuner.errors import WorkloadNotFound, WorkloadRejected
+from tuner.records import Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadReference:
+    """A parsed reference. `kind` is "file", "module" or "zoo"."""
+
+    kind: str
+    source: str
+    name: str
+    arguments: dict[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        assert self.kind == "file"
+        return Path(self.source)
+
+
+def parse_reference(text: str) -> WorkloadReference:
+    """Parses a reference and checks what needs no import: the file, its syntax, the class.
+
+    Raises:
+        WorkloadNotFound: The file, class or zoo entry does not exist.
+        WorkloadRejected: The file is not valid Python, or the reference has no class.
+    """
+    target, _, query = text.partition("?")
+    arguments = {name: _scalar(value) for name, value in parse_qsl(query, keep_blank_values=True)}
+    if target.startswith("zoo:"):
+        return WorkloadReference(kind="zoo", source="zoo", name=target[4:], arguments=arguments)
+    source, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise WorkloadRejected(
+            f"{text!r} names no class: write path/to/file.py:ClassName, package.module:ClassName "
+            "or zoo:NAME (`steptune zoo` lists the names)"
+        )
+    if source.endswith(".py") or "/" in source:
+        path = Path(source).expanduser().resolve()
+        _check_file(path, name)
+        return WorkloadReference(kind="file", source=str(path), name=name, arguments=arguments)
+    return WorkloadReference(kind="module", source=source, name=name, arguments=arguments)
+
+
+def format_reference(reference: WorkloadReference) -> str:
+    """The inverse of `parse_reference`, with an absolute path."""
+    query = "&".join(f"{name}={value}" for name, value in reference.arguments.items())
+    target = f"zoo:{reference.name}" if reference.kind == "zoo" else f"{reference.source}:{reference.name}"
+    return f"{target}?{query}" if query else target
+
+
+def source_digest(reference: WorkloadReference) -> str:
+    """Digest of a workload's own file, so that results of an edited workload are not mixed."""
+    if reference.kind == "file":
+        return hashlib.sha256(reference.path.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(format_reference(reference).encode()).hexdigest()[:16]
+
+
+def imported_modules(path: Path) -> list[str]:
+    """Top-level names of the modules that a file imports anywhere at its top level."""
+    names: dict[str, None] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names.update((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names[node.module] = None
+    return list(names)
+
+
+def _check_file(path: Path, name: str) -> None:
+    if not path.is_file():
+        raise WorkloadNotFound(f"{path} does not exist: give the path of a Python file with the class {name}")
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise WorkloadRejected(f"{path} is not valid Python: {error}") from None
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    imports = any(isinstance(node, ast.ImportFrom) for node in tree.body)
+    assigned = [
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+    if name not in classes and name not in assigned and not imports:
+        raise WorkloadNotFound(f"{path} has no class {name}: its classes are {', '.join(classes) or 'none'}")
+
+
+def _scalar(text: str) -> Scalar:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return text

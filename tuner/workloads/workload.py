@@ -1,0 +1,226 @@
+"""What is tuned: a user's model, data, loss and optimizer, and the settings they use today.
+
+A user subclasses `Workload` and implements three methods. Everything else has the default of plain
+PyTorch. Nothing here imports torch, so that a file which only defines workloads loads anywhere.
+
+    class Digits(Workload):
+        global_batch = 64
+
+        def model(self):
+            return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+        def dataset(self):
+            return digits_dataset()
+
+        def loss(self, model, batch):
+            images, labels = batch
+            return torch.nn.functional.cross_entropy(model(images), labels)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.errors import WorkloadRejected
+from tuner.records import Scalar
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.job import TrainingJob
+
+NamedParameters = Iterable[tuple[str, "torch.nn.Parameter"]]
+
+
+class Workload:
+    """One training workload. Subclass it; implement `model`, `dataset` and `loss`.
+
+    Attributes:
+        global_batch: Samples per optimizer step over all ranks. Steptune never changes it.
+        sample_unit: What throughput counts: "sample", or "token" (then implement `num_units`).
+        max_grad_norm: Clip gradients to this norm before each update; None does not clip.
+        drop_last: Leave out the last, smaller batch of an epoch.
+        current: What you run today, in Steptune's own vocabulary, where it differs from PyTorch's
+            defaults: `{"data_loading": {"num_workers": 4}, "precision": {"level": "O1"}}`. It is
+            the baseline that every gain is measured against. `steptune strategies` lists the names.
+        directory: Where `prepare` put this study's files. Set by Steptune.
+    """
+
+    global_batch: int = 32
+    sample_unit: str = "sample"
+    max_grad_norm: float | None = None
+    drop_last: bool = True
+    current: ClassVar[Mapping[str, Mapping[str, Scalar]]] = {}
+    directory: Path = Path()
+
+    # --- required -----------------------------------------------------------------------------
+
+    def model(self) -> torch.nn.Module:
+        """The freshly initialised model, on the CPU."""
+        raise NotImplementedError
+
+    def dataset(self) -> Any:
+        """The training data: map-style (`__len__`, `__getitem__`) or iterable.
+
+        A map-style dataset whose `__getitem__` both reads and augments may instead offer
+        `load(index)`, which is deterministic, and `augment(sample)`, which may draw random numbers:
+        then what `load` returns can be cached without changing the training.
+        """
+        raise NotImplementedError
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The scalar loss of one batch (mean over its samples or tokens)."""
+        return self.criterion(self.forward(model, batch), batch)
+
+    # --- optional: the model ------------------------------------------------------------------
+
+    def forward(self, model: torch.nn.Module, batch: Any) -> Any:
+        """The model's output for a batch; with `criterion` this replaces `loss`."""
+        raise NotImplementedError
+
+    def criterion(self, output: Any, batch: Any) -> torch.Tensor:
+        """The scalar loss of an output; with `forward` this replaces `loss`."""
+        raise NotImplementedError
+
+    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        """The repeated blocks, for checkpointing, regional compilation and wrapping.
+
+        Default: the members of the longest ModuleList or Sequential whose members are of one class.
+        """
+        from tuner.workloads.blocks import longest_repetition
+
+        return longest_repetition(model)
+
+    # --- optional: the update -----------------------------------------------------------------
+
+    def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
+        """The optimizer; called after wrapping, so that parameter groups survive sharding."""
+        import torch
+
+        return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=1e-3)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """A learning-rate scheduler that is stepped once after every update, or None."""
+        return None
+
+    def training_step(self, job: TrainingJob, batch: Any) -> torch.Tensor:
+        """One whole step, where forward, backward, update does not describe it.
+
+        Use `job.loss(batch)`, `job.backward(loss)` and `job.update()`. A workload that overrides
+        this gives up the strategies that need to know the step: micro-batches and whole-step graphs.
+        """
+        raise NotImplementedError
+
+    # --- optional: the data -------------------------------------------------------------------
+
+    def prepare(self, directory: Path) -> None:
+        """Download, decode or generate data, once per study, into `directory`."""
+
+    def sampler(self, dataset: Any) -> Any:
+        """Yields indices of one epoch; None shuffles."""
+        return None
+
+    def batch_sampler(self, dataset: Any) -> Any:
+        """Yields lists of indices of one epoch; None groups the sampler's by `global_batch`."""
+        return None
+
+    collate: Callable[[list[Any]], Any] | None = None
+    """`collate(self, samples)` makes a batch; None takes PyTorch's default."""
+
+    def worker_init(self, worker_id: int) -> None:
+        """Runs once in every loader worker."""
+
+    def batch_transform(self, batch: Any) -> Any:
+        """Applied to a batch on the device, before the model: normalisation, mix-up, casts."""
+        return batch
+
+    def num_units(self, batch: Any) -> int:
+        """Samples or (unpadded) tokens in a batch."""
+        if self.sample_unit == "token":
+            raise WorkloadRejected(
+                f"{type(self).__name__}.sample_unit is 'token', but num_units(batch) is missing: "
+                "return the number of tokens in the batch without padding"
+            )
+        return first_length(batch)
+
+    # --- what Steptune asks -------------------------------------------------------------------
+
+    @property
+    def has_custom_step(self) -> bool:
+        return type(self).training_step is not Workload.training_step
+
+
+def first_length(batch: Any) -> int:
+    """Length of the first tensor found in a batch: its number of samples."""
+    for leaf in leaves(batch):
+        if hasattr(leaf, "shape") and len(leaf.shape) > 0:
+            return int(leaf.shape[0])
+    raise WorkloadRejected(
+        "the batch holds no tensor with a first dimension, so its samples cannot be counted: "
+        "implement num_units(self, batch)"
+    )
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """The leaves of nested mappings and sequences, in order."""
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from leaves(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from leaves(value)
+    elif hasattr(batch, "__dataclass_fields__"):
+        for name in batch.__dataclass_fields__:
+            yield from leaves(getattr(batch, name))
+    else:
+        yield batch
+
+
+def validate(workload: object) -> Workload:
+    """Checks in microseconds that an object is a complete workload; names the missing piece.
+
+    Raises:
+        WorkloadRejected: It is not a `Workload`, lacks a required method, or has a bad attribute.
+    """
+    if not isinstance(workload, Workload):
+        raise WorkloadRejected(
+            f"{type(workload).__name__} is not a workload: subclass tuner.Workload and implement "
+            "model, dataset and loss"
+        )
+    cls = type(workload)
+    for name in ("model", "dataset"):
+        if getattr(cls, name) is getattr(Workload, name):
+            raise WorkloadRejected(f"{cls.__name__} lacks {name}(self): a workload must define it")
+    has_loss = cls.loss is not Workload.loss
+    has_pair = cls.forward is not Workload.forward and cls.criterion is not Workload.criterion
+    if not (has_loss or has_pair or workload.has_custom_step):
+        raise WorkloadRejected(f"{cls.__name__} lacks loss(self, model, batch): define it, or forward and criterion")
+    if not isinstance(workload.global_batch, int) or workload.global_batch < 1:
+        raise WorkloadRejected(
+            f"{cls.__name__}.global_batch is {workload.global_batch!r}: it must be a positive integer"
+        )
+    if workload.sample_unit not in ("sample", "token"):
+        raise WorkloadRejected(
+            f"{cls.__name__}.sample_unit is {workload.sample_unit!r}: it must be 'sample' or 'token'"
+        )
+    if not isinstance(workload.current, Mapping):
+        raise WorkloadRejected(
+            f"{cls.__name__}.current is {workload.current!r}: it must map strategies to choices, "
+            "as {'data_loading': {'num_workers': 4}}"
+        )
+    _check_arguments(cls, "loss", ("model", "batch"))
+    _check_arguments(cls, "optimizer", ("named_parameters",))
+    return workload
+
+
+def _check_arguments(cls: type, method: str, expected: tuple[str, ...]) -> None:
+    signature = inspect.signature(getattr(cls, method))
+    try:
+        signature.bind(None, *expected)
+    except TypeError as error:
+        raise WorkloadRejected(
+            f"{cls.__name__}.{method}{signature} cannot be called as {method}({', '.join(expected)}): {error}"
+        ) from None

@@ -613,6 +613,8 @@ class Suggestion(Record):
     """The most the candidate could save, as a share of the incumbent's step."""
     replicate: int = 0
     """0 for the first start of this candidate for this purpose."""
+    companion: Candidate | None = None
+    """What it is compared with; run in turns with it where both fit."""
 
 
 class Decision(Record):
@@ -775,6 +777,19 @@ class Trial(Record):
     started_at: str
     attempts: int = 1
     result: TrialResult | None = None
+
+
+class Artifact(Record):
+    """A file that belongs to a study, known by its content."""
+
+    study_id: str
+    trial_id: str | None
+    """None for a file of the whole study."""
+    kind: str
+    digest: str
+    """SHA-256 of the content, in hexadecimal digits."""
+    size_bytes: int
+    created_at: str
 
 
 class Event(Record):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tuner.errors import ChoiceError
 from tuner.strategies.activation_checkpointing import ActivationCheckpointing
 from tuner.strategies.attention_backend import AttentionBackend
@@ -30,18 +32,17 @@ STRATEGIES: tuple[Strategy, ...] = (
     MicroBatch(),
 )
 
-_BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
 
-
-def strategy_named(name: str) -> Strategy:
+def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> Strategy:
     """The strategy of this name.
 
     Raises:
         ChoiceError: There is none; names those that exist.
     """
-    if name not in _BY_NAME:
-        raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(_BY_NAME)}")
-    return _BY_NAME[name]
+    for strategy in strategies:
+        if strategy.name == name:
+            return strategy
+    raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(s.name for s in strategies)}")
 
 
 __all__ = ["STRATEGIES", "Strategy", "Support", "Supported", "Unsupported", "strategy_named"]

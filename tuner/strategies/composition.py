@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFacts
-from tuner.strategies import STRATEGIES, strategy_named
+from tuner.strategies import STRATEGIES, Strategy, strategy_named
 
 if TYPE_CHECKING:
     from tuner.training.plan import Plan
@@ -80,37 +80,43 @@ TOGETHER: tuple[Together, ...] = (
 )
 
 
-def complete_choices(candidate: Candidate, workload: WorkloadFacts) -> dict[str, Choice]:
+def complete_choices(
+    candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES
+) -> dict[str, Choice]:
     """The complete choice of every strategy."""
-    return {s.name: s.complete(candidate.choices.get(s.name, {}), workload) for s in STRATEGIES}
+    return {s.name: s.complete(candidate.choices.get(s.name, {}), workload) for s in strategies}
 
 
-def normalise(candidate: Candidate, workload: WorkloadFacts) -> Candidate:
+def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Candidate:
     """Only what differs from today and has a meaning.
 
     Raises:
         ChoiceError: A strategy or parameter that does not exist.
     """
     for name, choice in candidate.choices.items():
-        strategy_named(name).check(choice)
-    complete = complete_choices(candidate, workload)
+        strategy_named(name, strategies).check(choice)
+    complete = complete_choices(candidate, workload, strategies)
     for row in MEANINGLESS:
-        if row.applies(complete):
-            strategy = strategy_named(row.strategy)
-            neutral = strategy.neutral(workload)
+        if row.strategy in complete and row.applies(complete):
+            neutral = strategy_named(row.strategy, strategies).neutral(workload)
             complete[row.strategy] = {
                 name: neutral[name] if name in row.parameters else value
                 for name, value in complete[row.strategy].items()
             }
-    differences = {s.name: s.difference(complete[s.name], workload) for s in STRATEGIES}
+    differences = {s.name: s.difference(complete[s.name], workload) for s in strategies}
     return Candidate(choices={name: choice for name, choice in differences.items() if choice})
 
 
-def conflict(candidate: Candidate, environment: Environment, workload: WorkloadFacts) -> str | None:
+def conflict(
+    candidate: Candidate,
+    environment: Environment,
+    workload: WorkloadFacts,
+    strategies: Sequence[Strategy] = STRATEGIES,
+) -> str | None:
     """Why a candidate's combination cannot be run, or None."""
-    complete = complete_choices(candidate, workload)
+    complete = complete_choices(candidate, workload, strategies)
     for row in CONFLICTS:
-        if row.applies(complete, environment):
+        if complete.keys() >= set(row.strategies) and row.applies(complete, environment):
             return f"{' with '.join(row.strategies)}: {row.reason}"
     return None
 
@@ -125,24 +131,26 @@ def make_plan(choices: Choices) -> Plan:
     return plan
 
 
-def environment_variables(choices: Choices) -> dict[str, str]:
+def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STRATEGIES) -> dict[str, str]:
     """Variables that must be set before torch is imported."""
     variables: dict[str, str] = {}
-    for strategy in STRATEGIES:
+    for strategy in strategies:
         variables.update(strategy.environment_variables(choices[strategy.name]))
     return variables
 
 
-def numerics_of(candidate: Candidate, workload: WorkloadFacts) -> Numerics:
+def numerics_of(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Numerics:
     """The strongest thing that a candidate does to the numbers."""
     worst = Numerics.EXACT
     for name, choice in candidate.choices.items():
-        strategy = strategy_named(name)
+        strategy = strategy_named(name, strategies)
         worst = max(worst, strategy.numerics(strategy.complete(choice, workload)), key=lambda n: n.rank)
     return worst
 
 
-def unit_roundoff_of(candidate: Candidate, workload: WorkloadFacts) -> float:
+def unit_roundoff_of(
+    candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES
+) -> float:
     """Of the coarsest arithmetic that a candidate computes with, the baseline's own included."""
-    complete = complete_choices(candidate, workload)
-    return max(strategy.unit_roundoff(complete[strategy.name]) for strategy in STRATEGIES)
+    complete = complete_choices(candidate, workload, strategies)
+    return max(strategy.unit_roundoff(complete[strategy.name]) for strategy in strategies)

@@ -1,0 +1,202 @@
+"""What all trials together say about the difference between two candidates.
+
+Every process start gives a noisy rate; a group of trials that took turns gives noisy ratios. Both are
+put into one Gaussian model of logarithms:
+
+    log rate of trial t  =  gain(candidate)  +  level(t)  +  noise
+    log ratio in a group =  gain(candidate) - gain(reference)  +  noise
+
+`gain` has a prior in which candidates that share a choice share its effect (main effects), and every
+candidate has a small part of its own (interaction). `level` is the drift of a shared machine over
+the order of trials: none, a random walk, or something smooth. The kind of drift and the widths of drift
+and noise are taken from the data by maximum likelihood over a grid. So replicates, restarts of the
+baseline, sentinels and trials of other combinations all sharpen one comparison, and a machine that
+slows down does not look like a slow candidate.
+
+Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
+
+from tuner.records import Candidate
+
+Floats = npt.NDArray[np.float64]
+
+MAIN_EFFECT_SD = 0.20
+"""A typical choice changes the rate by a fifth; a factor of two is three and a half of these."""
+OWN_EFFECT_SD = 0.10
+NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
+NOISE_PRIOR_SD = 0.03
+"""What the noise is thought to be before replicates show it, with the weight of two of them."""
+LEVEL_SD = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How the level of the machine moves: a random walk (`length` 0) or smoothly over `length` trials."""
+
+    sd: float
+    length: float = 0.0
+
+    def covariance(self, order: Floats) -> Floats:
+        if self.length == 0:
+            walk: Floats = self.sd**2 * np.minimum.outer(order, order)
+            return walk
+        distance = np.subtract.outer(order, order) / self.length
+        smooth: Floats = self.sd**2 * np.exp(-0.5 * distance**2)
+        return smooth
+
+
+DRIFTS = (
+    Drift(sd=0.0),
+    Drift(sd=0.003),
+    Drift(sd=0.01),
+    Drift(sd=0.03),
+    Drift(sd=0.05, length=6),
+    Drift(sd=0.15, length=12),
+    Drift(sd=0.30, length=25),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One measured logarithm. `reference` is None for a rate."""
+
+    candidate: Candidate
+    value: float
+    order: int
+    reference: Candidate | None = None
+    standard_error: float = 0.0
+    """Known part of the error: of the windows within the process."""
+    noisy: bool = True
+    """The noise of process starts comes on top; not so for what profiles say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Posterior of gain(candidate) - gain(reference), in logarithms."""
+
+    mean: float
+    sd: float
+
+    def probability_above(self, threshold: float = 0.0) -> float:
+        return 0.5 * (1 + math.erf((self.mean - threshold) / max(self.sd, 1e-12) / math.sqrt(2)))
+
+    @property
+    def expected_improvement(self) -> float:
+        """Mean of what the candidate gains where it is better, counting nothing where it is not."""
+        z = self.mean / max(self.sd, 1e-12)
+        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        return self.mean * self.probability_above() + self.sd * density
+
+    @property
+    def ratio(self) -> float:
+        return math.exp(self.mean)
+
+
+class EffectModel:
+    """The posterior of all gains given all observations."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self._observations = list(observations)
+        self._candidates = _distinct(self._observations)
+        self._design = self._design_matrix()
+        self._values = _centred(self._observations)
+        self._gains = self._design @ _prior_covariance(self._candidates, self._candidates) @ self._design.T
+        self.noise_sd, self.drift = self._fit()
+        self._factor = cho_factor(self._covariance(self.noise_sd, self.drift), lower=True)
+        self._weights = cho_solve(self._factor, self._values)
+
+    def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
+        """Posterior of one difference; the prior's where neither was observed."""
+        both = [candidate, reference]
+        prior = _prior_covariance(both, both)
+        cross = _prior_covariance(both, self._candidates) @ self._design.T
+        contrast = np.array([1.0, -1.0])
+        mean = float(contrast @ cross @ self._weights)
+        explained = cross @ cho_solve(self._factor, cross.T)
+        variance = float(contrast @ (prior - explained) @ contrast)
+        return Difference(mean=mean, sd=math.sqrt(max(variance, 1e-12)))
+
+    def smallest_detectable(self, starts: int = 2) -> float:
+        """Gain that two candidates of so many starts each are told apart at, 95 times in a hundred."""
+        return math.exp(1.64 * self.noise_sd * math.sqrt(2 / starts)) - 1
+
+    # --- pieces -------------------------------------------------------------------------------
+
+    def _design_matrix(self) -> Floats:
+        index = {candidate.key: number for number, candidate in enumerate(self._candidates)}
+        design = np.zeros((len(self._observations), len(self._candidates)))
+        for row, observation in enumerate(self._observations):
+            design[row, index[observation.candidate.key]] += 1
+            if observation.reference is not None:
+                design[row, index[observation.reference.key]] -= 1
+        return design
+
+    def _covariance(self, noise_sd: float, drift: Drift) -> Floats:
+        rates = np.array([o.reference is None for o in self._observations])
+        order = np.array([o.order for o in self._observations], dtype=float)
+        level = LEVEL_SD**2 + drift.covariance(order)
+        known = np.array([o.standard_error**2 for o in self._observations])
+        # A ratio carries the start-to-start noise of two processes.
+        noisy = np.array([o.noisy for o in self._observations])
+        own = noisy * np.where(rates, 1.0, 2.0) * noise_sd**2 + known
+        covariance: Floats = self._gains + np.outer(rates, rates) * level + np.diag(own + 1e-10)
+        return covariance
+
+    def _fit(self) -> tuple[float, Drift]:
+        drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
+        best, chosen = -math.inf, (NOISE_GRID[0], DRIFTS[0])
+        for noise_sd, drift in product(NOISE_GRID, drifts):
+            score = _log_likelihood(self._covariance(noise_sd, drift), self._values) + _log_prior(noise_sd, drift)
+            if score > best:
+                best, chosen = score, (noise_sd, drift)
+        return chosen
+
+
+def _distinct(observations: Sequence[Observation]) -> list[Candidate]:
+    found: dict[str, Candidate] = {}
+    for observation in observations:
+        found.setdefault(observation.candidate.key, observation.candidate)
+        if observation.reference is not None:
+            found.setdefault(observation.reference.key, observation.reference)
+    return list(found.values())
+
+
+def _centred(observations: Sequence[Observation]) -> Floats:
+    """Values, rates less the first rate, so that the level's prior need not know the unit."""
+    first = next((o.value for o in observations if o.reference is None), 0.0)
+    return np.array([o.value - (first if o.reference is None else 0.0) for o in observations])
+
+
+def _prior_covariance(left: Sequence[Candidate], right: Sequence[Candidate]) -> Floats:
+    """Shared choices share their effect; a candidate shares its own part only with itself."""
+    covariance = np.zeros((len(left), len(right)))
+    for i, a in enumerate(left):
+        for j, b in enumerate(right):
+            shared = sum(1 for name, choice in a.choices.items() if b.choices.get(name) == choice)
+            covariance[i, j] = shared * MAIN_EFFECT_SD**2
+            if a == b and not a.is_baseline:
+                covariance[i, j] += OWN_EFFECT_SD**2
+    return covariance
+
+
+def _log_likelihood(covariance: Floats, values: Floats) -> float:
+    factor, lower = cho_factor(covariance, lower=True)
+    determinant = 2 * float(np.log(np.diag(factor)).sum())
+    return -0.5 * (float(values @ cho_solve((factor, lower), values)) + determinant)
+
+
+def _log_prior(noise_sd: float, drift: Drift) -> float:
+    """As if two replicates had shown the usual noise; drift needs evidence."""
+    spread = math.log(noise_sd / NOISE_PRIOR_SD) / math.log(3)
+    return -0.5 * spread**2 - (1.0 if drift.sd else 0.0)

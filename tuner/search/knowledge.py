@@ -1,0 +1,204 @@
+"""What a search knows so far: results, costs, profiles, verdicts, and what they imply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tuner.estimates import log_rate, log_ratio
+from tuner.profiling.bounds import Situation
+from tuner.records import Candidate, Move, TrialResult
+from tuner.search.effects import Difference, EffectModel, Observation
+from tuner.search.profile_evidence import profile_log_ratio
+from tuner.search.space import Space
+
+WORTHWHILE = 0.01
+"""A gain below one per cent is not looked for."""
+UNKNOWN_WINDOW_ERROR = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a suggestion: its result, and the companion's where both ran in turns."""
+
+    result: TrialResult
+    companion: TrialResult | None = None
+
+    @property
+    def spent_s(self) -> float:
+        return (self.result.duration_ns + (self.companion.duration_ns if self.companion else 0)) / 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priors:
+    """What earlier studies taught."""
+
+    past_winners: tuple[Candidate, ...] = ()
+    realisation: dict[str, float] = field(default_factory=dict)
+    """By strategy: measured gain over bound, averaged."""
+    audits: int = 0
+    audit_violations: int = 0
+
+
+class Knowledge:
+    """Takes in outcomes and answers questions about candidates and moves."""
+
+    def __init__(self, space: Space, reference: Candidate) -> None:
+        self.space = space
+        self.reference = reference
+        self.results: dict[str, list[TrialResult]] = {}
+        self.verdicts: dict[str, str] = {}
+        """Of single moves, by `move_key`."""
+        self.num_trials = 0
+        self.spent_s = 0.0
+        self.unpaired_since_sentinel = 0
+        self._observations: list[Observation] = []
+        self._costs: dict[str, list[float]] = {}
+        self._situations: dict[str, Situation] = {}
+        self._profiled_pairs: set[tuple[str, str]] = set()
+        self._model: EffectModel | None = None
+
+    # --- taking in ----------------------------------------------------------------------------
+
+    def take_in(self, outcome: Outcome, compared_with: Candidate | None = None) -> None:
+        result, companion = outcome.result, outcome.companion
+        self.num_trials += 1
+        self.spent_s += outcome.spent_s
+        self._costs.setdefault(result.candidate.key, []).append(outcome.spent_s)
+        self.results.setdefault(result.candidate.key, []).append(result)
+        self.unpaired_since_sentinel += 1
+        if not result.ok:
+            return
+        if result.breakdowns:
+            self._situations[result.candidate.key] = Situation(
+                breakdown=result.breakdowns[0],
+                workload=self.space.workload,
+                environment=self.space.environment,
+                choices=self.space.complete(result.candidate),
+            )
+        paired = log_ratio(result, companion) if companion is not None and companion.ok else None
+        if paired is not None and companion is not None:
+            self.unpaired_since_sentinel = 0
+            self._observe(result.candidate, paired.mean, paired.standard_error, companion.candidate)
+        else:
+            rate = log_rate(result)
+            self._observe(result.candidate, rate.mean, rate.standard_error, None)
+        if compared_with is not None and compared_with != result.candidate:
+            self._observe_profiles(result.candidate, compared_with)
+
+    def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
+        """Once for each pair: profiles of further starts say the same again."""
+        pair = (candidate.key, reference.key)
+        ours, theirs = self._situations.get(candidate.key), self._situations.get(reference.key)
+        if ours is None or theirs is None or pair in self._profiled_pairs:
+            return
+        evidence = profile_log_ratio(self.space, ours, theirs)
+        if evidence is not None:
+            self._profiled_pairs.add(pair)
+            self._observe(candidate, *evidence, reference, noisy=False)
+
+    def _observe(
+        self, candidate: Candidate, value: float, error: float, reference: Candidate | None, *, noisy: bool = True
+    ) -> None:
+        self._model = None
+        self._observations.append(
+            Observation(
+                candidate=candidate,
+                value=value,
+                order=len(self._observations) + 1,
+                reference=reference,
+                standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
+                noisy=noisy,
+            )
+        )
+
+    # --- candidates ---------------------------------------------------------------------------
+
+    @property
+    def model(self) -> EffectModel:
+        if self._model is None:
+            self._model = EffectModel(self._observations)
+        return self._model
+
+    def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
+        return self.model.difference(candidate, reference)
+
+    def was_run(self, candidate: Candidate) -> bool:
+        return candidate.key in self.results
+
+    def failed(self, candidate: Candidate) -> bool:
+        """Whether it was run and no start of it counted."""
+        return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
+
+    def measured(self) -> list[Candidate]:
+        """Candidates other than the reference with at least one good result."""
+        good = [results for results in self.results.values() if any(result.ok for result in results)]
+        return [results[0].candidate for results in good if results[0].candidate != self.reference]
+
+    def told(self) -> list[tuple[Candidate, float | None]]:
+        """Every candidate that was run with its gain over the reference; None where it failed."""
+        told: list[tuple[Candidate, float | None]] = []
+        for results in self.results.values():
+            candidate, ok = results[0].candidate, any(result.ok for result in results)
+            told.append((candidate, self.difference(candidate, self.reference).mean if ok else None))
+        return told
+
+    def expected_cost_s(self, candidate: Candidate, incumbent: Candidate) -> float:
+        """Of one trial: as measured for this candidate, or the incumbent's plus what its choices add."""
+        own = self._costs.get(candidate.key)
+        if own:
+            return sum(own) / len(own)
+        base = self._costs.get(incumbent.key) or self._costs.get(self.reference.key) or [1.0]
+        added = self.space.trial_cost_s(candidate) - self.space.trial_cost_s(incumbent)
+        return sum(base) / len(base) + max(0.0, added)
+
+    # --- bounds and noise ---------------------------------------------------------------------
+
+    def situation(self, candidate: Candidate) -> Situation | None:
+        """Of a candidate, or of the reference while the candidate has no profile."""
+        return self._situations.get(candidate.key) or self._situations.get(self.reference.key)
+
+    def bound(self, move: Move, incumbent: Candidate) -> float:
+        """The most that a move could save on the incumbent; all of it while nothing was profiled."""
+        situation = self.situation(incumbent)
+        return self.space.bound(move, situation) if situation else 1.0
+
+    @property
+    def noise(self) -> float:
+        """Smallest gain that is told from none with two starts of each."""
+        return self.model.smallest_detectable() if self._observations else 0.05
+
+    @property
+    def drifts(self) -> bool:
+        """Whether the machine seems to change its speed over the trials."""
+        return bool(self._observations) and self.model.drift.sd > 0
+
+    @property
+    def threshold(self) -> float:
+        """A bound below this is not worth a trial: half the noise, but at least what is worthwhile."""
+        return max(WORTHWHILE, min(0.05, self.noise / 2))
+
+    # --- moves --------------------------------------------------------------------------------
+
+    def failures(self, strategy: str) -> int:
+        """Choices of a strategy that were tried and brought nothing."""
+        return sum(1 for key, v in self.verdicts.items() if key.startswith(f"{strategy}:") and v != "accepted")
+
+    def was_tried(self, move: Move) -> bool:
+        """Whether a candidate with this very choice was run, alone or in company."""
+        return move_key(move) in self.verdicts or any(
+            results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values()
+        )
+
+    def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
+        """Legal single moves that were never run, with their bound on the incumbent."""
+        return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
+
+
+def move_key(move: Move) -> str:
+    """Identity of a move within a space."""
+    return f"{move.strategy}:{_frozen(move.choice)}"
+
+
+def _frozen(choice: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    return tuple(sorted(choice.items(), key=lambda item: item[0]))

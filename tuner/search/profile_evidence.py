@@ -1,0 +1,42 @@
+"""What the breakdowns of two candidates say about their difference.
+
+A choice acts on known categories of a step: an optimizer's implementation on the optimizer's time,
+loader workers on the wait for data. What the machine does to all categories alike (another tenant, a
+lower clock) is seen in the others. So the change of the categories that a choice acts on, measured
+against the rest, shows its effect with far less noise than the length of the step does. It does not
+show side effects on other categories (workers that take cores from the model); those are allowed for
+in its error, and only the measured step decides in the confirmation.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tuner.profiling.bounds import Situation
+from tuner.search.space import Space
+
+SIDE_EFFECT_SD = 0.025
+CATEGORY_NOISE = 0.06
+"""Relative noise of a category's time over the few steps of a profile."""
+MIN_REST = 0.25
+"""Share of the step that must be untouched, to tell what happened to all categories alike."""
+
+
+def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) -> tuple[float, float] | None:
+    """Logarithm of the rate of a candidate over the reference's, and its error; None where profiles cannot say."""
+    changed = [name for name, choice in candidate.choices.items() if reference.choices.get(name) != choice]
+    touched = {category.value for name in changed for category in space.strategy(name).attacks}
+    if not touched or candidate.breakdown.quality.problems or reference.breakdown.quality.problems:
+        return None
+    before, after = reference.breakdown.per_step_ns, candidate.breakdown.per_step_ns
+    rest_before = sum(value for name, value in before.items() if name not in touched)
+    rest_after = sum(value for name, value in after.items() if name not in touched)
+    total = sum(before.values())
+    if rest_before < MIN_REST * total or rest_after <= 0:
+        return None
+    common = rest_after / rest_before
+    touched_after = sum(after.get(name, 0.0) for name in touched) / common
+    value = math.log(total / (rest_before + touched_after))
+    share = max(total - rest_before, touched_after) / total
+    error = math.hypot(SIDE_EFFECT_SD, CATEGORY_NOISE * share)
+    return value, error

@@ -1,0 +1,144 @@
+"""The space of a study: every legal choice, and why each other one is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import ChoiceError
+from tuner.profiling.bounds import Situation
+from tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
+from tuner.strategies import STRATEGIES, Strategy, strategy_named
+from tuner.strategies.base import Unsupported
+from tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """A choice that is not tried, and why."""
+
+    move: Move
+    reason: str
+
+
+class Space:
+    """Legal moves of one workload on one machine under one user's consent."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        workload: WorkloadFacts,
+        settings: StudySettings,
+        strategies: Sequence[Strategy] = STRATEGIES,
+    ) -> None:
+        self.environment = environment
+        self.workload = workload
+        self.settings = settings
+        self.strategies = tuple(strategies)
+        check_names((*settings.only, *settings.skip), self.strategies)
+        moves: list[Move] = []
+        self.excluded: list[Exclusion] = []
+        for strategy in self.strategies:
+            for move, reason in self._judge(strategy):
+                if reason is None:
+                    moves.append(move)
+                else:
+                    self.excluded.append(Exclusion(move=move, reason=reason))
+        self.moves = tuple(moves)
+
+    def _judge(self, strategy: Strategy) -> Iterable[tuple[Move, str | None]]:
+        seen: set[str] = set()
+        for choice in strategy.choices(self.environment, self.workload):
+            alone = Candidate(choices={strategy.name: strategy.difference(choice, self.workload)})
+            candidate = normalise(alone, self.workload, self.strategies)
+            if candidate.is_baseline or candidate.key in seen:
+                continue
+            seen.add(candidate.key)
+            move = Move(strategy=strategy.name, choice=candidate.choices.get(strategy.name, {}))
+            yield move, self._objection(strategy, choice)
+
+    def _objection(self, strategy: Strategy, choice: Choice) -> str | None:
+        settings = self.settings
+        if settings.only and strategy.name not in settings.only:
+            return "left out by --only"
+        if strategy.name in settings.skip:
+            return "left out by --skip"
+        support = strategy.supports(choice, self.environment, self.workload)
+        if isinstance(support, Unsupported):
+            return support.reason
+        numerics = strategy.numerics(choice)
+        if numerics.needs_consent and numerics not in settings.allow:
+            return f"is {numerics.value}: allow it with --allow {numerics.value}"
+        return None
+
+    # --- candidates ---------------------------------------------------------------------------
+
+    def combine(self, candidate: Candidate, moves: Iterable[Move]) -> Candidate | None:
+        """The candidate with these moves made, or None where the combination cannot be run."""
+        for move in moves:
+            candidate = candidate.with_choice(move.strategy, move.choice)
+        candidate = normalise(candidate, self.workload, self.strategies)
+        if conflict(candidate, self.environment, self.workload, self.strategies) is not None:
+            return None
+        return candidate
+
+    def complete(self, candidate: Candidate) -> dict[str, Choice]:
+        return complete_choices(candidate, self.workload, self.strategies)
+
+    def numerics(self, candidate: Candidate) -> Numerics:
+        return numerics_of(candidate, self.workload, self.strategies)
+
+    def unit_roundoff(self, candidate: Candidate) -> float:
+        return unit_roundoff_of(candidate, self.workload, self.strategies)
+
+    def unit_roundoffs(self) -> tuple[float, ...]:
+        """Of all arithmetics that a candidate of this space may compute with, finest first."""
+        found = {self.unit_roundoff(Candidate())}
+        for move in self.moves:
+            candidate = self.combine(Candidate(), [move])
+            if candidate is not None:
+                found.add(self.unit_roundoff(candidate))
+        return tuple(sorted(found))
+
+    def strategy(self, name: str) -> Strategy:
+        return strategy_named(name, self.strategies)
+
+    def trial_cost_s(self, candidate: Candidate) -> float:
+        """What a trial costs beyond an ordinary one, before any was measured."""
+        return sum(self.strategy(name).trial_cost_s for name in candidate.choices)
+
+    # --- bounds -------------------------------------------------------------------------------
+
+    def bound(self, move: Move, situation: Situation) -> float:
+        """The most that a move could save, as a share of the incumbent's step."""
+        strategy = self.strategy(move.strategy)
+        return strategy.bound(situation, strategy.complete(move.choice, self.workload))
+
+    def joint_bound(self, moves: Sequence[Move], situation: Situation) -> float:
+        """The most that several moves together could save: no more than the sum of their bounds."""
+        return min(1.0, sum(self.bound(move, situation) for move in moves))
+
+    def memory_ladder(self) -> list[Candidate]:
+        """Candidates that need less memory, the least intrusive first; for a baseline that does not fit."""
+        saving = [m for m in self.moves if self.strategy(m.strategy).memory]
+        by_strategy: dict[str, list[Move]] = {}
+        for move in saving:
+            by_strategy.setdefault(move.strategy, []).append(move)
+        ladder = [self.combine(Candidate(), [move]) for move in saving]
+        names = list(by_strategy)
+        for first, second in ((a, b) for a in names for b in names if a < b):
+            pairs = ((m, n) for n in by_strategy[second] for m in by_strategy[first])
+            ladder.extend(self.combine(Candidate(), pair) for pair in pairs)
+        return [candidate for candidate in ladder if candidate is not None and not candidate.is_baseline]
+
+
+def check_names(names: Iterable[str], strategies: Sequence[Strategy] = STRATEGIES) -> None:
+    """Refuses names of strategies that do not exist.
+
+    Raises:
+        ChoiceError: Names the unknown one and those that exist.
+    """
+    known = [strategy.name for strategy in strategies]
+    for name in names:
+        if name not in known:
+            raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(known)}")

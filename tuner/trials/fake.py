@@ -1,0 +1,316 @@
+"""A runner whose trials cost nothing and whose answer is known: for testing searches.
+
+`FakeRunner` implements `TrialRunner` over a `Surface`: a step time by category for every candidate,
+with multiplicative noise per process start, drift over time, and candidates that run out of memory.
+The breakdown it reports is the truth, so bounds work as on a machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.protocols import ProgressListener
+from tuner.records import (
+    Breakdown,
+    Candidate,
+    CaptureQuality,
+    Choice,
+    DatasetFacts,
+    Device,
+    Environment,
+    Failure,
+    FailureKind,
+    GuardVerdict,
+    HardwareProfile,
+    MeasureSettings,
+    MemoryPeak,
+    ModelFacts,
+    Numerics,
+    OptimizerFacts,
+    Phase,
+    Purpose,
+    SampleUnit,
+    Startup,
+    TrialResult,
+    TrialSpec,
+    Window,
+    WorkloadFacts,
+)
+from tuner.strategies.base import Strategy
+from tuner.training.plan import Plan
+
+BATCH = 32
+TRIAL_S = 5.0
+NUM_WINDOWS = 5
+PROFILE_NOISE_SD = 0.05
+
+
+class FakeStrategy(Strategy):
+    """A strategy with numbered levels that acts on one category."""
+
+    summary: ClassVar[str] = "levels of a known effect"
+    defaults: ClassVar[Choice] = {"level": 0}
+    attacks: ClassVar[tuple[Category, ...]] = ()
+
+    def __init__(self, name: str, category: Category, levels: int) -> None:
+        self.name = name  # type: ignore[misc]
+        self.category = category
+        self.attacks = (category,)  # type: ignore[misc]
+        self.levels = levels
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return tuple({"level": level} for level in range(1, self.levels + 1))
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        return None
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        return removable(situation, self.category)
+
+
+Levels = Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surface:
+    """A cost known for every candidate.
+
+    Attributes:
+        base_ms: Step time by category with every strategy at level 0.
+        factors: What a level of a strategy multiplies its category by.
+        joint: Further factors of combinations: (needed levels, category, factor).
+        memory_gb: Memory by strategy and level; beyond `cap_gb` a trial runs out of memory.
+        drift: Multiplies the rate of the n-th trial.
+    """
+
+    name: str
+    base_ms: Mapping[Category, float]
+    factors: Mapping[str, tuple[Category, tuple[float, ...]]]
+    joint: tuple[tuple[Levels, Category, float], ...] = ()
+    memory_gb: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    base_gb: float = 10.0
+    cap_gb: float = math.inf
+    drift: Callable[[int], float] = lambda order: 1.0
+
+    @property
+    def strategies(self) -> tuple[FakeStrategy, ...]:
+        return tuple(FakeStrategy(name, category, len(levels)) for name, (category, levels) in self.factors.items())
+
+    def levels(self, candidate: Candidate) -> dict[str, int]:
+        return {name: int(candidate.choices.get(name, {}).get("level", 0) or 0) for name in self.factors}
+
+    def step_ms(self, levels: Levels) -> dict[Category, float]:
+        """True step time by category."""
+        times = dict(self.base_ms)
+        for name, (category, effects) in self.factors.items():
+            if levels[name]:
+                times[category] *= effects[levels[name] - 1]
+        for needed, category, factor in self.joint:
+            if all(levels[name] == level for name, level in needed.items()):
+                times[category] *= factor
+        return times
+
+    def needed_gb(self, levels: Levels) -> float:
+        return self.base_gb + sum(
+            self.memory_gb[name][level - 1] for name, level in levels.items() if level and name in self.memory_gb
+        )
+
+    def fits(self, levels: Levels) -> bool:
+        return self.needed_gb(levels) <= self.cap_gb
+
+    def total_ms(self, candidate: Candidate) -> float:
+        return sum(self.step_ms(self.levels(candidate)).values())
+
+    def best_ms(self) -> float:
+        """The shortest true step of all candidates that fit."""
+        options = [range(len(effects) + 1) for _, effects in self.factors.values()]
+        every = (dict(zip(self.factors, levels, strict=True)) for levels in itertools.product(*options))
+        return min(sum(self.step_ms(levels).values()) for levels in every if self.fits(levels))
+
+
+class FakeRunner:
+    """A `TrialRunner` over a surface; nothing is started and no time passes."""
+
+    def __init__(self, surface: Surface, *, noise_sd: float = 0.03, seed: int = 0, paired: bool = False) -> None:
+        self.surface = surface
+        self.num_trials = 0
+        self._noise_sd = noise_sd
+        self._random = random.Random(seed)
+        self._paired = paired
+
+    def describe(self) -> Environment:
+        return fake_environment()
+
+    def inspect(self) -> WorkloadFacts:
+        return fake_workload()
+
+    def make_reference(self, request: Any) -> None:
+        return None
+
+    def task(self, entry: str, request: Any) -> bytes:
+        raise NotImplementedError(f"a known surface has no {entry} task")
+
+    def run(
+        self,
+        specs: Sequence[TrialSpec],
+        purposes: Sequence[Purpose],
+        settings: MeasureSettings,
+        group: str,
+        listener: ProgressListener,
+    ) -> list[TrialResult]:
+        drift = self.surface.drift(self.num_trials)
+        self.num_trials += 1
+        return [self._result(spec, purpose, group, drift) for spec, purpose in zip(specs, purposes, strict=True)]
+
+    def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
+        return self._paired and sum(peaks_bytes) / 1e9 <= self.surface.cap_gb
+
+    def close(self) -> None:
+        return None
+
+    def _result(self, spec: TrialSpec, purpose: Purpose, group: str, drift: float) -> TrialResult:
+        levels = self.surface.levels(spec.candidate)
+        phases = {Phase.MEASURE.value: int(TRIAL_S * 1e9)}
+        if not self.surface.fits(levels):
+            failure = Failure(
+                kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="beyond the surface's memory"
+            )
+            return TrialResult(
+                trial_id=spec.trial_id,
+                candidate=spec.candidate,
+                purpose=purpose,
+                group=group,
+                failure=failure,
+                phases_ns=phases,
+            )
+        times = self.surface.step_ms(levels)
+        noise = math.exp(self._random.gauss(0, self._noise_sd))
+        step_ns = sum(times.values()) * 1e6 * noise / drift
+        return TrialResult(
+            trial_id=spec.trial_id,
+            candidate=spec.candidate,
+            purpose=purpose,
+            group=group,
+            windows=tuple(_window(number, step_ns) for number in range(NUM_WINDOWS)),
+            startup=Startup(build_ns=0, user_code_ns=0, first_step_ns=0, warm_up_ns=0, warm_up_steps=1, steady=True),
+            memory=(MemoryPeak(rank=0, resident_bytes=int(self.surface.needed_gb(levels) * 1e9)),),
+            breakdowns=(self._breakdown(times, noise / drift),),
+            guard=GuardVerdict(passed=True, num_steps=4),
+            phases_ns=phases,
+        )
+
+    def _breakdown(self, times_ms: Mapping[Category, float], factor: float) -> Breakdown:
+        """The truth, with a profile's own noise on every category."""
+        categories = dict.fromkeys((category.value for category in Category), 0)
+        for category, value in times_ms.items():
+            noise = math.exp(self._random.gauss(0, PROFILE_NOISE_SD))
+            categories[category.value] = int(value * factor * noise * 1e6)
+        total = sum(categories.values())
+        return Breakdown(
+            rank=0,
+            device="cpu",
+            num_steps=1,
+            step_time_ns=total,
+            categories=categories,
+            quality=CaptureQuality(num_events=len(categories), num_steps=1),
+            unprofiled_step_time_ns=total,
+            rescaled=categories,
+        )
+
+
+def _window(number: int, step_ns: float) -> Window:
+    return Window(
+        round=number,
+        position=number,
+        num_steps=10,
+        num_samples=10 * BATCH,
+        num_units=10 * BATCH,
+        duration_ns=int(10 * step_ns),
+        step_p20_ns=int(step_ns),
+        step_p50_ns=int(step_ns),
+        step_p80_ns=int(step_ns),
+        queue_depth_start=0,
+        queue_depth_end=0,
+        foreign_cpu_share=0.0,
+    )
+
+
+def fake_environment() -> Environment:
+    """A machine of two cores."""
+    device = Device(kind="cpu", name="fake", memory_bytes=16 << 30)
+    return Environment(hardware=HardwareProfile(devices=(device,), num_cores=2, cpu_name="fake", memory_bytes=16 << 30))
+
+
+def fake_workload() -> WorkloadFacts:
+    """A workload of which nothing matters."""
+    return WorkloadFacts(
+        reference="fake:surface",
+        name="surface",
+        signature="0" * 16,
+        global_batch=BATCH,
+        sample_unit=SampleUnit.SAMPLE,
+        dataset=DatasetFacts(kind="map", length=1024, sample_bytes=1, sample_ns=1, deterministic=True, splits=False),
+        model=ModelFacts(num_parameters=1, parameter_bytes=4, num_parameter_tensors=1),
+        optimizer=OptimizerFacts(name="AdamW", module="torch.optim.adamw", implementation="for_loop"),
+    )
+
+
+# --- known surfaces ---------------------------------------------------------------------------
+
+_BASE = {
+    Category.MATMUL: 40.0,
+    Category.ELEMENTWISE: 22.0,
+    Category.DATA_WAIT: 22.0,
+    Category.OPTIMIZER: 10.0,
+    Category.HOST: 6.0,
+}
+_SEPARABLE: dict[str, tuple[Category, tuple[float, ...]]] = {
+    "loader": (Category.DATA_WAIT, (0.35, 0.15, 0.6)),
+    "cache": (Category.DATA_WAIT, (1.1,)),
+    "fusion": (Category.ELEMENTWISE, (0.45,)),
+    "products": (Category.MATMUL, (1.3, 0.7)),
+    "layout": (Category.MATMUL, (1.0,)),
+    "backend": (Category.MATMUL, (1.05, 1.0)),
+    "update": (Category.OPTIMIZER, (0.3, 1.0)),
+    "threads": (Category.HOST, (1.0, 1.2)),
+}
+_NEUTRAL = {name: (category, tuple(1.0 for _ in levels)) for name, (category, levels) in _SEPARABLE.items()}
+
+SEPARABLE = Surface(name="separable", base_ms=_BASE, factors=_SEPARABLE)
+PAIR = Surface(
+    name="pair",
+    base_ms=_BASE,
+    factors={**_NEUTRAL, "loader": _SEPARABLE["loader"]},
+    joint=(({"layout": 1, "backend": 2}, Category.MATMUL, 0.55),),
+)
+WALL = Surface(
+    name="memory wall",
+    base_ms=_BASE,
+    factors=_SEPARABLE,
+    memory_gb={
+        "loader": (1.0, 6.0, 0.5),
+        "fusion": (3.0,),
+        "products": (0.0, 2.0),
+        "update": (2.0, 0.0),
+        "cache": (5.0,),
+    },
+    cap_gb=19.0,
+)
+DRIFT = Surface(
+    name="drift",
+    base_ms=_BASE,
+    factors=_SEPARABLE,
+    drift=lambda order: math.exp(-0.006 * order + 0.03 * math.sin(order / 6)),
+)
+NOISE = Surface(name="pure noise", base_ms=_BASE, factors=_NEUTRAL)
+SURFACES: tuple[Surface, ...] = (SEPARABLE, PAIR, WALL, DRIFT, NOISE)

@@ -1,1 +1,1 @@
-"""Figures and pages: data first, picture second."""
+"""Figures and pages: data first (`get_*_info`), picture second (`plot_*`), pages from both."""

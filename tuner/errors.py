@@ -78,6 +78,10 @@ class StorageFull(StoreError):
 class BaselineFailed(SteptuneError):
     """The workload, exactly as the user runs it today, could not be measured."""
 
+    def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.out_of_memory = out_of_memory
+
 
 class RecommendationError(SteptuneError):
     """A recommendation that cannot be read, or cannot be applied here."""

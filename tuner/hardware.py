@@ -22,6 +22,7 @@ from tuner.records import Calibration, Device, Environment, HardwareProfile
 SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """From, and below."""
+CORES_VARIABLE = "STEPTUNE_CORES"
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -67,9 +68,31 @@ def find_compiler() -> str | None:
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
+def allowed_cores() -> set[int]:
+    """Cores that this process was started on.
+
+    Where OMP_PROC_BIND is set, importing torch binds the main thread to one core, and its affinity no
+    longer tells. A trial server notes the cores before that in STEPTUNE_CORES.
+    """
+    noted = os.environ.get(CORES_VARIABLE)
+    if noted:
+        return {int(core) for core in noted.split(",")}
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Number of cores that this process may use."""
+    return len(allowed_cores())
+
+
+def unbind_thread() -> None:
+    """Lets this thread run on all cores again, where OMP_PROC_BIND has bound the one that forked it."""
+    if os.environ.get("OMP_PROC_BIND", "false").lower() == "false" or not hasattr(os, "sched_setaffinity"):
+        return
+    noted = os.environ.get(CORES_VARIABLE)
+    os.sched_setaffinity(0, allowed_cores() if noted else range(os.cpu_count() or 1))
 
 
 def cpu_name() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tuner.records import (
+    Artifact,
     Decision,
     Environment,
     Event,
@@ -91,11 +92,18 @@ class TrialRunner(Protocol):
 class StudyStore(Protocol):
     """Remembers studies. Each method is one transaction; records are returned as copies.
 
-    A trial is complete when `complete_trial` has returned, and completes once: a second completion is
-    refused. Nothing complete is ever changed.
+    A trial is complete when `complete_trials` has returned, and completes once: a second completion is
+    refused. Nothing complete is ever changed. Writing to a study that does not exist raises
+    StudyNotFound; reading from it finds nothing. Only `get_study` takes a part of an id.
     """
 
-    def create_study(self, study: Study) -> None: ...
+    def create_study(self, study: Study) -> None:
+        """Records a new study.
+
+        Raises:
+            StoreError: There is a study with this id.
+        """
+        ...
 
     def update_study(self, study: Study) -> None:
         """Replaces facts, environment, state and message.
@@ -117,37 +125,67 @@ class StudyStore(Protocol):
         """The newest first."""
         ...
 
-    def set_state(self, study_id: str, state: StudyState, message: str = "") -> None: ...
-
-    def begin_trials(self, trials: Sequence[Trial]) -> None:
-        """Records trials that are about to run."""
-        ...
-
-    def complete_trial(self, result: TrialResult) -> None:
-        """Records a result, once.
+    def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
+        """Replaces state and message.
 
         Raises:
-            StoreError: The trial is unknown or already complete.
+            StudyNotFound: There is no such study.
+        """
+        ...
+
+    def begin_trials(self, trials: Sequence[Trial]) -> None:
+        """Records trials that are about to run: all of them or, on an error, none.
+
+        Raises:
+            StudyNotFound: There is no such study.
+            StoreError: The id of a trial, or its sequence in its study, is taken.
+        """
+        ...
+
+    def complete_trials(self, results: Sequence[TrialResult]) -> None:
+        """Records the results of a group, once: all of them or, on an error, none.
+
+        Raises:
+            StoreError: A trial is unknown, already complete, or was given up as lost.
         """
         ...
 
     def lose_running_trials(self, study_id: str) -> int:
-        """Marks trials that were running when their process died; returns how many."""
+        """Marks trials that were running when their process died; returns how many.
+
+        Raises:
+            StudyNotFound: There is no such study.
+        """
         ...
 
     def trials(self, study_id: str) -> list[Trial]:
-        """All trials in the order in which they began."""
+        """All trials in the order in which they began (their `sequence`)."""
         ...
 
     def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:
-        """The story of the search so far; replaces what was there."""
+        """The story of the search so far; replaces what was there.
+
+        Raises:
+            StudyNotFound: There is no such study.
+            StoreError: Two decisions have the same `sequence`.
+        """
         ...
 
-    def decisions(self, study_id: str) -> list[Decision]: ...
+    def decisions(self, study_id: str) -> list[Decision]:
+        """In the order of their `sequence`."""
+        ...
 
-    def save_recommendation(self, recommendation: Recommendation) -> None: ...
+    def save_recommendation(self, recommendation: Recommendation) -> None:
+        """Records the answer of a study; replaces an earlier one.
 
-    def recommendation(self, study_id: str) -> Recommendation | None: ...
+        Raises:
+            StudyNotFound: There is no such study.
+        """
+        ...
+
+    def recommendation(self, study_id: str) -> Recommendation | None:
+        """The answer of a study, if it has one."""
+        ...
 
     def past_recommendations(self, signature: str, device_kind: str) -> list[Recommendation]:
         """Recommendations for similar workloads on the same kind of device, the newest first."""
@@ -155,10 +193,40 @@ class StudyStore(Protocol):
 
     def past_decisions(self, hardware: HardwareProfile) -> list[Decision]:
         """Decisions with a predicted bound and a measured gain, of finished studies on this kind of
-        device: what bounds were worth.
+        device: what bounds were worth. The newest study first, each in the order of its search.
         """
         ...
 
-    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None: ...
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
+        """Appends to what happened in a study.
 
-    def events(self, study_id: str, after: int = 0) -> list[Event]: ...
+        Raises:
+            StudyNotFound: There is no such study.
+        """
+        ...
+
+    def events(self, study_id: str, after: int = 0) -> list[Event]:
+        """Events of a study whose `sequence` is above `after`, in order.
+
+        Sequences grow over all studies of a store and are never used again, so a reader that
+        remembers the last one misses nothing.
+        """
+        ...
+
+    def add_artifact(self, study_id: str, trial_id: str | None, kind: str, digest: str, size_bytes: int) -> None:
+        """Records that a file belongs to a study or to one of its trials.
+
+        Args:
+            trial_id: None for a file of the whole study.
+            kind: What it is ("trace", "timeline", ...).
+            digest: Its SHA-256, under which an artifact directory keeps it.
+
+        Raises:
+            StudyNotFound: There is no such study.
+            StoreError: There is no such trial.
+        """
+        ...
+
+    def artifacts(self, study_id: str) -> list[Artifact]:
+        """The files of a study and its trials, in the order in which they were recorded."""
+        ...

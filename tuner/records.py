@@ -249,6 +249,10 @@ class WorkloadFacts(Record):
     """"none"; "switchable" (dropout that evaluation mode turns off); "always"."""
     custom_step: bool = False
     sample_loss: float = 0.0
+    sample_step_ns: int = 0
+    """Forward and backward of the first batch, when the workload was looked at."""
+    fits_memory: bool = True
+    """False where one whole batch ran out of memory and a part of it was looked at."""
     prepare_ns: int = 0
     import_ns: int = 0
     model_ns: int = 0
@@ -724,6 +728,7 @@ class Recommendation(Record):
     guard: GuardVerdict | None
     certificate: Certificate
     cost: Cost
+    num_ranks: int = 1
     alternatives: tuple[Alternative, ...] = ()
     peak_memory_bytes: int = 0
     baseline_peak_memory_bytes: int = 0
@@ -746,6 +751,8 @@ class StudySettings(Record):
     memory_limit_bytes: int | None = None
     confirm_blocks: int = 5
     num_finalists: int = 2
+    phase_timeout_s: float | None = None
+    """Seconds that any phase of a trial may take; None allows multiples of what the baseline took."""
 
 
 class Study(Record):
@@ -760,6 +767,8 @@ class Study(Record):
     facts: WorkloadFacts | None = None
     environment: Environment | None = None
     message: str = ""
+    source_digest: str = ""
+    """Of the workload's own file, so that results of an edited workload are not mixed."""
     steptune_version: str = ""
 
 

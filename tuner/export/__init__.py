@@ -1,0 +1,30 @@
+"""The recommendation in other tools' formats: one target, one file, one entry in `EXPORTERS`."""
+
+from __future__ import annotations
+
+from tuner.errors import ChoiceError
+from tuner.export.base import Exporter
+from tuner.export.native import NativeJson, NativeYaml
+from tuner.export.snippet import PythonSnippet
+
+EXPORTERS: tuple[Exporter, ...] = (
+    NativeJson(),
+    NativeYaml(),
+    PythonSnippet(),
+)
+
+_BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
+
+
+def exporter_named(name: str) -> Exporter:
+    """The exporter of this name.
+
+    Raises:
+        ChoiceError: There is none; names those that exist.
+    """
+    if name not in _BY_NAME:
+        raise ChoiceError(f"there is no export format {name!r}: the formats are {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
+
+
+__all__ = ["EXPORTERS", "Exporter", "exporter_named"]

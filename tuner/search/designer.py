@@ -7,12 +7,14 @@ tables. Stages:
 1. `baseline`   restarts of the user's own configuration: the noise of this machine
 2. `past`       what won for similar workloads on such hardware
 3. `recipe`     the choices that the diagnosed bottleneck calls for, together; then each left out
-4. `move`       single choices on the incumbent, by what they may gain for their cost; a better one
-                becomes the incumbent and its breakdown gives new bounds
-5. `together`   choices that share a resource; then groups of choices that brought nothing alone, built
-                so that every pair meets, to find what pays only in company
-6. `sampler`    Optuna's TPE for what is left
-7. `audit`      a few choices that were left out by their bound, to see whether bounds hold
+4. `move`       on the incumbent, whatever promises most for its cost: a single choice by its bound; a
+                choice that ran out of memory, in exchange for one that gains less; a group of choices
+                that brought nothing alone, built so that many pairs meet. What is better becomes the
+                incumbent, and its breakdown gives new bounds
+5. `together`   choices of strategies that share a resource
+6. `refine`     again, what may still be better by all trials; `simplify` leaves out what is not needed
+7. `sampler`    Optuna's TPE for what is left
+8. `audit`      a few choices that were left out by their bound, to see whether bounds hold
 
 A change is accepted when it is better with a probability of 95 % by all trials so far (see
 `effects.py`); a likely one is run again until that is clear. The search ends when no bound is above
@@ -25,7 +27,6 @@ import math
 import random
 from collections.abc import Generator, Iterable, Sequence
 
-from tuner.profiling.bounds import Situation
 from tuner.profiling.diagnosis import diagnose
 from tuner.records import (
     BASELINE,
@@ -40,30 +41,19 @@ from tuner.records import (
     TrialResult,
 )
 from tuner.search.effects import Difference
-from tuner.search.groups import covering_group
 from tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, move_key
+from tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
 from tuner.search.sampler import suggest_candidates
 from tuner.search.space import Space
-from tuner.strategies.composition import TOGETHER
 
 BASELINE_STARTS = 4
-MAX_STARTS = 2
-"""Times that one candidate is run before its verdict is left open."""
 SURE = 0.95
-UNLIKELY = 0.15
+CLEARLY = 0.9
 LIKELY = 0.7
 """Probability of a worthwhile gain from which a candidate is run again."""
-HARMFUL = -0.06
-"""Choices that seemed worse than this alone are not tried in company."""
-EXPENSIVE_S = 20.0
 MAX_AUDITS = 2
 ENOUGH_AUDITS = 20
 SENTINEL_EVERY = 4
-USUAL_REALISATION = 0.5
-"""Part of a bound that a choice realises, before any was seen to."""
-USUAL_INTERACTION = 0.15
-"""Part of a joint bound that choices without a gain of their own realise in company."""
-MIN_GROUP = 3
 
 Story = Generator[Suggestion, Outcome, None]
 Trying = Generator[Suggestion, Outcome, str]
@@ -99,10 +89,9 @@ class Designer:
         self._budget_s = budget_s
         self._max_trials = max_trials
         self._seed = seed
-        self._random = random.Random(seed)
         self._priors = priors or Priors()
         self._audits = self._violations = self._groups_tried = 0
-        self._unproven_groups: list[Sequence[Move]] = []
+        self._unproven_groups: list[tuple[Move, ...]] = []
         self._story = self._tell()
         self._next: Suggestion | None = None
         self._advance(None)
@@ -128,15 +117,17 @@ class Designer:
         return next(iter(self.finalists(1)), self.reference)
 
     def finalists(self, count: int) -> list[Candidate]:
-        """The incumbent and others that may well be better, the highest expected gain first; the incumbent
-        gives way only to what is likely to be better by more than a little."""
+        """The incumbent and others that may well be better than it.
+
+        The incumbent comes first, unless another is clearly better by more than a little.
+        """
         contenders = []
         for candidate in self.knowledge.measured():
-            difference = self.knowledge.difference(candidate, self.incumbent)
-            if candidate != self.incumbent and difference.probability_above(WORTHWHILE) > UNLIKELY:
-                contenders.append((difference.probability_above(WORTHWHILE), candidate))
+            chance = self.knowledge.difference(candidate, self.incumbent).probability_above(WORTHWHILE)
+            if candidate != self.incumbent and chance > UNLIKELY:
+                contenders.append((chance, candidate))
         if self.incumbent != self.reference:
-            contenders.append((LIKELY, self.incumbent))
+            contenders.append((CLEARLY, self.incumbent))
         contenders.sort(key=lambda pair: -pair[0])
         return [candidate for _, candidate in contenders][:count]
 
@@ -164,7 +155,6 @@ class Designer:
         yield from self._recipes()
         yield from self._moves()
         yield from self._sharing_pairs()
-        yield from self._groups()
         yield from self._refine()
         yield from self._simplify()
         yield from self._sampler()
@@ -185,174 +175,52 @@ class Designer:
                 self.failed = outcome.result
                 self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])
                 return
-        situation = self._situation()
+        situation = self.knowledge.situation(self.reference)
         self.findings = diagnose(situation) if situation else ()
         self._record("baseline", "measured", f"{BASELINE_STARTS} starts", self.reference)
 
     def _past(self) -> Story:
         for winner in self._priors.past_winners:
             wanted = {move_key(Move(strategy=s, choice=c)) for s, c in winner.choices.items()}
-            moves = [move for move in self.space.moves if move_key(move) in wanted]
-            candidate = self._combined(moves)
+            moves = tuple(move for move in self.space.moves if move_key(move) in wanted)
+            candidate = self._proposals().fresh(moves)
             if candidate is not None:
-                verdict = yield from self._try(candidate, moves, "past", "won for a similar workload on such hardware")
-                if verdict == "accepted":
-                    yield from self._leave_out(moves)
+                reason = "won for a similar workload on such hardware"
+                yield from self._try_several(Proposal(candidate=candidate, moves=moves, reason=reason), "past")
 
     def _recipes(self) -> Story:
-        """For each serious finding, the first good choice of every strategy that it calls for, at once."""
         for finding in self.findings:
-            situation = self._situation()
-            if situation is None or finding.severity == "note":
-                continue
-            moves = self._recipe_moves(finding, situation)
-            candidate = self._combined(moves)
-            if len(moves) < 2 or candidate is None:
-                continue
-            verdict = yield from self._try(candidate, moves, "recipe", f"for the finding: {finding.message}")
-            if verdict == "accepted":
-                yield from self._leave_out(moves)
-
-    def _recipe_moves(self, finding: Finding, situation: Situation) -> list[Move]:
-        moves: list[Move] = []
-        for name in finding.strategies:
-            legal = [move for move in self.space.moves if move.strategy == name]
-            if not legal or name in self.incumbent.choices or self.space.strategy(name).trial_cost_s > EXPENSIVE_S:
-                continue
-            good = next((m for m in legal if self.space.bound(m, situation) > self.knowledge.threshold), None)
-            if good is not None and self.space.combine(self.incumbent, [*moves, good]) is not None:
-                moves.append(good)
-        return moves
+            proposal = self._proposals().recipe(finding) if finding.severity != "note" else None
+            if proposal is not None:
+                yield from self._try_several(proposal, "recipe")
 
     def _moves(self) -> Story:
-        """Single moves by score; a group of neutral ones when that promises more than the next move."""
-        while ranked := self._ranked_moves():
-            score, move, candidate, bound = ranked[0]
-            group = self._group()
-            if group and self._group_score(group) > score:
-                yield from self._try_group(group)
-                continue
-            reason = f"could save at most {bound:.0%} of the step"
-            verdict = yield from self._try(candidate, [move], "move", reason, bound=bound)
-            self.knowledge.verdicts[move_key(move)] = verdict
-
-    def _ranked_moves(self) -> list[tuple[float, Move, Candidate, float]]:
-        """Affordable untried single moves whose bound is above the noise, the best value first."""
-        ranked = []
-        for move in self.space.moves:
-            candidate = self._combined([move])
-            if candidate is None or move_key(move) in self.knowledge.verdicts or not self._affordable(candidate):
-                continue
-            bound = self.knowledge.bound(move, self.incumbent)
-            if bound > self.knowledge.threshold:
-                likely = self._priors.realisation.get(move.strategy, USUAL_REALISATION)
-                if move.strategy in self.incumbent.choices:
-                    likely = (1 + likely) / 2  # what one choice began, another may finish
-                discouraged = 0.5 ** self.knowledge.failures(move.strategy)
-                cost = max(1.0, self.knowledge.expected_cost_s(candidate, self.incumbent))
-                ranked.append((bound * likely * discouraged / math.sqrt(cost), move, candidate, bound))
-        return sorted(ranked, key=lambda item: -item[0])
+        while (proposal := self._proposals().next_move()) is not None:
+            alone = len(proposal.moves) == 1
+            verdict = yield from self._try(proposal, "move" if alone else "together")
+            if verdict == "unaffordable":
+                return
+            if alone:
+                self.knowledge.verdicts[move_key(proposal.moves[0])] = verdict
+            else:
+                self._groups_tried += 1
+                if verdict == "accepted":
+                    self._unproven_groups.append(proposal.moves)
 
     def _sharing_pairs(self) -> Story:
-        """Choices of strategies that share a resource, set at once."""
-        for row in TOGETHER:
-            if not set(row.strategies) <= {move.strategy for move in self.space.moves}:
-                continue
-            taken = [Move(strategy=s, choice=c) for s, c in self.incumbent.choices.items()]
-            first, second = (
-                [m for m in taken if m.strategy == name] or self._first_moves(name) for name in row.strategies
-            )
-            for pair in ((m, n) for m in first for n in second):
-                candidate = self._combined(pair)
-                bound = self._joint_bound(pair)
-                if candidate is None or bound <= self.knowledge.threshold:
-                    continue
-                verdict = yield from self._try(candidate, pair, "together", row.reason, bound=bound)
-                if verdict == "accepted":
-                    yield from self._leave_out(pair)
-                    break
-
-    def _first_moves(self, name: str, count: int = 2) -> list[Move]:
-        return [move for move in self.space.moves if move.strategy == name][:count]
-
-    def _groups(self) -> Story:
-        """Groups of choices that brought nothing alone, until every pair has met or nothing is left to gain."""
-        while group := self._group():
-            yield from self._try_group(group)
-
-    def _group(self) -> list[Move]:
-        """Neutral choices of which many pairs never met; empty where none is left, or too little to gain."""
-        run = [results[0].candidate for results in self.knowledge.results.values()]
-        moves = covering_group(self._neutral_moves(), run, random.Random(self._seed + self.knowledge.num_trials))
-        candidate = self._combined(moves)
-        if len(moves) < MIN_GROUP or candidate is None or not self._affordable(candidate):
-            return []
-        return moves if self._joint_bound(moves) > self.knowledge.threshold else []
-
-    def _joint_bound(self, moves: Iterable[Move]) -> float:
-        """No more than the sum of the bounds of the categories that the moves share."""
-        return min(1.0, sum(self.knowledge.bound(move, self.incumbent) for move in moves))
-
-    def _group_score(self, moves: Sequence[Move]) -> float:
-        candidate = self.space.combine(self.incumbent, moves)
-        assert candidate is not None
-        cost = max(1.0, self.knowledge.expected_cost_s(candidate, self.incumbent))
-        return self._joint_bound(moves) * USUAL_INTERACTION * 0.7**self._groups_tried / math.sqrt(cost)
-
-    def _try_group(self, moves: Sequence[Move]) -> Story:
-        candidate = self._combined(moves)
-        if candidate is not None:
-            self._groups_tried += 1
-            reason = "no gain alone; do some of them pay in company?"
-            verdict = yield from self._try(candidate, moves, "together", reason, bound=self._joint_bound(moves))
-            if verdict == "accepted":
-                self._unproven_groups.append(moves)
-
-    def _neutral_moves(self) -> list[Move]:
-        """Cheap choices that were tried alone without gain and without harm."""
-        neutral = []
-        for move in self.space.moves:
-            verdict = self.knowledge.verdicts.get(move_key(move))
-            if verdict not in ("no_gain", "inconclusive"):
-                continue
-            if self.space.strategy(move.strategy).trial_cost_s > EXPENSIVE_S:
-                continue
-            alone = self.space.combine(self.incumbent, [move])
-            if alone is not None and self.knowledge.difference(alone, self.incumbent).mean > HARMFUL:
-                neutral.append(move)
-        return neutral
+        seen: set[str] = set()
+        while pairs := [p for p in self._proposals().sharing_pairs() if p.candidate.key not in seen]:
+            seen.add(pairs[0].candidate.key)
+            yield from self._try_several(pairs[0], "together")
 
     def _refine(self) -> Story:
-        """Runs again, or for the first time on this incumbent, what may still be better by all trials so far."""
-        while ranked := self._may_be_better():
-            _, move, candidate = max(ranked, key=lambda item: item[0])
-            reason = "may still be better by all trials so far" if move.choice else f"is it needed? {move.strategy}"
-            yield from self._try(candidate, [move], "refine", reason, simpler=not move.choice)
-
-    def _may_be_better(self) -> list[tuple[float, Move, Candidate]]:
-        """Single changes and removals that were tried before, with what is expected of one more start."""
-        ranked = []
-        removals = [Move(strategy=name, choice={}) for name in self.incumbent.choices]
-        for move in (*removals, *self.space.moves):
-            candidate = self.space.combine(self.incumbent, [move])
-            if candidate in (None, self.incumbent, self.reference) or not self._affordable(candidate):
-                continue
-            if self.knowledge.failed(candidate) or (move.choice and not self.knowledge.was_tried(move)):
-                continue
-            margin = WORTHWHILE if move.choice else -WORTHWHILE
-            difference = self.knowledge.difference(candidate, self.incumbent)
-            if difference.probability_above(margin) > UNLIKELY and self._starts(candidate) < MAX_STARTS:
-                ranked.append((difference.expected_improvement - margin, move, candidate))
-        return ranked
-
-    def _starts(self, candidate: Candidate) -> int:
-        return len(self.knowledge.results.get(candidate.key, []))
+        while (proposal := self._proposals().may_be_better()) is not None:
+            if (yield from self._try(proposal, "refine")) == "unaffordable":
+                return
 
     def _sampler(self) -> Story:
         worth = [m for m in self.space.moves if self.knowledge.bound(m, self.incumbent) > self.knowledge.threshold]
-        if len({move.strategy for move in worth}) < 2:
-            return
-        while True:
+        while len({move.strategy for move in worth}) > 1:
             suggested = suggest_candidates(
                 self.space,
                 worth,
@@ -363,109 +231,80 @@ class Designer:
             candidate = next((c for c in suggested if self._affordable(c)), None)
             if candidate is None:
                 return
-            moves = [Move(strategy=s, choice=c) for s, c in candidate.choices.items()]
-            verdict = yield from self._try(candidate, moves, "sampler", "suggested by TPE from all trials so far")
-            if verdict == "accepted":
-                yield from self._leave_out(moves)
+            moves = tuple(Move(strategy=s, choice=c) for s, c in candidate.choices.items())
+            reason = "suggested by TPE from all trials so far"
+            yield from self._try_several(Proposal(candidate=candidate, moves=moves, reason=reason), "sampler")
 
     def _audit(self) -> Story:
         """Runs a few choices that their bound excluded: does the bound hold?"""
-        excluded = [
-            (move, bound)
-            for move, bound in self.knowledge.untried(self.incumbent)
-            if bound <= self.knowledge.threshold and self.space.strategy(move.strategy).trial_cost_s <= EXPENSIVE_S
-        ]
-        self._random.shuffle(excluded)
-        for move, bound in excluded[:MAX_AUDITS]:
-            candidate, incumbent = self._combined([move]), self.incumbent
-            if candidate is None:
-                continue
-            reason = "left out by its bound: does the bound hold?"
-            verdict = yield from self._try(candidate, [move], "audit", reason, bound=bound)
+        excluded = self._proposals().excluded_by_bound()
+        random.Random(self._seed).shuffle(excluded)
+        for proposal in excluded[:MAX_AUDITS]:
+            incumbent = self.incumbent
+            verdict = yield from self._try(proposal, "audit")
             if verdict in ("accepted", "no_gain", "inconclusive"):
-                gain = self.knowledge.difference(candidate, incumbent)
+                gain = self.knowledge.difference(proposal.candidate, incumbent)
                 self._audits += 1
-                self._violations += gain.mean - 2 * gain.sd > -math.log(max(1e-9, 1 - bound))
+                self._violations += gain.mean - 2 * gain.sd > -math.log(max(1e-9, 1 - (proposal.bound or 0.0)))
 
-    # --- simplifying --------------------------------------------------------------------------
+    # --- several changes at once --------------------------------------------------------------
 
-    def _leave_out(self, moves: Sequence[Move]) -> Story:
-        """After several changes were accepted at once: each one's own gain, and out with what has none."""
-        if len(moves) > 1:
-            for move in moves:
+    def _try_several(self, proposal: Proposal, stage: str) -> Story:
+        """Where several changes are accepted at once: each one's own gain, and out with what has none."""
+        verdict = yield from self._try(proposal, stage)
+        if verdict == "accepted" and len(proposal.moves) > 1:
+            for move in proposal.moves:
                 yield from self._without([move])
 
     def _simplify(self) -> Story:
-        """Of groups that paid, what is not needed goes."""
-        while self._unproven_groups:
-            yield from self._halve(self._unproven_groups.pop(0))
-
-    def _halve(self, moves: Sequence[Move]) -> Story:
-        """Leaves out halves, then quarters, of a group that pays, until all that remains is needed."""
-        pending = [list(moves[: len(moves) // 2]), list(moves[len(moves) // 2 :])]
-        while pending:
-            part = pending.pop(0)
-            verdict = yield from self._without(part)
-            if verdict not in ("accepted", "unaffordable") and len(part) > 1:
-                pending += [part[: len(part) // 2], part[len(part) // 2 :]]
+        """Leaves out halves, then quarters, of groups that paid, until all that remains is needed."""
+        for moves in self._unproven_groups:
+            pending = [moves[: len(moves) // 2], moves[len(moves) // 2 :]]
+            while pending:
+                part = pending.pop(0)
+                verdict = yield from self._without(part)
+                if verdict not in ("accepted", "unaffordable") and len(part) > 1:
+                    pending += [part[: len(part) // 2], part[len(part) // 2 :]]
 
     def _without(self, moves: Sequence[Move]) -> Trying:
-        kept = [move for move in moves if self.incumbent.choices.get(move.strategy) == move.choice]
-        removal = [Move(strategy=move.strategy, choice={}) for move in kept]
-        candidate = self._combined(removal)
-        if not kept or candidate is None or candidate == self.reference:
+        proposal = self._proposals().without(moves)
+        if proposal is None:
             return "unaffordable"
-        label = ", ".join(move.label for move in kept)
-        return (yield from self._try(candidate, removal, "simplify", f"is it needed? {label}", simpler=True))
+        return (yield from self._try(proposal, "simplify"))
 
     # --- one candidate ------------------------------------------------------------------------
 
-    def _try(
-        self,
-        candidate: Candidate,
-        moves: Iterable[Move],
-        stage: str,
-        reason: str,
-        *,
-        bound: float | None = None,
-        simpler: bool = False,
-    ) -> Trying:
-        """Runs a candidate as often as it takes, judges it, and records the decision.
-
-        A `simpler` candidate (something left out) is accepted when it is about as good.
-        """
-        if not self._affordable(candidate):
-            return "unaffordable"
+    def _try(self, proposal: Proposal, stage: str) -> Trying:
+        """Runs a candidate as often as it takes, judges it, and records the decision."""
         yield from self._sentinel()
-        if not self._affordable(candidate):
-            return "unaffordable"
-        incumbent = self.incumbent
+        candidate, incumbent = proposal.candidate, self.incumbent
         outcomes: list[Outcome] = []
         verdict = "inconclusive"
-        while (
-            verdict == "inconclusive" and len(outcomes) < MAX_STARTS and (not outcomes or self._affordable(candidate))
-        ):
+        while verdict == "inconclusive" and len(outcomes) < MAX_STARTS and self._affordable(candidate):
             outcome = yield Suggestion(
                 candidate=candidate,
                 purpose=_purpose(stage, len(outcomes)),
                 stage=stage,
-                reason=reason,
-                moves=tuple(moves),
-                bound=bound,
-                replicate=len(outcomes),
+                reason=proposal.reason,
+                moves=proposal.moves,
+                bound=proposal.bound,
+                replicate=len(self.knowledge.results.get(candidate.key, [])),
                 companion=incumbent,
             )
             outcomes.append(outcome)
-            verdict = self._judge(outcome.result, candidate, incumbent, simpler)
+            verdict = self._judge(outcome.result, candidate, incumbent, proposal.simpler)
+        if not outcomes:
+            return "unaffordable"
         measured = outcomes[-1].result.ok
         difference = self.knowledge.difference(candidate, incumbent) if measured else None
         if verdict == "accepted":
             self.incumbent = candidate
-        why = reason if measured else f"{reason}; {why_not(outcomes[-1].result)}"
-        self._record(stage, verdict, why, candidate, moves, outcomes, bound, difference)
+        why = proposal.reason if measured else f"{proposal.reason}; {why_not(outcomes[-1].result)}"
+        self._record(stage, verdict, why, candidate, proposal.moves, outcomes, proposal.bound, difference)
         return verdict
 
     def _judge(self, result: TrialResult, candidate: Candidate, incumbent: Candidate, simpler: bool) -> str:
+        """A `simpler` candidate (something left out) is accepted when it is about as good."""
         if not result.ok:
             numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
             return "guard_rejected" if numerics and result.guard is not None else "failed"
@@ -484,7 +323,6 @@ class Designer:
         """Where nothing runs in turns, the incumbent is run again now and then: has the machine drifted?"""
         patience = SENTINEL_EVERY if self.knowledge.drifts else 2 * SENTINEL_EVERY
         if self.knowledge.unpaired_since_sentinel >= patience and self._affordable(self.incumbent):
-            self.knowledge.unpaired_since_sentinel = 0
             yield Suggestion(
                 candidate=self.incumbent,
                 purpose=Purpose.SENTINEL,
@@ -494,20 +332,23 @@ class Designer:
             )
             self.knowledge.unpaired_since_sentinel = 0
 
-    def _combined(self, moves: Iterable[Move]) -> Candidate | None:
-        """The incumbent with these moves, where that is legal, new, and something else than the incumbent."""
-        candidate = self.space.combine(self.incumbent, moves)
-        if candidate is None or candidate == self.incumbent or self.knowledge.was_run(candidate):
-            return None
-        return candidate
+    def _proposals(self) -> Proposals:
+        return Proposals(
+            self.knowledge,
+            self._priors,
+            self.incumbent,
+            left_s=self._left_s if self.knowledge.num_trials < self._max_trials else -1.0,
+            seed=self._seed,
+            groups_tried=self._groups_tried,
+        )
+
+    @property
+    def _left_s(self) -> float:
+        return self._budget_s - self.knowledge.spent_s
 
     def _affordable(self, candidate: Candidate) -> bool:
-        left_s = self._budget_s - self.knowledge.spent_s
-        within = self.knowledge.expected_cost_s(candidate, self.incumbent) <= left_s
+        within = self.knowledge.expected_cost_s(candidate, self.incumbent) <= self._left_s
         return within and self.knowledge.num_trials < self._max_trials
-
-    def _situation(self) -> Situation | None:
-        return self.knowledge.situation(self.incumbent)
 
     # --- the record ---------------------------------------------------------------------------
 

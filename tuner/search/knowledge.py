@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tuner.estimates import log_rate, log_ratio
 from tuner.profiling.bounds import Situation
-from tuner.records import Candidate, Move, TrialResult
+from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
 from tuner.search.effects import Difference, EffectModel, Observation
 from tuner.search.profile_evidence import profile_log_ratio
 from tuner.search.space import Space
@@ -143,6 +143,45 @@ class Knowledge:
             told.append((candidate, self.difference(candidate, self.reference).mean if ok else None))
         return told
 
+    def ran_out_of_memory(self, move: Move) -> bool:
+        """Whether a candidate with this choice ran out of memory, and none with it ever ran."""
+        with_it = self._results_with(move)
+        return any(_out_of_memory(r) for r in with_it) and not any(r.ok for r in with_it)
+
+    def smallest_failure(self, move: Move) -> float:
+        """Least memory of what was kept beside a choice when it ran out of memory."""
+        beside = [r.candidate.with_choice(move.strategy, {}) for r in self._results_with(move) if _out_of_memory(r)]
+        return min((self.expected_memory_bytes(candidate) for candidate in beside), default=0.0)
+
+    def needs_less_memory(self, candidate: Candidate, other: Candidate) -> bool:
+        return self.expected_memory_bytes(candidate) < self.expected_memory_bytes(other)
+
+    def _results_with(self, move: Move) -> list[TrialResult]:
+        every = (result for results in self.results.values() for result in results)
+        return [result for result in every if result.candidate.choices.get(move.strategy) == move.choice]
+
+    def peak_memory_bytes(self, candidate: Candidate) -> int:
+        """Largest measured peak of a candidate; 0 while it was not measured."""
+        return max((r.peak_memory_bytes for r in self.results.get(candidate.key, []) if r.ok), default=0)
+
+    def expected_memory_bytes(self, candidate: Candidate) -> float:
+        """As measured, or the reference's plus what its choices added where they were measured."""
+        measured = self.peak_memory_bytes(candidate)
+        if measured:
+            return measured
+        base = self.peak_memory_bytes(self.reference)
+        return base + sum(self._added_memory_bytes(name, choice) for name, choice in candidate.choices.items())
+
+    def _added_memory_bytes(self, name: str, choice: Choice) -> float:
+        """What a choice adds, from two measured candidates that differ in it alone."""
+        for results in self.results.values():
+            candidate = results[0].candidate
+            without = candidate.with_choice(name, {})
+            ours, theirs = self.peak_memory_bytes(candidate), self.peak_memory_bytes(without)
+            if candidate.choices.get(name) == choice and ours and theirs:
+                return ours - theirs
+        return 0.0
+
     def expected_cost_s(self, candidate: Candidate, incumbent: Candidate) -> float:
         """Of one trial: as measured for this candidate, or the incumbent's plus what its choices add."""
         own = self._costs.get(candidate.key)
@@ -151,6 +190,10 @@ class Knowledge:
         base = self._costs.get(incumbent.key) or self._costs.get(self.reference.key) or [1.0]
         added = self.space.trial_cost_s(candidate) - self.space.trial_cost_s(incumbent)
         return sum(base) / len(base) + max(0.0, added)
+
+    def own_situation(self, candidate: Candidate) -> Situation | None:
+        """Of this very candidate, or None while it has no profile."""
+        return self._situations.get(candidate.key)
 
     # --- bounds and noise ---------------------------------------------------------------------
 
@@ -193,6 +236,10 @@ class Knowledge:
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
         """Legal single moves that were never run, with their bound on the incumbent."""
         return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
+
+
+def _out_of_memory(result: TrialResult) -> bool:
+    return result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY
 
 
 def move_key(move: Move) -> str:

@@ -2,7 +2,7 @@
 
 A choice acts on known categories of a step: an optimizer's implementation on the optimizer's time,
 loader workers on the wait for data. What the machine does to all categories alike (another tenant, a
-lower clock) is seen in the others. So the change of the categories that a choice acts on, measured
+lower clock) is seen in the others. So the change of the categories that a choice touches, measured
 against the rest, shows its effect with far less noise than the length of the step does. It does not
 show side effects on other categories (workers that take cores from the model); those are allowed for
 in its error, and only the measured step decides in the confirmation.
@@ -24,8 +24,13 @@ MIN_REST = 0.25
 
 def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) -> tuple[float, float] | None:
     """Logarithm of the rate of a candidate over the reference's, and its error; None where profiles cannot say."""
-    changed = [name for name, choice in candidate.choices.items() if reference.choices.get(name) != choice]
-    touched = {category.value for name in changed for category in space.strategy(name).attacks}
+    touched: set[str] = set()
+    for name, choice in candidate.choices.items():
+        if reference.choices.get(name) != choice:
+            touches = space.strategy(name).touches
+            if touches is None:
+                return None
+            touched.update(category.value for category in touches)
     if not touched or candidate.breakdown.quality.problems or reference.breakdown.quality.problems:
         return None
     before, after = reference.breakdown.per_step_ns, candidate.breakdown.per_step_ns
@@ -38,5 +43,6 @@ def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) 
     touched_after = sum(after.get(name, 0.0) for name in touched) / common
     value = math.log(total / (rest_before + touched_after))
     share = max(total - rest_before, touched_after) / total
-    error = math.hypot(SIDE_EFFECT_SD, CATEGORY_NOISE * share)
+    # Both the touched categories and the rest that they are measured against are noisy.
+    error = math.hypot(SIDE_EFFECT_SD, CATEGORY_NOISE * share, CATEGORY_NOISE * share)
     return value, error

@@ -38,6 +38,7 @@ class ActivationCheckpointing(Strategy):
     summary = "recompute every k-th block instead of keeping its activations"
     defaults: ClassVar[Choice] = {"every": None}
     attacks = ()
+    usual_realisation = 0.5
     memory = True
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

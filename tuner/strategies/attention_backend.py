@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
+from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
 
@@ -39,6 +39,8 @@ class AttentionBackend(Strategy):
     summary = "back end of scaled_dot_product_attention"
     defaults: ClassVar[Choice] = {"backend": None}
     attacks = (Category.ATTENTION,)
+    touches = COMPUTE
+    usual_realisation = 0.2
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         return tuple({"backend": name} for name in _BACKENDS)

@@ -30,6 +30,8 @@ class BackendFlags(Strategy):
     summary = "cuDNN benchmark, TF32 for remaining FP32 products, flushing of denormals"
     defaults: ClassVar[Choice] = {"cudnn_benchmark": False, "tf32": False, "flush_denormals": False}
     attacks = COMPUTE
+    touches = (*COMPUTE, Category.OPTIMIZER)
+    usual_realisation = 0.03
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         neutral = self.neutral(workload)

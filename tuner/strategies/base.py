@@ -54,7 +54,10 @@ class Strategy(ABC):
         defaults: The complete choice that plain PyTorch runs.
         attacks: Categories of the breakdown that it can shrink.
         memory: It saves memory; tried when memory is what limits.
+        touches: Categories whose time it can change, for better or worse; what a profile shows of the
+            others happened to all alike. None where that could be any.
         trial_cost_s: What a trial of it costs beyond an ordinary one, before any was measured.
+        usual_realisation: Part of its bound that a choice realises, before any was measured; orders trials.
     """
 
     name: ClassVar[str]
@@ -62,7 +65,9 @@ class Strategy(ABC):
     defaults: ClassVar[Choice]
     attacks: ClassVar[tuple[Category, ...]]
     memory: ClassVar[bool] = False
+    touches: ClassVar[tuple[Category, ...] | None] = None
     trial_cost_s: ClassVar[float] = 0.0
+    usual_realisation: ClassVar[float] = 0.2
 
     # --- the space ----------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Compile(Strategy):
         Category.HOST,
         Category.LAUNCH_LATENCY,
     )
+    usual_realisation = 0.35
     trial_cost_s = 45.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -31,6 +31,7 @@ class CpuThreads(Strategy):
     summary = "intra-operator threads and their binding"
     defaults: ClassVar[Choice] = {"num_threads": None, "bind": None}
     attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
+    usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         cores = max(1, environment.hardware.num_cores // environment.num_ranks)

@@ -40,6 +40,7 @@ class DataLoading(Strategy):
         "pin_memory": False,
     }
     attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D)
+    usual_realisation = 0.6
     trial_cost_s = 2.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -34,6 +34,8 @@ class DatasetCache(Strategy):
     summary = "decoded samples kept in memory or on a local disk"
     defaults: ClassVar[Choice] = {"where": None}
     attacks = (Category.DATA_WAIT,)
+    touches = (Category.DATA_WAIT,)
+    usual_realisation = 0.8
     trial_cost_s = 5.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
@@ -50,7 +52,8 @@ class DatasetCache(Strategy):
                 "dataset[i] draws random numbers: split it into load(index) and augment(sample), "
                 "then what load returns can be cached"
             )
-        needed = data.length * (data.sample_bytes or 0)
+        copies = environment.num_ranks if choice["where"] == "memory" else 1
+        needed = copies * data.length * (data.sample_bytes or 0)
         free = environment.free_memory_bytes if choice["where"] == "memory" else environment.free_disk_bytes
         if needed > MEMORY_SHARE * free:
             return Unsupported(f"the decoded data take {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free")

@@ -32,6 +32,8 @@ class MemoryFormat(Strategy):
     summary = "contiguous or channels_last images"
     defaults: ClassVar[Choice] = {"layout": "contiguous"}
     attacks = COMPUTE
+    touches = COMPUTE
+    usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         return ({"layout": "channels_last"}, {"layout": "contiguous"})

@@ -33,6 +33,7 @@ class MicroBatch(Strategy):
     summary = "gradient accumulation over pieces of the batch"
     defaults: ClassVar[Choice] = {"num_micro_batches": 1}
     attacks = COMPUTE
+    usual_realisation = 0.05
     memory = True
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -30,6 +30,8 @@ class OptimizerImplementation(Strategy):
     summary = "for-loop, foreach or fused update"
     defaults: ClassVar[Choice] = {"implementation": None}
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    usual_realisation = 0.7
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         return tuple({"implementation": name} for name in ("fused", "foreach", "for_loop"))

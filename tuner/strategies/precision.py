@@ -48,6 +48,7 @@ class Precision(Strategy):
     summary = "FP32, TF32, O1 (autocast), O2 (FP32 masters and norms), O3 (pure 16-bit)"
     defaults: ClassVar[Choice] = {"level": "fp32", "dtype": None}
     attacks = COMPUTE
+    usual_realisation = 0.4
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         sixteen_bit: tuple[Choice, ...] = tuple(

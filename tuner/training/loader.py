@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tuner.hardware import unbind_thread
+
 if TYPE_CHECKING:
     from tuner.training.plan import LoaderArguments
     from tuner.workloads.workload import Workload
@@ -56,6 +58,7 @@ def build_loader(
 
 def _worker_init(workload: Workload, first: Callable[[int], None] | None) -> Callable[[int], None]:
     def initialise(worker_id: int) -> None:
+        unbind_thread()
         if first is not None:
             first(worker_id)
         workload.worker_init(worker_id)

@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tuner.errors import RunnerError
-from tuner.trials.messages import Channel, Exit, FromServer, ServerReady
+from tuner.trials.messages import Channel, Exit, FromServer, ServerReady, decoder_of
 
 READY_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
@@ -70,7 +68,7 @@ class ServerConnection:
         theirs.close()
         self.channel = Channel(ours)
         self._log = log
-        self._decoder = msgspec.json.Decoder(FromServer)
+        self._decoder = decoder_of(FromServer)
         self._wait_until_ready()
 
     @property
@@ -93,7 +91,7 @@ class ServerConnection:
             RunnerError: The server has ended.
         """
         alive = self.channel.read_available()
-        messages = [self._decoder.decode(line) for line in self.channel.take_lines()]
+        messages = [self._decoder.decode(line) for line in self.channel.take_messages()]
         if not alive and not messages:
             status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
             raise RunnerError(f"the trial server ended with status {status}; its log is {self._log}")

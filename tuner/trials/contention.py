@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from tuner.hardware import allowed_cores, usable_cores
+
 TICKS_OF_ERROR = 3
 """Both counters advance in ticks of 10 ms; a difference of this many says nothing."""
 
@@ -32,10 +34,9 @@ def foreign_share(before: CpuReading | None, after: CpuReading | None) -> float:
     """CPU time of others (and time stolen by a hypervisor) as a share of all cores."""
     if before is None or after is None or after.at_s <= before.at_s:
         return 0.0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     foreign = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     resolution = TICKS_OF_ERROR / os.sysconf("SC_CLK_TCK")
-    return max(0.0, foreign - resolution) / ((after.at_s - before.at_s) * cores)
+    return max(0.0, foreign - resolution) / ((after.at_s - before.at_s) * usable_cores())
 
 
 def _busy_seconds() -> float | None:
@@ -43,7 +44,7 @@ def _busy_seconds() -> float | None:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    usable = {f"cpu{core}" for core in allowed_cores()}
     ticks = 0
     for line in lines:
         name, *fields = line.split()

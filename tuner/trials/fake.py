@@ -63,6 +63,7 @@ class FakeStrategy(Strategy):
         self.name = name  # type: ignore[misc]
         self.category = category
         self.attacks = (category,)  # type: ignore[misc]
+        self.touches = (category,)  # type: ignore[misc]
         self.levels = levels
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -160,8 +160,8 @@ class GroupRun:
         clean_rounds = 0
         for number in range(settings.max_rounds):
             alive = self._alive()
-            if not alive:
-                return
+            if len(alive) < min(2, len(self.members)):
+                return  # nothing is left to compare with
             base = self._base_steps(alive)
             self._random.shuffle(alive)
             for member in alive:
@@ -217,6 +217,7 @@ class GroupRun:
         while (message := self._board.next_message(member.job)) is not None:
             member.take_in(message)
             if isinstance(message, answer):
+                member.job.pause()
                 return
             if member.job.phase != phase:
                 phase = member.job.phase

@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,11 @@ from tuner.strategies import strategy_named
 from tuner.training.initial_state import save_initial_state
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
-from tuner.training.micro_batch import batch_length
+from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.plan import LoaderArguments, Plan
+from tuner.trials.failures import is_out_of_memory
 from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.processes import limit_data
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import UserClock, rank_device
 from tuner.workloads.batches import draw_batches, save_batches
@@ -53,6 +56,7 @@ class InspectRequest(Record):
     device: str = "cpu"
     seed: int = 0
     num_ranks: int = 1
+    memory_limit_bytes: int | None = None
 
 
 def inspect_workload(request: InspectRequest, rank: int, num_ranks: int, channel: Channel) -> WorkloadFacts:
@@ -74,6 +78,8 @@ class _Inspection:
         import torch
 
         importing, preparing, modelling = UserClock(), UserClock(), UserClock()
+        if self._request.memory_limit_bytes is not None:
+            limit_data(self._request.memory_limit_bytes)
         self._say("loading the workload")
         with importing():
             workload = load_workload(self._request.workload)
@@ -97,16 +103,16 @@ class _Inspection:
         save_initial_state(model, self._files.initial_state)
         self._say("trying one step")
         job = _plain_job(workload, model, rank_device(self._request.device, 0))
-        model_facts, randomness, loss = look_at_model(job, batches[0])
+        look = look_at_model(job, batches[0])
         name = self._request.workload.rpartition(":")[2].partition("?")[0]
         return WorkloadFacts(
             reference=self._request.workload,
             name=name,
-            signature=_signature(workload, model_facts, data_facts, job),
+            signature=_signature(workload, look.facts, data_facts, job),
             global_batch=workload.global_batch,
             sample_unit=SampleUnit(workload.sample_unit),
             dataset=data_facts,
-            model=model_facts,
+            model=look.facts,
             optimizer=look_at_optimizer(job),
             current=current,
             steps_per_epoch=_steps_per_epoch(workload, data_facts),
@@ -114,9 +120,11 @@ class _Inspection:
             batch_splittable=batch_length(batches[0]) is not None,
             varying_shapes=len({_shapes(batch) for batch in batches}) > 1,
             units_per_batch=sum(workload.num_units(batch) for batch in batches) / len(batches),
-            randomness=randomness,
+            randomness=look.randomness,
             custom_step=workload.has_custom_step,
-            sample_loss=loss,
+            sample_loss=look.loss,
+            sample_step_ns=look.step_ns,
+            fits_memory=look.fits,
             prepare_ns=preparing.total_ns,
             import_ns=importing.total_ns,
             model_ns=modelling.total_ns,
@@ -311,20 +319,43 @@ def _steps_per_epoch(workload: Workload, facts: DatasetFacts) -> int | None:
 # --- the model --------------------------------------------------------------------------------
 
 
-def look_at_model(job: TrainingJob, batch: Any) -> tuple[ModelFacts, str, float]:
-    """Counts, and one forward and backward pass.
+@dataclass(frozen=True, kw_only=True)
+class ModelLook:
+    """What one step of the model showed."""
 
-    Returns:
-        The facts, how random the model is, and the loss of the first batch.
+    facts: ModelFacts
+    randomness: str
+    loss: float
+    step_ns: int
+    fits: bool
+
+
+def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
+    """Counts, and one forward and backward pass: of the whole batch or, where that does not fit into
+    memory, of a part of it.
 
     Raises:
         WorkloadRejected: The loss is not a finite scalar, or does not depend on the parameters.
     """
+    length = batch_length(batch) or 1
+    for pieces in (1, 2, 4, 8, 16, 32, 64):
+        piece = batch if pieces == 1 else split_batch(job.workload, batch, min(pieces, length))[0][0]
+        try:
+            return _look(job, piece, pieces)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or pieces >= length or job.workload.has_custom_step:
+                raise
+            job.optimizer.zero_grad(set_to_none=True)
+    raise AssertionError("the last piece either ran or raised")
+
+
+def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     on_device = job.to_device(batch)
     attention = _AttentionSeen()
+    began = time.perf_counter_ns()
     with attention.mode(), FlopCounterMode(display=False) as counter:
         if job.workload.has_custom_step:
             loss = job.workload.training_step(job, on_device)
@@ -332,6 +363,7 @@ def look_at_model(job: TrainingJob, batch: Any) -> tuple[ModelFacts, str, float]
             loss = job.loss(on_device)
             _check_loss(job, loss)
             loss.backward()
+    step_ns = time.perf_counter_ns() - began
     parameters = [p for p in job.model.parameters() if p.requires_grad]
     if not job.workload.has_custom_step and all(p.grad is None for p in parameters):
         raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
@@ -354,9 +386,15 @@ def look_at_model(job: TrainingJob, batch: Any) -> tuple[ModelFacts, str, float]
         has_batch_statistics=any(
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
-        flops_per_step=int(counter.get_total_flops()),
+        flops_per_step=pieces * int(counter.get_total_flops()),
     )
-    return facts, _randomness(job, on_device), value
+    return ModelLook(
+        facts=facts,
+        randomness=_randomness(job, on_device),
+        loss=value,
+        step_ns=pieces * step_ns,
+        fits=pieces == 1,
+    )
 
 
 def _check_loss(job: TrainingJob, loss: Any) -> None:

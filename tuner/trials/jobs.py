@@ -25,6 +25,7 @@ from tuner.trials.messages import (
     ServerReady,
     Start,
     Tell,
+    decoder_of,
     encode,
 )
 
@@ -40,21 +41,31 @@ class Job:
     deadlines: Deadlines
     inbox: deque[FromRank] = field(default_factory=deque)
     phase: Phase = Phase.BUILD
-    phase_began_s: float = field(default_factory=time.monotonic)
+    active_since_s: float | None = field(default_factory=time.monotonic)
+    """None while the job waits for a command; waiting counts for no phase and has no deadline."""
     phases_ns: dict[str, int] = field(default_factory=dict)
     failure: Failure | None = None
     ended: bool = False
     killed: bool = False
 
     def enter(self, phase: Phase) -> None:
-        now = time.monotonic()
-        spent = int((now - self.phase_began_s) * 1e9)
-        self.phases_ns[self.phase.value] = self.phases_ns.get(self.phase.value, 0) + spent
-        self.phase, self.phase_began_s = phase, now
+        """Ends the phase's time so far and begins the next."""
+        self.pause()
+        self.phase = phase
+        self.resume()
 
-    @property
-    def overdue(self) -> bool:
-        return time.monotonic() - self.phase_began_s > self.deadlines.of(self.phase)
+    def pause(self) -> None:
+        """The job waits from here on."""
+        if self.active_since_s is not None:
+            spent = int((time.monotonic() - self.active_since_s) * 1e9)
+            self.phases_ns[self.phase.value] = self.phases_ns.get(self.phase.value, 0) + spent
+            self.active_since_s = None
+
+    def resume(self) -> None:
+        self.active_since_s = time.monotonic()
+
+    def active_for(self, seconds: float) -> bool:
+        return self.active_since_s is not None and time.monotonic() - self.active_since_s > seconds
 
 
 class JobBoard:
@@ -63,7 +74,7 @@ class JobBoard:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._jobs: dict[str, Job] = {}
-        self._decoder = msgspec.json.Decoder(FromRank)
+        self._decoder = decoder_of(FromRank)
 
     def add_server(self, server: ServerConnection) -> None:
         self._selector.register(server, selectors.EVENT_READ)
@@ -85,8 +96,8 @@ class JobBoard:
 
     def tell(self, job: Job, command: Any) -> None:
         """Sends a command to rank 0; the deadline of the phase begins anew."""
-        job.phase_began_s, spent = time.monotonic(), time.monotonic() - job.phase_began_s
-        job.phases_ns[job.phase.value] = job.phases_ns.get(job.phase.value, 0) + int(spent * 1e9)
+        job.pause()
+        job.resume()
         job.server.send(Tell(job=job.job_id, command=msgspec.Raw(encode(command))))
 
     def next_message(self, job: Job) -> FromRank | None:
@@ -98,8 +109,8 @@ class JobBoard:
                 return job.inbox.popleft()
             if job.ended:
                 return None
-            if job.overdue and not job.killed:
-                limit = job.deadlines.of(job.phase)
+            limit = job.deadlines.of(job.phase)
+            if job.active_for(limit) and not job.killed:
                 self._fail(
                     job,
                     Failure(
@@ -109,7 +120,7 @@ class JobBoard:
                     ),
                 )
                 self.kill(job)
-            elif job.killed and time.monotonic() - job.phase_began_s > END_TIMEOUT_S:
+            elif job.killed and job.active_for(END_TIMEOUT_S):
                 raise RunnerError(f"job {job.job_id} could not be ended within {END_TIMEOUT_S:g} s")
             self._pump(0.25)
 
@@ -142,7 +153,7 @@ class JobBoard:
     def _deliver(self, job: Job, message: RankMessage | RankExited | JobEnded) -> None:
         match message:
             case JobEnded():
-                job.enter(job.phase)
+                job.pause()
                 job.ended = True
             case RankExited():
                 if (message.code != 0) and not job.killed:

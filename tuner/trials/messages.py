@@ -1,10 +1,15 @@
-"""What the parent, the trial server and the ranks say to one another: JSON, one message a line."""
+"""What the parent, the trial server and the ranks say to one another.
+
+MessagePack, each message after its length: unlike JSON it carries infinities and NaN, which a
+rejected candidate's losses are made of.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import socket
+import struct
 from typing import Any
 
 import msgspec
@@ -174,20 +179,26 @@ FromRank = (
     | TaskProgress
 )
 
-_ENCODER = msgspec.json.Encoder()
+_ENCODER = msgspec.msgpack.Encoder()
+_LENGTH = struct.Struct("<I")
 
 
 def encode(message: Any) -> bytes:
     return _ENCODER.encode(message)
 
 
+def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder of one of the unions above."""
+    return msgspec.msgpack.Decoder(kind)
+
+
 class Channel:
-    """A stream of lines over one end of a socket pair."""
+    """A stream of messages over one end of a socket pair."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = bytearray()
-        self._lines: list[bytes] = []
+        self._messages: list[bytes] = []
         self.closed = False
 
     @classmethod
@@ -208,17 +219,18 @@ class Channel:
         Raises:
             OSError: The other end is gone.
         """
-        self._socket.sendall(encode(message) + b"\n")
+        data = encode(message)
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
-        """The next line, or None after `timeout_s` seconds or at the end of the stream (`closed`)."""
-        while not self._lines:
+        """The next message, or None after `timeout_s` seconds or at the end of the stream (`closed`)."""
+        while not self._messages:
             ready, _, _ = select.select([self._socket], [], [], timeout_s)
             if not ready:
                 return None
             if not self.read_available():
                 return None
-        return self._lines.pop(0)
+        return self._messages.pop(0)
 
     def read_available(self) -> bool:
         """Reads once without blocking longer than the data takes; False at the end of the stream."""
@@ -229,12 +241,16 @@ class Channel:
         if not data:
             self.closed = True
             return False
-        *lines, rest = (bytes(self._buffer) + data).split(b"\n")
-        self._lines.extend(lines)
-        self._buffer = bytearray(rest)
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if len(self._buffer) < _LENGTH.size + length:
+                break
+            self._messages.append(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length]))
+            del self._buffer[: _LENGTH.size + length]
         return True
 
-    def take_lines(self) -> list[bytes]:
-        """All complete lines read so far."""
-        lines, self._lines = self._lines, []
-        return lines
+    def take_messages(self) -> list[bytes]:
+        """All complete messages read so far."""
+        messages, self._messages = self._messages, []
+        return messages

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tuner.records import Failure, FailureKind, Phase, Record, TrialSpec
-from tuner.trials.messages import Channel, Failed, TaskDone
+from tuner.trials.messages import Channel, Failed, TaskDone, encode
 
 
 class DescribeRequest(Record):
@@ -34,7 +34,7 @@ def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Cha
         return _run_trial(payload, rank, channel)
     try:
         answer = _TASKS[entry](payload, rank, num_ranks, channel)
-        channel.send(TaskDone(result=msgspec.Raw(msgspec.json.encode(answer))))
+        channel.send(TaskDone(result=msgspec.Raw(encode(answer))))
         return 0
     except BaseException as error:
         return _report(error, Phase.BUILD, rank, channel)
@@ -43,7 +43,7 @@ def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Cha
 def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
     from tuner.trials.trial import TrialRun
 
-    run = TrialRun(msgspec.json.decode(payload, type=TrialSpec), rank, channel)
+    run = TrialRun(msgspec.msgpack.decode(payload, type=TrialSpec), rank, channel)
     try:
         run.run()
         return 0
@@ -77,26 +77,26 @@ def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, sig
 def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from tuner.trials.inspection import InspectRequest, inspect_workload
 
-    return inspect_workload(msgspec.json.decode(payload, type=InspectRequest), rank, num_ranks, channel)
+    return inspect_workload(msgspec.msgpack.decode(payload, type=InspectRequest), rank, num_ranks, channel)
 
 
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from tuner.hardware import default_device, describe_environment
 
-    request = msgspec.json.decode(payload, type=DescribeRequest)
+    request = msgspec.msgpack.decode(payload, type=DescribeRequest)
     return describe_environment(request.device or default_device(), Path(request.study_directory), request.num_ranks)
 
 
 def _reference(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from tuner.trials.reference import ReferenceRequest, make_reference
 
-    return make_reference(msgspec.json.decode(payload, type=ReferenceRequest), rank, num_ranks, channel)
+    return make_reference(msgspec.msgpack.decode(payload, type=ReferenceRequest), rank, num_ranks, channel)
 
 
 def _train(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from tuner.trials.training_run import TrainRequest, train
 
-    return train(msgspec.json.decode(payload, type=TrainRequest), rank, num_ranks, channel)
+    return train(msgspec.msgpack.decode(payload, type=TrainRequest), rank, num_ranks, channel)
 
 
 _TASKS: dict[str, Callable[[bytes, int, int, Channel], Any]] = {

@@ -24,6 +24,7 @@ from tuner.trials.guard import (
     widest,
 )
 from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.processes import limit_data
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import rank_device
 from tuner.workloads.loading import load_workload
@@ -46,6 +47,7 @@ class ReferenceRequest(Record):
     unit_roundoffs: tuple[float, ...]
     """Of the arithmetics that candidates may compute with."""
     num_disturbed: int = 2
+    memory_limit_bytes: int | None = None
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
@@ -55,6 +57,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     the model is random; over the longer horizon where lossy candidates are allowed.
     """
     files = StudyFiles(Path(request.study_directory))
+    if request.memory_limit_bytes is not None:
+        limit_data(request.memory_limit_bytes)
     workload = load_workload(request.workload)
     workload.directory = files.data
     job = assemble(

@@ -21,6 +21,7 @@ from tuner.protocols import Progress, ProgressListener
 from tuner.records import (
     Deadlines,
     Environment,
+    Failure,
     FailureKind,
     MeasureSettings,
     Purpose,
@@ -52,6 +53,7 @@ class LocalRunner:
         directory: The study's directory.
         python: The user's interpreter.
         memory_limit_bytes: What a trial may use; None allows what is free, less a margin.
+        variables: Environment variables of tasks (a trial brings its own).
         prefix: Command that wraps every trial server (a sandbox).
     """
 
@@ -65,6 +67,7 @@ class LocalRunner:
         seed: int = 0,
         python: str = sys.executable,
         memory_limit_bytes: int | None = None,
+        variables: Mapping[str, str] | None = None,
         start_method: str | None = None,
         prefix: Sequence[str] = (),
         listener: ProgressListener = lambda progress: None,
@@ -76,6 +79,7 @@ class LocalRunner:
         self._seed = seed
         self._python = python
         self._memory_limit = memory_limit_bytes
+        self._variables = dict(variables or {})
         self._start_method = start_method or default_start_method()
         self._prefix = tuple(prefix)
         self._listener = listener
@@ -90,7 +94,7 @@ class LocalRunner:
         request = DescribeRequest(
             study_directory=str(self._files.directory), device=self._device, num_ranks=self._num_ranks
         )
-        environment = msgspec.json.decode(self._task("describe", request), type=Environment)
+        environment = msgspec.msgpack.decode(self._task("describe", request), type=Environment)
         self._device = environment.hardware.device_kind
         if self._device == "cuda":
             self._device_memory_bytes = environment.hardware.devices[0].memory_bytes
@@ -103,23 +107,27 @@ class LocalRunner:
             device=self._device or "cpu",
             seed=self._seed,
             num_ranks=self._num_ranks,
+            memory_limit_bytes=self._memory_limit,
         )
-        return msgspec.json.decode(self._task("inspect", request), type=WorkloadFacts)
+        return msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
 
     def make_reference(self, request: ReferenceRequest) -> None:
         try:
             self._task("reference", request)
         except WorkloadError as error:
-            raise BaselineFailed(f"the workload could not be run as its own reference: {error}") from None
+            failure: Failure | None = getattr(error, "failure", None)
+            raise BaselineFailed(
+                str(error), out_of_memory=failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY
+            ) from None
 
     def task(self, entry: str, request: Any) -> bytes:
-        """Runs another entry of a rank ("train") and returns its answer as JSON."""
+        """Runs another entry of a rank ("train") and returns its answer (MessagePack)."""
         return self._task(entry, request)
 
     def _task(self, entry: str, request: Any) -> bytes:
         deadlines = Deadlines(build_s=TASK_DEADLINE_S)
         job = self._board.start(
-            self._server({}),
+            self._server(self._variables),
             job_id=new_id(),
             entry=entry,
             payload=request,
@@ -130,7 +138,7 @@ class LocalRunner:
         try:
             while (message := self._board.next_message(job)) is not None:
                 if isinstance(message, TaskProgress):
-                    job.phase_began_s = time.monotonic()
+                    job.enter(job.phase)  # progress: the deadline begins anew
                     self._listener(Progress(trial_id="", text=message.text, phase=entry))
                 elif isinstance(message, TaskDone):
                     answer = bytes(message.result)
@@ -138,15 +146,15 @@ class LocalRunner:
             self._board.end(job)
             self._board.forget(job)
         if job.failure is not None:
-            self._raise_failure(job)
+            self._raise_failure(job, entry)
         if answer is None:
             raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
         return answer
 
-    def _raise_failure(self, job: Job) -> None:
+    def _raise_failure(self, job: Job, entry: str) -> None:
         failure = job.failure
         assert failure is not None
-        if failure.kind is FailureKind.INFRASTRUCTURE:
+        if failure.kind is FailureKind.INFRASTRUCTURE or entry == "describe":
             raise RunnerError(failure.message)
         error = WorkloadError(failure.message)
         error.add_note(failure.traceback)

@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from tuner.hardware import CORES_VARIABLE, allowed_cores
 from tuner.trials.messages import (
     Channel,
     Exit,
@@ -39,6 +40,7 @@ from tuner.trials.messages import (
     Start,
     Tell,
     ToServer,
+    decoder_of,
 )
 from tuner.trials.processes import (
     become_subreaper,
@@ -79,7 +81,7 @@ class TrialServer:
         self._start_method = start_method
         self._jobs: dict[str, _Job] = {}
         self._selector = selectors.DefaultSelector()
-        self._decoder = msgspec.json.Decoder(ToServer)
+        self._decoder = decoder_of(ToServer)
         self._oom_kills = oom_kills()
         self._running = True
         self._child_died = False
@@ -115,7 +117,7 @@ class TrialServer:
         if source is self._parent:
             if not self._parent.read_available():
                 self._stop()
-            for line in self._parent.take_lines():
+            for line in self._parent.take_messages():
                 self._obey(self._decoder.decode(line))
         elif source == wake_read:
             self._child_died = True
@@ -206,7 +208,7 @@ class TrialServer:
         if not channel.read_available():
             self._selector.unregister(channel)
             channel.close()
-        for line in channel.take_lines():
+        for line in channel.take_messages():
             self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
 
     def _send(self, message: Any) -> None:
@@ -263,7 +265,7 @@ class TrialServer:
             if not selector.select(0):
                 return False
         more = rank.channel.read_available()
-        for line in rank.channel.take_lines():
+        for line in rank.channel.take_messages():
             self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
         return more
 
@@ -328,6 +330,7 @@ def main() -> None:
     die_with_parent(arguments.parent_pid, signal.SIGTERM)
     become_subreaper()
     redirect_output(arguments.log)
+    os.environ[CORES_VARIABLE] = ",".join(str(core) for core in sorted(allowed_cores()))
     began = time.monotonic_ns()
     if arguments.start_method == "fork":
         preload([*TORCH_MODULES, *arguments.preload])

@@ -65,6 +65,9 @@ class StudyFiles:
     def trial_directory(self, trial_id: str) -> Path:
         return self.directory / "trials" / trial_id
 
+    def trace(self, trial_id: str, rank: int = 0) -> Path:
+        return self.trial_directory(trial_id) / f"rank{rank}.trace.json"
+
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
         """The fixed order of batches as one rank sees it; None for a dataset that samples itself."""
         if not self.order_file.exists():

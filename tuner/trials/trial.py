@@ -7,13 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tuner.profiling.breakdown import analyse, with_epoch_restart
 from tuner.profiling.trace import read_trace
 from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
+from tuner.strategies.dataset_cache import CachedDataset
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised
 from tuner.training.loader import build_loader
@@ -36,6 +35,7 @@ from tuner.trials.messages import (
     RestartMeasured,
     TakeWindow,
     WindowTaken,
+    decoder_of,
 )
 from tuner.trials.processes import die_with_parent, limit_data
 from tuner.trials.study_files import StudyFiles
@@ -153,7 +153,7 @@ class TrialRun:
         that the windows use.
         """
         dataset = self._job.loader.dataset
-        if hasattr(dataset, "fill") and self._order is not None:
+        if isinstance(dataset, CachedDataset) and self._order is not None:
             with self._clock():
                 dataset.fill(self._files.first_indices(self.spec.num_ranks))
 
@@ -214,7 +214,7 @@ class TrialRun:
     # --- commands -----------------------------------------------------------------------------
 
     def _obey(self) -> None:
-        decoder = msgspec.json.Decoder(Command)
+        decoder = decoder_of(Command)
         while True:
             command = decoder.decode(self._coordinator.next_command())
             match command:
@@ -269,7 +269,7 @@ class TrialRun:
         return epoch_restart_ns(make_loader, batches, wait)
 
     def _profile(self, unprofiled_ns: int) -> None:
-        path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.trace.json.gz"
+        path = self._files.trace(self.spec.trial_id, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         record_profile(self._stepper.step, num_profiled_steps(unprofiled_ns), self._device, path)
         breakdowns = analyse(read_trace(path), unprofiled_ns)

@@ -1,0 +1,179 @@
+"""How much faster, and can it be believed? The answer in one number and the facts behind it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dashboards import units
+from dashboards.sources import TrialSource
+from dashboards.starts import leading_candidate, reference_results, results
+from tuner.estimates import units_per_s
+from tuner.records import Gain, Recommendation, SampleUnit, Study, StudyState, Trial, TrialState, Verdict
+
+
+class Fact(NamedTuple):
+    """One thing that is known, with what it rests on."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class HeadlineInfo(NamedTuple):
+    """`tone` is "good", "neutral" or "warning"; `figure` is the one number, or empty."""
+
+    tone: str
+    figure: str
+    title: str
+    sentence: str
+    facts: tuple[Fact, ...]
+
+
+def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
+    """The claim of a study in whatever state it is. It claims nothing that was not confirmed."""
+    recommendation = source.recommendation(study_id)
+    if recommendation is not None:
+        return _of_recommendation(recommendation)
+    return _of_unfinished(source, study_id)
+
+
+def _of_recommendation(r: Recommendation) -> HeadlineInfo:
+    before, after = units.rate(r.baseline_units_per_s, r.sample_unit), units.rate(r.units_per_s, r.sample_unit)
+    change = f"{before} with today's settings, {after} as recommended."
+    ratio = r.gain.ratio if r.gain else r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0
+    tone, figure, title, sentence = {
+        Verdict.FASTER: ("good", units.ratio(ratio), "as fast as today's settings", change),
+        Verdict.NO_SIGNIFICANT_GAIN: (
+            "neutral",
+            "1×",
+            "No significant gain",
+            "Nothing that was tried is faster than today's settings beyond the noise of this machine: keep them. "
+            f"They train at {before}.",
+        ),
+        Verdict.ENABLES_TRAINING: (
+            "good",
+            "",
+            "Enables training",
+            f"Today's settings do not fit into memory; as recommended the workload trains at {after}.",
+        ),
+        Verdict.UNCONFIRMED: (
+            "warning",
+            "",
+            "Not confirmed",
+            f"The best settings seen while searching ran at {units.ratio(ratio)}: {change} They were not measured "
+            "again in fresh processes, and the best of many noisy measurements looks better than it is.",
+        ),
+    }[r.verdict]
+    return HeadlineInfo(tone, figure, title, sentence, _facts(r))
+
+
+def _facts(r: Recommendation) -> tuple[Fact, ...]:
+    facts = [Fact("Verdict", units.words(r.verdict.value), _verdict_note(r))]
+    if r.gain is not None:
+        facts += _gain_facts(r.gain)
+    if r.guard is not None:
+        compared = ", ".join(check.name for check in r.guard.checks) or "losses"
+        facts.append(
+            Fact("Same training?", "yes" if r.guard.passed else "no", f"{r.guard.reason}; compared: {compared}")
+        )
+    facts.append(
+        Fact(
+            "What is left",
+            f"at most {units.percent(r.certificate.remaining_bound)} of the step",
+            f"{r.certificate.status}; the search ended because: {r.certificate.ended}",
+        )
+    )
+    facts.append(Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}"))
+    facts.append(_memory_fact(r))
+    facts.append(_cost_fact(r))
+    return tuple(facts)
+
+
+def _verdict_note(r: Recommendation) -> str:
+    if r.verdict is Verdict.ENABLES_TRAINING:
+        return "today's settings run out of memory"
+    if r.verdict is Verdict.UNCONFIRMED or r.gain is None:
+        return "not measured again in fresh processes"
+    return "the whole interval lies above 1×" if r.gain.interval.low > 1 else "the interval does not exclude 1×"
+
+
+def _gain_facts(gain: Gain) -> list[Fact]:
+    finalists = units.counted(gain.num_finalists, "finalist")
+    return [
+        Fact(
+            f"{units.percent(gain.interval.level)} interval",
+            units.ratio_interval(gain.interval),
+            f"simultaneous over {finalists}; if confirmed once more: {units.ratio_interval(gain.prediction)}",
+        ),
+        Fact(
+            "Measured in",
+            units.counted(gain.num_blocks, "block"),
+            "fresh processes, in random order against today's settings; none of them served the search",
+        ),
+    ]
+
+
+def _memory_fact(r: Recommendation) -> Fact:
+    if not r.peak_memory_bytes:
+        return Fact("Peak memory", units.UNKNOWN)
+    before = f"{units.memory(r.baseline_peak_memory_bytes)} today" if r.baseline_peak_memory_bytes else ""
+    return Fact("Peak memory", units.memory(r.peak_memory_bytes), before)
+
+
+def _cost_fact(r: Recommendation) -> Fact:
+    cost = r.cost
+    paid = []
+    if cost.payback_tuning_steps:
+        paid.append(f"paid back after {units.significant(cost.payback_tuning_steps)} steps")
+    if cost.payback_steps:
+        paid.append(f"compilation after {units.significant(cost.payback_steps)} steps")
+    return Fact(
+        "Cost of tuning", f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}", ", ".join(paid)
+    )
+
+
+# --- without a recommendation -----------------------------------------------------------------
+
+
+def _of_unfinished(source: TrialSource, study_id: str) -> HeadlineInfo:
+    study, trials = source.get_study(study_id), source.trials(study_id)
+    facts = (
+        Fact("State", study.state.value),
+        *_trial_facts(trials),
+        *_rate_facts(source, study, trials),
+    )
+    tone, title, sentence = {
+        StudyState.RUNNING: ("neutral", "Still searching", "There is no recommendation yet"),
+        StudyState.INTERRUPTED: ("warning", "Interrupted", "The search was interrupted before it had an answer"),
+        StudyState.COMPLETED: ("warning", "No recommendation", "The search ended without an answer"),
+        StudyState.FAILED: ("warning", "Failed", "The search could not be carried out"),
+    }[study.state]
+    return HeadlineInfo(tone, "", title, f"{sentence}: {study.message}" if study.message else f"{sentence}.", facts)
+
+
+def _trial_facts(trials: Sequence[Trial]) -> tuple[Fact, ...]:
+    if not trials:
+        return (Fact("Trials", "none yet"),)
+    failed = sum(1 for result in results(trials) if not result.ok)
+    running = sum(1 for trial in trials if trial.state is TrialState.RUNNING)
+    parts = [f"{count} {word}" for count, word in ((failed, "failed"), (running, "running")) if count]
+    return (Fact("Trials", str(len(trials)), ", ".join(parts)),)
+
+
+def _rate_facts(source: TrialSource, study: Study, trials: Sequence[Trial]) -> tuple[Fact, ...]:
+    """Rates so far. Those of the best one are not confirmed, and it says so."""
+    unit = study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
+    facts = []
+    starts = [units_per_s(result) for result in reference_results(trials)]
+    if starts:
+        facts.append(
+            Fact("Today's settings", units.rate(statistics.fmean(starts), unit), units.counted(len(starts), "start"))
+        )
+    leading = leading_candidate(source, study.study_id)
+    if leading is not None:
+        rates = [units_per_s(r) for r in results(trials) if r.ok and r.candidate == leading[1]]
+        if rates:
+            facts.append(Fact("Best so far", units.rate(statistics.fmean(rates), unit), "not confirmed"))
+    return tuple(facts)

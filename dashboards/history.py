@@ -1,0 +1,162 @@
+"""The search, trial by trial."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from dashboards.sources import TrialSource
+from dashboards.starts import reference_results, results
+from tuner.estimates import log_rate, log_ratio, units_per_s
+from tuner.records import Decision, Purpose, SampleUnit, Trial, TrialResult, TrialState
+
+COLUMNS = ("number", "trial_id", "label", "candidate", "purpose", "outcome", "gain", "units_per_s", "note")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How an outcome is drawn; the shape says it too, for whoever cannot tell the colours."""
+
+    colour: str
+    symbol: str
+    title: str
+
+
+LOOKS: dict[str, Look] = {
+    "baseline": Look(colour=theme.NEUTRAL, symbol="square", title="today's settings"),
+    "accepted": Look(colour=theme.GOOD, symbol="circle", title="accepted"),
+    "confirmed": Look(colour=theme.GOOD, symbol="diamond", title="confirmation"),
+    "no_gain": Look(colour=theme.MUTED, symbol="circle", title="no gain"),
+    "inconclusive": Look(colour=theme.NEUTRAL, symbol="circle-open", title="inconclusive"),
+    "no_effect": Look(colour=theme.NEUTRAL, symbol="triangle-down-open", title="had no effect"),
+    "guard_rejected": Look(colour=theme.BAD, symbol="star-triangle-up", title="not the same training"),
+    "failed": Look(colour=theme.BAD, symbol="x", title="failed"),
+    "running": Look(colour=theme.MUTED, symbol="hourglass-open", title="running"),
+    "measured": Look(colour=theme.NEUTRAL, symbol="circle-open-dot", title="measured"),
+}
+
+
+def get_history_info(source: TrialSource, study_id: str) -> pd.DataFrame:
+    """One row a trial, in the order in which they began.
+
+    `gain` is its speed over that of today's settings: paired with a start of them that ran in turns
+    with it where there is one, else over their mean; NaN where it was not measured. `outcome` is a
+    key of `LOOKS`; `label` says what was changed, `candidate` all that differs from today's settings,
+    `note` what went wrong.
+    """
+    trials = source.trials(study_id)
+    references = _references(trials)
+    verdicts = {trial_id: d for d in source.decisions(study_id) for trial_id in d.trial_ids}
+    rows = [
+        (
+            trial.sequence,
+            trial.trial_id,
+            _changed(trial, verdicts.get(trial.trial_id)),
+            trial.candidate.label,
+            trial.purpose.value,
+            outcome_of(trial, verdicts.get(trial.trial_id)),
+            _gain(trial.result, references),
+            units_per_s(trial.result) if trial.result and trial.result.clean_windows else math.nan,
+            note_on(trial),
+        )
+        for trial in trials
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _changed(trial: Trial, decision: Decision | None) -> str:
+    return (decision and units.moves_label(decision.moves)) or trial.candidate.label
+
+
+def _references(trials: Sequence[Trial]) -> list[TrialResult]:
+    """Measured starts of the reference, those that confirmations ran in turns with included."""
+    starts = reference_results(trials)
+    return [r for r in results(trials) if r.ok and starts and r.candidate == starts[0].candidate]
+
+
+def outcome_of(trial: Trial, decision: Decision | None) -> str:
+    """What came of a trial: its failure, else the verdict of the decision that it served."""
+    if trial.state is TrialState.RUNNING:
+        return "running"
+    if trial.result is None or trial.result.failure is not None:
+        return "guard_rejected" if decision and decision.verdict == "guard_rejected" else "failed"
+    if trial.result.guard is not None and not trial.result.guard.passed:
+        return "guard_rejected"
+    if trial.candidate.is_baseline:
+        return "baseline"
+    if trial.purpose is Purpose.CONFIRM:
+        return "confirmed"
+    verdict = decision.verdict if decision else "measured"
+    return verdict if verdict in LOOKS else "measured"
+
+
+def note_on(trial: Trial) -> str:
+    """What a person should know beside the figures; often nothing."""
+    result = trial.result
+    if trial.state is TrialState.LOST:
+        return "lost: its process died with the search"
+    if result is None:
+        return ""
+    if result.failure is not None:
+        kind, phase = units.words(result.failure.kind.value), units.words(result.failure.phase.value)
+        return f"{kind} in {phase}: {result.failure.message}"
+    if result.guard is not None and not result.guard.passed:
+        return result.guard.reason
+    return "others used the machine while it was measured" if result.contended else ""
+
+
+def _gain(result: TrialResult | None, references: list[TrialResult]) -> float:
+    if result is None or not result.ok or not references:
+        return math.nan
+    in_turns = [r for r in references if r.group == result.group and r.candidate != result.candidate]
+    paired = log_ratio(result, in_turns[0]) if in_turns else None
+    if paired is not None:
+        return math.exp(paired.mean)
+    return math.exp(log_rate(result).mean - statistics.fmean(log_rate(r).mean for r in references))
+
+
+def plot_history(info: pd.DataFrame, unit: SampleUnit) -> go.Figure:
+    """Speed over today's settings by trial; what was not measured stands on the axis."""
+    figure = theme.new_figure(height=340)
+    gains = info["gain"].dropna()
+    floor, ceiling = min(1.0, *gains, 1.0), max(1.0, *gains, 1.0)
+    room = 0.12 * max(ceiling - floor, 0.4)
+    figure.add_hline(y=1, line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
+    for outcome, look in LOOKS.items():
+        rows = info[info["outcome"] == outcome]
+        if rows.empty:
+            continue
+        figure.add_scatter(
+            name=look.title,
+            mode="markers",
+            x=list(rows["number"]),
+            y=[floor - room if math.isnan(gain) else gain for gain in rows["gain"]],
+            marker={
+                "color": look.colour,
+                "symbol": look.symbol,
+                "size": 10,
+                "line": {"width": 1.5, "color": look.colour},
+            },
+            customdata=[_hover(row, unit) for row in rows.itertuples()],
+            hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title={"text": "trial"}, showgrid=False, range=[0.3, len(info) + 0.7], tickformat="d")
+    if len(info) <= 12:
+        figure.update_xaxes(dtick=1)
+    figure.update_yaxes(
+        title={"text": "speed, today's settings = 1×"}, ticksuffix="×", range=[floor - 2 * room, ceiling + room]
+    )
+    return figure
+
+
+def _hover(row: Any, unit: SampleUnit) -> str:
+    speed = "" if math.isnan(row.gain) else f"<b>{units.ratio(row.gain)}</b>, {units.rate(row.units_per_s, unit)}<br>"
+    note = f"<br>{theme.wrapped(row.note)}" if row.note else ""
+    return f"trial {row.number}, {units.words(row.purpose)}<br>{speed}{theme.wrapped(row.label)}{note}"

@@ -1,0 +1,28 @@
+"""Which trials of a study speak for which configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.sources import TrialSource
+from tuner.records import Candidate, Purpose, Trial, TrialResult
+
+TODAY, RECOMMENDED, BEST_SO_FAR = "today", "recommended", "best so far"
+
+
+def results(trials: Sequence[Trial]) -> list[TrialResult]:
+    return [trial.result for trial in trials if trial.result is not None]
+
+
+def reference_results(trials: Sequence[Trial]) -> list[TrialResult]:
+    """Measured starts of the configuration that gains are measured against."""
+    return [r for r in results(trials) if r.purpose is Purpose.BASELINE and r.ok]
+
+
+def leading_candidate(source: TrialSource, study_id: str) -> tuple[str, Candidate] | None:
+    """What stands beside today's settings: the recommended candidate, else the last accepted one."""
+    recommendation = source.recommendation(study_id)
+    if recommendation is not None:
+        return (RECOMMENDED, recommendation.candidate) if not recommendation.candidate.is_baseline else None
+    accepted = [d.candidate for d in source.decisions(study_id) if d.verdict == "accepted" and d.candidate]
+    return (BEST_SO_FAR, accepted[-1]) if accepted else None

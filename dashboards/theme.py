@@ -1,0 +1,122 @@
+"""Colours and the look of figures.
+
+Every category has one colour, in every figure. Groups share a hue that stays apart from the others'
+for red-green colour blindness: compute is blue, communication yellow, input and output orange, gaps
+grey. Within a group, neighbours of a stacked bar differ in lightness, so that they stay apart in a
+black-and-white print. tests/unit/test_dashboards.py checks both.
+
+Figures have no background, and texts and grid lines take their colours from the page (see
+templates/report.css), so that one figure serves light, dark and print.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tuner.profiling.categories import CATEGORIES, GROUPS, INFO, CategoryInfo
+
+CATEGORY_COLOURS: dict[str, str] = {
+    "compute_matmul": "#1256b2",
+    "compute_attention": "#58a5e4",
+    "compute_normalisation": "#17397b",
+    "compute_reduction": "#82c7f0",
+    "compute_elementwise": "#3077cd",
+    "compute_other": "#b4defc",
+    "optimizer": "#00566e",
+    "copy_on_device": "#3f9aae",
+    "communication": "#f3e242",
+    "copy_host_to_device": "#e4ac59",
+    "copy_device_to_host": "#8c431f",
+    "data_wait": "#e77412",
+    "epoch_restart": "#fcc89f",
+    "synchronisation": "#595856",
+    "allocation": "#b9b7b4",
+    "optimizer_host": "#3e3d3b",
+    "host": "#93928f",
+    "launch_latency": "#d2d1ce",
+    "queued": "#73716f",
+    "unknown": "#f4f1ea",
+}
+GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+
+
+def categories_in_order() -> list[CategoryInfo]:
+    """By group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
+    return [info for group in GROUPS for info in CATEGORIES if info.group == group]
+
+
+def category_colour(category: str) -> str:
+    return CATEGORY_COLOURS.get(category, CATEGORY_COLOURS["unknown"])
+
+
+def category_title(category: str) -> str:
+    """Falls back to the name itself for a category of another version."""
+    return INFO[category].title if category in INFO else category
+
+
+def category_group(category: str) -> str:
+    return INFO[category].group if category in INFO else "unknown"
+
+
+def text_colour_on(colour: str) -> str:
+    """White where it reads well on a colour (WCAG contrast of 4 to 1), else black."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#ffffff" if 1.05 / (luminance + 0.05) > 4 else "#111111"
+
+
+def plain(text: str) -> str:
+    """Text for a figure, where Plotly would otherwise read tags."""
+    return html.escape(text, quote=False)
+
+
+def wrapped(text: str, width: int = 60) -> str:
+    """Text for a figure's hover, in lines."""
+    import textwrap
+
+    return "<br>".join(plain(line) for line in textwrap.wrap(text, width) or [""])
+
+
+def new_figure(height: int, **layout: Any) -> go.Figure:
+    """An empty figure in the common look."""
+    common: dict[str, Any] = {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": _FONT, "size": 13, "color": "#3b414b"},
+        "hoverlabel": {
+            "bgcolor": "#20252d",
+            "bordercolor": "#20252d",
+            "font": {"color": "#f5f6f8", "size": 13},
+            "align": "left",
+        },
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
+        "dragmode": False,
+    }
+    axis = {
+        "automargin": True,
+        "fixedrange": True,
+        "zeroline": False,
+        "gridcolor": "#d5d9df",
+        "ticks": "",
+        "title": {"font": {"size": 12}},
+    }
+    figure = go.Figure(layout={**common, **layout})
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure

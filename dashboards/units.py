@@ -1,0 +1,96 @@
+"""Numbers as people read them: with a unit, and as many digits as they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from tuner.records import Interval, Move, SampleUnit, choice_label
+
+UNKNOWN = "unknown"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`1,280`, `15.8`, `0.0342`: this many significant digits, and no exponent."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = round(value, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{rounded:,.{decimals}f}"
+
+
+def rate(units_per_s: float, unit: SampleUnit) -> str:
+    return f"{significant(units_per_s)} {unit.value}s/s"
+
+
+def milliseconds(value_ms: float) -> str:
+    return f"{significant(value_ms)} ms"
+
+
+def change(value_ms: float) -> str:
+    """`+0.40`, `−14.50`: with a minus sign, not a hyphen."""
+    return f"{value_ms:+.2f}".replace("-", "−")
+
+
+def ratio(value: float) -> str:
+    """`2.42×`; near one with a third decimal, where the second says little."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:.3f}×" if abs(value - 1) < 0.095 else f"{value:.2f}×"
+
+
+def ratio_interval(interval: Interval) -> str:
+    return f"{ratio(interval.low)} to {ratio(interval.high)}"
+
+
+def percent(share: float) -> str:
+    """`63 %`, `4.1 %`, `0.8 %`."""
+    if not math.isfinite(share):
+        return UNKNOWN
+    value = 100 * share
+    return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
+
+
+def gain_limit(bound: float) -> float:
+    """The speed, as a ratio, that a share of the step can give back at most."""
+    return math.inf if bound >= 1 else 1 / (1 - max(0.0, bound))
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `7 min 42 s`, `2 h 5 min`."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 10:
+        return f"{significant(seconds, 2)} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def memory(num_bytes: float) -> str:
+    """`612 MiB`, `1.43 GiB`."""
+    if num_bytes < 1000 << 20:
+        return f"{significant(num_bytes / (1 << 20))} MiB"
+    return f"{significant(num_bytes / (1 << 30))} GiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 trial`, `20 trials`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def moves_label(moves: Iterable[Move]) -> str:
+    """`data_loading: num_workers=2; compile: as today`."""
+    return "; ".join(f"{m.strategy}: {choice_label(m.choice) if m.choice else 'as today'}" for m in moves)
+
+
+def words(identifier: str) -> str:
+    """`no_gain` as `no gain`."""
+    return identifier.replace("_", " ")

@@ -1,0 +1,17 @@
+"""Runs revisions on the connection, and in the transaction, that `service.database.migrate` gives.
+
+Revisions only go forward: to go back, one restores the copy made before the upgrade.
+"""
+
+from alembic import context
+
+from service.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    transactional_ddl=True,  # SQLite's too, since `service.connections` begins its transactions itself
+    render_as_batch=True,  # SQLite cannot alter most things in place
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,108 @@
+"""Live progress of a study: a panel on a terminal, a line for each decision elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dashboards import units
+from tuner.records import Decision, SampleUnit
+from tuner.search.driver import StudyView
+
+RECENT_DECISIONS = 6
+REFRESH_PER_S = 2.0
+"""Low, so that drawing does not disturb what is measured."""
+_VERDICT_STYLES = {
+    "accepted": "green",
+    "measured": "cyan",
+    "failed": "red",
+    "guard_rejected": "red",
+    "no_effect": "yellow",
+}
+
+
+class Progress:
+    """Shows a view whenever it has changed, without showing off."""
+
+    def __init__(self, console: Console, live: Live | None) -> None:
+        self._console = console
+        self._live = live
+        self._told = 0
+        self._stage = ""
+        self._last_s = 0.0
+
+    def __call__(self, view: StudyView) -> None:
+        if self._live is None:
+            self._print_news(view)
+        elif time.monotonic() - self._last_s > 1 / REFRESH_PER_S:
+            self._last_s = time.monotonic()
+            self._live.update(draw(view), refresh=True)
+
+    def _print_news(self, view: StudyView) -> None:
+        if view.stage != self._stage and view.stage not in (
+            "move",
+            "refine",
+            "together",
+            "simplify",
+            "audit",
+            "sentinel",
+        ):
+            self._stage = view.stage
+            self._console.print(f"[{units.duration(view.elapsed_s)}] {view.stage}")
+        for decision in view.decisions[self._told :]:
+            if decision.verdict != "not_tried":
+                self._console.print(f"[{units.duration(view.elapsed_s)}] {decision_text(decision)}", markup=False)
+        self._told = len(view.decisions)
+
+
+@contextmanager
+def live_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress]:
+    """Progress on a console for the time of a study."""
+    if quiet or not console.is_terminal:
+        yield Progress(Console(quiet=True) if quiet else console, None)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield Progress(console, live)
+
+
+def draw(view: StudyView) -> RenderableType:
+    """The panel."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", justify="right")
+    facts.add_column()
+    facts.add_row("now", Text(f"{view.stage}: {view.current}", overflow="ellipsis", no_wrap=True))
+    facts.add_row("", Text(view.activity, style="dim", overflow="ellipsis", no_wrap=True))
+    if view.baseline_units_per_s:
+        facts.add_row("baseline", units.rate(view.baseline_units_per_s, SampleUnit(view.unit)))
+    if view.best_gain is not None:
+        facts.add_row(
+            "best so far",
+            Text(f"{view.best_gain:+.1%}  {view.best_label}", style="green" if view.best_gain > 0 else ""),
+        )
+    if view.findings:
+        facts.add_row("finding", view.findings[0].message)
+    left = max(0.0, view.budget_s - view.elapsed_s)
+    trials = f"{view.num_trials}" + (f" of {view.max_trials}" if view.max_trials else "")
+    facts.add_row("time left", f"{units.duration(left)} of {units.duration(view.budget_s)}, {trials} trials done")
+    bar = ProgressBar(total=view.budget_s, completed=min(view.elapsed_s, view.budget_s), width=60)
+    recent = [
+        Text(decision_text(d), style=_VERDICT_STYLES.get(d.verdict, "dim"), overflow="ellipsis", no_wrap=True)
+        for d in view.decisions[-RECENT_DECISIONS:]
+        if d.verdict != "not_tried"
+    ]
+    return Panel(Group(facts, bar, *recent), title="steptune", title_align="left", border_style="dim")
+
+
+def decision_text(decision: Decision) -> str:
+    """`accepted  optimizer_implementation: implementation=fused  +9.1 %`"""
+    changed = units.moves_label(decision.moves) or decision.stage
+    gain = f"  {decision.measured_gain:+.1%}" if decision.measured_gain is not None else ""
+    return f"{units.words(decision.verdict):<14} {changed}{gain}"

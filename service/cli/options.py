@@ -1,0 +1,29 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database", help="Database URL; default STEPTUNE_DATABASE_URL or sqlite:///steptune.db.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+StudyId = Annotated[
+    str, typer.Argument(help="Id of a study, or the beginning or end of it; `last` is the newest.", metavar="STUDY")
+]
+WorkloadName = Annotated[
+    str, typer.Argument(help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.", metavar="WORKLOAD")
+]
+Python = Annotated[
+    Path | None, typer.Option("--python", help="Interpreter in which trials run; default this one.", show_default=False)
+]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu or cuda; default cuda where there is one.", show_default=False)
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples and the initial state.")]

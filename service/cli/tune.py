@@ -1,0 +1,165 @@
+"""`tune` and `resume`: a study from its beginning, or from where it was killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.console import errors, opened_store, output, print_json, settings_with
+from service.cli.inspect_study import resolve
+from service.cli.live import live_progress
+from service.cli.options import AsJson, Database, Device, Python, Seed, StudyId, WorkloadName
+from service.quantities import parse_bytes, parse_duration_s
+from service.settings import Settings
+from service.store import SqlStudyStore
+from tuner.errors import ChoiceError, StoreError
+from tuner.hardware import check_platform
+from tuner.records import Numerics, Study, StudySettings, StudyState
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder for the report and the exports; default steptune-results/STUDY.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(tune)
+    app.command()(resume)
+
+
+def tune(
+    workload: WorkloadName,
+    budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="At most this many suggestions of the search.", show_default=False)
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Also try choices that change the training: lossy, recipe.", show_default=False),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="What a trial may use: 8g; default what is free, less a tenth.", show_default=False),
+    ] = None,
+    phase_timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="Longest phase of a trial; default multiples of what the baseline takes.", show_default=False
+        ),
+    ] = None,
+    output_folder: Output = None,
+    database: Database = None,
+    python: Python = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fastest configuration of WORKLOAD that still is the same training."""
+    from service.studies import begin_study
+
+    check_platform()
+    settings = StudySettings(
+        budget_s=parse_duration_s(budget),
+        max_trials=trials,
+        allow=_allowed(allow or []),
+        only=_names(only),
+        skip=_names(skip),
+        seed=seed,
+        num_ranks=ranks,
+        device=device,
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
+        phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
+    )
+    service_settings = settings_with(database)
+    with opened_store(service_settings) as store:
+        study = begin_study(workload, settings, store, service_settings)
+        _run(study, store, service_settings, output_folder, python, as_json)
+
+
+def resume(
+    study_id: StudyId,
+    output_folder: Output = None,
+    database: Database = None,
+    python: Python = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
+    from service.studies import check_unchanged
+
+    check_platform()
+    service_settings = settings_with(database)
+    with opened_store(service_settings) as store:
+        study = resolve(store, study_id)
+        if study.state is StudyState.COMPLETED:
+            raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
+        check_unchanged(study)
+        _run(study, store, service_settings, output_folder, python, as_json)
+
+
+def _run(
+    study: Study,
+    store: SqlStudyStore,
+    service_settings: Settings,
+    folder: Path | None,
+    python: Path | None,
+    as_json: bool,
+) -> None:
+    from service.studies import run_study, write_results
+
+    folder = folder or Path("steptune-results") / study.study_id
+    errors.print(f"study {study.study_id}", style="dim")
+    with _terminated_as_interrupt(), live_progress(errors, quiet=as_json) as progress:
+        recommendation = run_study(
+            study, store, service_settings, on_change=progress, python=str(python) if python else None
+        )
+    results = write_results(study.study_id, store, recommendation, folder)
+    if as_json:
+        print_json(recommendation)
+        return
+    from service.cli.summary import print_summary
+
+    print_summary(output, store, study.study_id)
+    output.print()
+    output.print(f"report   {results.report}", soft_wrap=True)
+    for path in results.exports:
+        output.print(f"export   {path}", soft_wrap=True)
+    output.print(f"study    {study.study_id}  (`steptune show {study.study_id[-8:]}`)", soft_wrap=True)
+
+
+class _terminated_as_interrupt:
+    """SIGTERM ends a study as Ctrl-C does: what was measured is kept, and the best is reported."""
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGTERM, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    @staticmethod
+    def _interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def _names(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(name.strip() for value in values or [] for name in value.split(",") if name.strip())
+
+
+def _allowed(values: list[str]) -> tuple[Numerics, ...]:
+    allowed = []
+    for name in _names(values):
+        if name not in (Numerics.LOSSY, Numerics.RECIPE):
+            raise ChoiceError(f"--allow {name}: only `lossy` and `recipe` need to be allowed")
+        allowed.append(Numerics(name))
+    return tuple(allowed)

@@ -1,0 +1,165 @@
+"""Connections to SQLite or PostgreSQL, transactions, and what their errors mean to a person."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, ProgrammingError
+from sqlalchemy.orm import Session
+
+from tuner.errors import MissingDependency, StorageFull, StoreError
+
+BUSY_TIMEOUT_S = 30.0
+"""How long a SQLite writer waits for its turn; our transactions take milliseconds."""
+
+_WRITES = {"steptune_writes": True}
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_POSTGRESQL_DISK_FULL = "53100"
+
+_SQLITE_MEANINGS = {
+    sqlite3.SQLITE_NOTADB: "is not a SQLite database: name another file, or move this one away",
+    sqlite3.SQLITE_CORRUPT: "is a damaged SQLite database: restore a copy of it, or name another file",
+    sqlite3.SQLITE_READONLY: "cannot be written: check the permissions of the file and of its directory",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that its directory exists and may be written",
+    sqlite3.SQLITE_CONSTRAINT: "refused a row: does another process write the same study?",
+    sqlite3.SQLITE_BUSY: f"is locked: another process has been writing for {BUSY_TIMEOUT_S:g} s; end it, or wait",
+}
+
+
+def create_engine_for(url: str) -> Engine:
+    """An engine for a database URL; the parent directory of a SQLite file is created.
+
+    Raises:
+        StoreError: The URL cannot be read, or the directory cannot be made.
+        MissingDependency: The driver that it names is not installed.
+    """
+    shown = re.sub("://.*@", "://***@", url)
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite_engine(parsed)
+        if parsed.get_backend_name() == "postgresql":
+            return create_engine(parsed, pool_pre_ping=True)
+    except ArgumentError as error:
+        raise StoreError(f"{shown!r} is not a database URL; write it like sqlite:///steptune.db") from error
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{shown!r} needs the package {error.name}: install it, or use SQLite") from error
+    raise StoreError(f"{shown!r} is neither SQLite nor PostgreSQL; write it like sqlite:///steptune.db")
+
+
+def place_of(engine: Engine) -> str:
+    """Where a database is, as a person knows it: a path, or a URL without its password."""
+    if engine.url.get_backend_name() == "sqlite":
+        return engine.url.database or "the database in memory"
+    return engine.url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Session]:
+    """One transaction that writes nothing."""
+    with storage_errors(place_of(engine)), Session(engine) as session, session.begin():
+        yield session
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Session]:
+    """One transaction; on SQLite the only writing one from its beginning, so nothing it read is stale."""
+    with (
+        storage_errors(place_of(engine)),
+        Session(engine.execution_options(**_WRITES)) as session,
+        session.begin(),
+    ):
+        yield session
+
+
+@contextmanager
+def storage_errors(place: str) -> Iterator[None]:
+    """Turns errors of a database or of files into ours.
+
+    Raises:
+        StorageFull: The disk, or the database, is full.
+        StoreError: It cannot be used for another reason, which the message says.
+    """
+    try:
+        yield
+    except (ProgrammingError, sqlite3.ProgrammingError):
+        raise  # a bug of ours, not a state of the database
+    except DatabaseError as error:
+        raise _explain(error.orig or error, place) from error
+    except (sqlite3.Error, OSError) as error:
+        raise _explain(error, place) from error
+
+
+def _explain(error: BaseException, place: str) -> StoreError:
+    if _is_full(error):
+        return StorageFull(
+            f"{place} is full, or the disk that holds it is: free some space and run the command again; "
+            "everything recorded before is kept"
+        )
+    meaning = _SQLITE_MEANINGS.get(_sqlite_code(error))
+    if meaning is not None:
+        return StoreError(f"{place} {meaning} ({error})")
+    text = str(error).strip().partition("\n")[0]
+    return StoreError(f"{place} cannot be used: {text}")
+
+
+def _is_full(error: BaseException) -> bool:
+    return (
+        _sqlite_code(error) == sqlite3.SQLITE_FULL
+        or getattr(error, "sqlstate", None) == _POSTGRESQL_DISK_FULL
+        or (isinstance(error, OSError) and error.errno in _FULL_ERRNOS)
+    )
+
+
+def _sqlite_code(error: BaseException) -> int:
+    """The primary code; extended ones carry more in their higher bits."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
+        path = Path(url.database).expanduser().absolute()
+        with storage_errors(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        url = url.set(database=str(path))
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _prepare_connection)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _prepare_connection(connection: Any, record: Any) -> None:
+    connection.isolation_level = None  # sqlite3 would begin transactions itself, and too late
+    connection.execute("PRAGMA foreign_keys = ON")
+    _switch_to_wal(connection)
+
+
+def _switch_to_wal(connection: Any) -> None:
+    """Lets readers and a writer work at the same time.
+
+    The first switch of a file fails at once, without SQLite's own waiting, when another process
+    switches it at the same moment; so it is tried again.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if _sqlite_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+
+def _begin(connection: Connection) -> None:
+    writes = "steptune_writes" in connection.get_execution_options()
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,128 @@
+"""The schema of a database: making it, checking it, and opening a store on it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, func, inspect, select
+
+import service
+from service.connections import create_engine_for, place_of, reading, writing
+from service.store import SqlStudyStore
+from tuner import __version__
+from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
+
+__all__ = ["check_schema", "create_engine_for", "migrate", "open_store"]
+
+MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
+"""Beside the package, in a checkout as in an installation."""
+
+_MIGRATION_LOCK = 0x5745_9713
+"""Any number that no other application of the same PostgreSQL server locks."""
+
+
+class _Schema(Enum):
+    EMPTY = "empty"
+    OUTDATED = "outdated"
+    CURRENT = "current"
+
+
+def open_store(url: str) -> SqlStudyStore:
+    """The store at a database URL. A database without tables gets them; close the store after use.
+
+    Raises:
+        StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+    """
+    engine = create_engine_for(url)
+    try:
+        if _schema_of(engine) is _Schema.EMPTY:
+            migrate(engine)
+        check_schema(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return SqlStudyStore(engine)
+
+
+def migrate(database: Engine | str) -> None:
+    """Brings a database to the schema of this version, in one transaction.
+
+    Args:
+        database: An engine, or a URL.
+
+    Raises:
+        StoreError: It cannot be migrated; SchemaTooNew if a newer version wrote it.
+    """
+    if isinstance(database, str):
+        engine = create_engine_for(database)
+        try:
+            migrate(engine)
+        finally:
+            engine.dispose()
+        return
+    with writing(database) as session:
+        connection = session.connection()
+        if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        # Another process may have migrated it while this one waited for its turn.
+        if _state(connection, place_of(database)) is not _Schema.CURRENT:
+            config = _alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def check_schema(engine: Engine) -> None:
+    """Checks that a database has the schema of this version.
+
+    Raises:
+        SchemaOutdated: It is older, or has no tables.
+        SchemaTooNew: A newer version of Steptune wrote it.
+        StoreError: It is the database of another application.
+    """
+    state = _schema_of(engine)
+    if state is _Schema.EMPTY:
+        raise SchemaOutdated(f"{place_of(engine)} has no tables yet: run `steptune db upgrade`")
+    if state is _Schema.OUTDATED:
+        raise SchemaOutdated(
+            f"{place_of(engine)} has an older schema than Steptune {__version__} needs: "
+            "make a copy of it, then run `steptune db upgrade`"
+        )
+
+
+def _schema_of(engine: Engine) -> _Schema:
+    with reading(engine) as session:
+        return _state(session.connection(), place_of(engine))
+
+
+def _state(connection: Connection, place: str) -> _Schema:
+    """What a database holds.
+
+    Raises:
+        SchemaTooNew, StoreError: As `check_schema`.
+    """
+    revision = MigrationContext.configure(connection).get_current_revision()
+    scripts = ScriptDirectory.from_config(_alembic_config())
+    if revision is None:
+        tables = inspect(connection).get_table_names()
+        if tables:
+            raise StoreError(
+                f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another"
+            )
+        return _Schema.EMPTY
+    if revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise SchemaTooNew(
+            f"{place} is at revision {revision!r}, which Steptune {__version__} does not know: "
+            "a newer version wrote it; install that version, or name another database"
+        )
+    return _Schema.CURRENT if revision == scripts.get_current_head() else _Schema.OUTDATED
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config

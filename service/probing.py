@@ -1,0 +1,57 @@
+"""Looking at this machine, or at a workload on it, outside of a study."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tuner.records import (
+    DatasetFacts,
+    Environment,
+    ModelFacts,
+    OptimizerFacts,
+    SampleUnit,
+    WorkloadFacts,
+)
+from tuner.trials.runner import LocalRunner
+from tuner.workloads.reference import format_reference, parse_reference
+
+
+def look_here(workload: str | None, device: str | None) -> tuple[Environment, WorkloadFacts]:
+    """The environment, and the facts of a workload; without one, of a workload that has everything."""
+    reference = format_reference(parse_reference(workload)) if workload else "zoo:synthetic"
+    with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
+        runner = LocalRunner(workload=reference, directory=Path(folder), device=device or "")
+        try:
+            environment = runner.describe()
+            return environment, runner.inspect() if workload else _anything()
+        finally:
+            runner.close()
+
+
+def _anything() -> WorkloadFacts:
+    """A workload to which every strategy applies, so that only the machine limits them."""
+    return WorkloadFacts(
+        reference="",
+        name="a workload that has everything",
+        signature="",
+        global_batch=32,
+        sample_unit=SampleUnit.SAMPLE,
+        dataset=DatasetFacts(
+            kind="map", length=1, sample_bytes=1, sample_ns=1, deterministic=True, splits=True, load_deterministic=True
+        ),
+        model=ModelFacts(
+            num_parameters=1,
+            parameter_bytes=4,
+            num_parameter_tensors=1,
+            module_types={"Conv2d": 1, "Linear": 1, "LayerNorm": 1},
+            num_blocks=12,
+            uses_attention=True,
+        ),
+        optimizer=OptimizerFacts(
+            name="AdamW",
+            module="torch.optim",
+            implementation="default",
+            implementations=("for_loop", "foreach", "fused"),
+        ),
+    )

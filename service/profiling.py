@@ -1,0 +1,142 @@
+"""One profiled run of a workload as it is."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dashboards import units
+from dashboards.theme import category_colour, category_title
+from service.studies import compressed
+from tuner.errors import BaselineFailed
+from tuner.estimates import units_per_s
+from tuner.profiling.bounds import Situation
+from tuner.profiling.categories import bottleneck
+from tuner.profiling.diagnosis import diagnose
+from tuner.protocols import ProgressListener
+from tuner.records import (
+    BASELINE,
+    Breakdown,
+    Finding,
+    MeasureSettings,
+    Purpose,
+    Record,
+    SampleUnit,
+    TrialSpec,
+    new_id,
+)
+from tuner.search.designer import why_not
+from tuner.strategies.composition import complete_choices, environment_variables
+from tuner.trials.runner import LocalRunner
+from tuner.trials.study_files import StudyFiles
+from tuner.workloads.reference import format_reference, parse_reference
+
+BAR_WIDTH = 40
+
+
+class WorkloadProfile(Record):
+    """Where the time of a step goes."""
+
+    workload: str
+    hardware: str
+    units_per_s: float
+    sample_unit: SampleUnit
+    step_time_ns: float
+    bottleneck: str
+    breakdowns: tuple[Breakdown, ...]
+    findings: tuple[Finding, ...]
+
+
+def profile_workload(
+    workload: str,
+    directory: Path,
+    *,
+    trace: Path | None,
+    seed: int,
+    device: str | None,
+    python: str | None,
+    listener: ProgressListener,
+) -> WorkloadProfile:
+    """Measures and profiles the unchanged workload once.
+
+    Raises:
+        BaselineFailed: It could not be measured.
+    """
+    reference = format_reference(parse_reference(workload))
+    runner = LocalRunner(
+        workload=reference,
+        directory=directory,
+        device=device or "",
+        seed=seed,
+        listener=listener,
+        python=python or sys.executable,
+    )
+    try:
+        environment, facts = runner.describe(), runner.inspect()
+        choices = complete_choices(BASELINE, facts)
+        spec = TrialSpec(
+            trial_id=new_id(),
+            workload=reference,
+            candidate=BASELINE,
+            choices=choices,
+            study_directory=str(directory),
+            device=environment.hardware.device_kind,
+            seed=seed,
+            guard=False,
+            keep_trace=trace is not None,
+            environment_variables=environment_variables(choices),
+        )
+        [result] = runner.run([spec], [Purpose.BASELINE], MeasureSettings(cap_s=5.0), new_id(), listener)
+    finally:
+        runner.close()
+    if not result.ok or not result.breakdowns:
+        raise BaselineFailed(f"the workload could not be profiled: {why_not(result)}")
+    if trace is not None:
+        kept = StudyFiles(directory).trace(spec.trial_id)
+        shutil.copyfile(compressed(kept) if trace.suffix == ".gz" else kept, trace)
+    situation = Situation(breakdown=result.breakdowns[0], workload=facts, environment=environment, choices=choices)
+    return WorkloadProfile(
+        workload=reference,
+        hardware=environment.hardware.label,
+        units_per_s=units_per_s(result),
+        sample_unit=facts.sample_unit,
+        step_time_ns=situation.step_ns,
+        bottleneck=bottleneck(situation.breakdown.per_step_ns),
+        breakdowns=result.breakdowns,
+        findings=diagnose(situation),
+    )
+
+
+def print_profile(console: Console, profile: WorkloadProfile) -> None:
+    """The breakdown as bars, then the advice."""
+    step = units.milliseconds(profile.step_time_ns / 1e6)
+    rate = units.rate(profile.units_per_s, profile.sample_unit)
+    console.print(f"[bold]{step} a step, {rate}[/]; limited by [bold]{profile.bottleneck}[/], on {profile.hardware}\n")
+    for breakdown in profile.breakdowns:
+        table = Table(box=None, padding=(0, 2), header_style="dim", title=breakdown.device, title_justify="left")
+        for name in ("where the step goes", "time", "share", ""):
+            table.add_column(name, justify="right" if name in ("time", "share") else "left")
+        times = breakdown.per_step_ns
+        total = sum(times.values())
+        for category, value in sorted(times.items(), key=lambda item: -item[1]):
+            if value > 0:
+                bar = Text("█" * max(1, round(value / total * BAR_WIDTH)), style=category_colour(category))
+                table.add_row(
+                    category_title(category), units.milliseconds(value / 1e6), units.percent(value / total), bar
+                )
+        console.print(table)
+    console.print()
+    for finding in profile.findings:
+        console.print(f"[bold]{finding.message}[/]")
+        strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
+        console.print(
+            f"  {finding.advice}{strategies}; could gain at most {units.ratio(units.gain_limit(finding.bound))}",
+            style="dim",
+        )
+    if not profile.findings:
+        console.print("nothing stands out: no category takes more of the step than is usual", style="dim")

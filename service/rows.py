@@ -1,0 +1,223 @@
+"""From records to rows and back. No queries here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from service.models import (
+    ArtifactRow,
+    BreakdownRow,
+    DecisionRow,
+    EventRow,
+    FindingRow,
+    GuardCheckRow,
+    HardwareProfileRow,
+    RecommendationRow,
+    StudyRow,
+    TrialAttemptRow,
+    TrialRow,
+    WindowRow,
+    WorkloadRow,
+)
+from tuner.records import (
+    Artifact,
+    Breakdown,
+    Decision,
+    Event,
+    HardwareProfile,
+    Recommendation,
+    Study,
+    Trial,
+    TrialResult,
+    TrialState,
+    WorkloadFacts,
+)
+from tuner.store_rules import decode, encode, number, parse_time
+
+ResultRow = WindowRow | BreakdownRow | GuardCheckRow | FindingRow
+
+
+def workload_row(facts: WorkloadFacts) -> WorkloadRow:
+    """A workload is known by its reference and its signature: edited code may be another workload."""
+    identity = f"{facts.reference}\0{facts.signature}".encode("utf-8", "surrogateescape")
+    return WorkloadRow(
+        workload_id=hashlib.sha256(identity).hexdigest()[:16],
+        reference=facts.reference,
+        name=facts.name,
+        signature=facts.signature,
+        global_batch=facts.global_batch,
+        record=encode(facts),
+    )
+
+
+def hardware_row(profile: HardwareProfile) -> HardwareProfileRow:
+    return HardwareProfileRow(
+        fingerprint=profile.fingerprint,
+        device_kind=profile.device_kind,
+        label=profile.label,
+        record=encode(profile),
+    )
+
+
+def study_row(study: Study) -> StudyRow:
+    return StudyRow(
+        study_id=study.study_id,
+        workload=study.workload,
+        workload_id=None if study.facts is None else workload_row(study.facts).workload_id,
+        hardware_fingerprint=None if study.environment is None else study.environment.hardware.fingerprint,
+        state=study.state.value,
+        created_at=parse_time(study.created_at),
+        record=encode(study),
+    )
+
+
+def trial_row(trial: Trial) -> TrialRow:
+    return TrialRow(
+        trial_id=trial.trial_id,
+        study_id=trial.study_id,
+        sequence=trial.sequence,
+        candidate_key=trial.candidate.key,
+        purpose=trial.purpose.value,
+        trial_group=trial.group,
+        replicate=trial.replicate,
+        state=trial.state.value,
+        record=encode(trial),
+    )
+
+
+def attempt_row(trial: Trial) -> TrialAttemptRow:
+    return TrialAttemptRow(
+        trial_id=trial.trial_id,
+        number=trial.attempts,
+        outcome=trial.state.value,
+        started_at=parse_time(trial.started_at),
+    )
+
+
+def result_rows(result: TrialResult) -> Iterator[ResultRow]:
+    """What a result holds that is searched or aggregated by itself."""
+    yield from _window_rows(result)
+    for breakdown in result.breakdowns:
+        yield from _breakdown_rows(result.trial_id, breakdown)
+    yield from _guard_rows(result)
+    yield from _finding_rows(result)
+
+
+def decision_row(study_id: str, decision: Decision) -> DecisionRow:
+    return DecisionRow(
+        study_id=study_id,
+        sequence=decision.sequence,
+        stage=decision.stage,
+        verdict=decision.verdict,
+        candidate_key=None if decision.candidate is None else decision.candidate.key,
+        predicted_bound=number(decision.predicted_bound),
+        measured_gain=number(decision.measured_gain),
+        record=encode(decision),
+    )
+
+
+def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
+    return RecommendationRow(
+        study_id=recommendation.study_id,
+        created_at=parse_time(recommendation.created_at),
+        workload_signature=recommendation.workload_signature,
+        device_kind=recommendation.hardware.device_kind,
+        verdict=recommendation.verdict.value,
+        candidate_key=recommendation.candidate.key,
+        gain=None if recommendation.gain is None else number(recommendation.gain.ratio),
+        record=encode(recommendation),
+    )
+
+
+def event_row(event: Event, at: datetime) -> EventRow:
+    """The database gives the event its number."""
+    return EventRow(study_id=event.study_id, kind=event.kind, at=at, record=encode(event))
+
+
+def trial_of(row: TrialRow) -> Trial:
+    """The trial as it began, with what came of it."""
+    return replace(
+        decode(row.record, Trial),
+        state=TrialState(row.state),
+        result=None if row.result is None else decode(row.result, TrialResult),
+    )
+
+
+def event_of(row: EventRow) -> Event:
+    return replace(decode(row.record, Event), sequence=row.event_id)
+
+
+def artifact_of(row: ArtifactRow) -> Artifact:
+    return Artifact(
+        study_id=row.study_id,
+        trial_id=row.trial_id,
+        kind=row.kind,
+        digest=row.digest,
+        size_bytes=row.size_bytes,
+        created_at=row.created_at.isoformat(),
+    )
+
+
+def _window_rows(result: TrialResult) -> Iterator[WindowRow]:
+    for place, window in enumerate(result.windows):
+        yield WindowRow(
+            trial_id=result.trial_id,
+            number=place,
+            round=window.round,
+            position=window.position,
+            num_steps=window.num_steps,
+            num_samples=window.num_samples,
+            num_units=window.num_units,
+            duration_ns=window.duration_ns,
+            step_p20_ns=window.step_p20_ns,
+            step_p50_ns=window.step_p50_ns,
+            step_p80_ns=window.step_p80_ns,
+            queue_depth_start=window.queue_depth_start,
+            queue_depth_end=window.queue_depth_end,
+            foreign_cpu_share=window.foreign_cpu_share,
+            void=window.void,
+        )
+
+
+def _breakdown_rows(trial_id: str, breakdown: Breakdown) -> Iterator[BreakdownRow]:
+    for category in {**breakdown.categories, **breakdown.rescaled}:
+        yield BreakdownRow(
+            trial_id=trial_id,
+            rank=breakdown.rank,
+            device=breakdown.device,
+            category=category,
+            num_steps=breakdown.num_steps,
+            ns=breakdown.categories.get(category, 0),
+            rescaled_ns=breakdown.rescaled.get(category, 0) if breakdown.rescaled else None,
+        )
+
+
+def _guard_rows(result: TrialResult) -> Iterator[GuardCheckRow]:
+    checks = () if result.guard is None else result.guard.checks
+    for place, check in enumerate(checks):
+        yield GuardCheckRow(
+            trial_id=result.trial_id,
+            number=place,
+            name=check.name,
+            kind=check.kind,
+            passed=check.passed,
+            observed=number(check.observed),
+            tolerance=number(check.tolerance),
+            record=encode(check),
+        )
+
+
+def _finding_rows(result: TrialResult) -> Iterator[FindingRow]:
+    for place, finding in enumerate(result.findings):
+        yield FindingRow(
+            trial_id=result.trial_id,
+            number=place,
+            rule=finding.rule,
+            severity=finding.severity,
+            bound=number(finding.bound),
+            record=encode(finding),
+        )

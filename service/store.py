@@ -1,0 +1,300 @@
+"""The `StudyStore` on a database. All queries of it are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from msgspec.structs import replace
+from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service import rows
+from service.connections import reading, writing
+from service.models import (
+    ArtifactRow,
+    Base,
+    DecisionRow,
+    EventRow,
+    HardwareProfileRow,
+    RecommendationRow,
+    StudyRow,
+    TrialAttemptRow,
+    TrialRow,
+)
+from tuner import store_rules
+from tuner.records import (
+    Artifact,
+    Decision,
+    Event,
+    HardwareProfile,
+    Recommendation,
+    Study,
+    StudyState,
+    Trial,
+    TrialResult,
+    TrialState,
+)
+from tuner.store_rules import decode, encode
+
+
+class SqlStudyStore:
+    """Studies in SQLite or PostgreSQL; see `tuner.protocols.StudyStore` for what each method does.
+
+    Threads and processes may write at the same time.
+
+    Args:
+        engine: From `service.database.create_engine_for`, its schema checked; closed with the store.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    # --- studies ---------------------------------------------------------------------------------
+
+    def create_study(self, study: Study) -> None:
+        with writing(self._engine) as session:
+            if session.get(StudyRow, study.study_id) is not None:
+                raise store_rules.study_repeated(study.study_id)
+            _write_study(session, study)
+
+    def update_study(self, study: Study) -> None:
+        with writing(self._engine) as session:
+            stored = decode(_study_row(session, study.study_id).record, Study)
+            _write_study(
+                session,
+                replace(
+                    stored,
+                    facts=study.facts,
+                    environment=study.environment,
+                    state=study.state,
+                    message=study.message,
+                ),
+            )
+
+    def get_study(self, study_id: str) -> Study:
+        with reading(self._engine) as session:
+            row = session.get(StudyRow, study_id) or session.get_one(StudyRow, _full_id(session, study_id))
+            return decode(row.record, Study)
+
+    def list_studies(self, limit: int = 50) -> list[Study]:
+        query = select(StudyRow.record).order_by(*_NEWEST_FIRST).limit(limit)
+        with reading(self._engine) as session:
+            return [decode(record, Study) for record in session.scalars(query)]
+
+    def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
+        with writing(self._engine) as session:
+            stored = decode(_study_row(session, study_id).record, Study)
+            _write_study(session, replace(stored, state=state, message=message))
+
+    # --- trials ----------------------------------------------------------------------------------
+
+    def begin_trials(self, trials: Sequence[Trial]) -> None:
+        with writing(self._engine) as session:
+            for trial in trials:
+                store_rules.check_begins(trial)
+                _study_row(session, trial.study_id)
+                taken = select(TrialRow.trial_id).where(
+                    or_(
+                        TrialRow.trial_id == trial.trial_id,
+                        (TrialRow.study_id == trial.study_id) & (TrialRow.sequence == trial.sequence),
+                    )
+                )
+                if session.scalars(taken).first() is not None:
+                    raise store_rules.trial_repeated(trial)
+                session.add(rows.trial_row(trial))
+                session.flush()  # the attempt refers to it
+                session.add(rows.attempt_row(trial))
+
+    def complete_trials(self, results: Sequence[TrialResult]) -> None:
+        with writing(self._engine) as session:
+            for result in results:
+                _complete(session, result)
+
+    def lose_running_trials(self, study_id: str) -> int:
+        loss = (
+            update(TrialRow)
+            .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
+            .values(state=TrialState.LOST.value)
+            .returning(TrialRow.trial_id)
+        )
+        with writing(self._engine) as session:
+            _study_row(session, study_id)
+            lost = session.scalars(loss).all()
+            _end_attempts(session, lost, TrialState.LOST)
+            return len(lost)
+
+    def trials(self, study_id: str) -> list[Trial]:
+        query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
+        with reading(self._engine) as session:
+            return [rows.trial_of(row) for row in session.scalars(query)]
+
+    # --- what the search decided -----------------------------------------------------------------
+
+    def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:
+        ordered = store_rules.in_order(decisions)
+        with writing(self._engine) as session:
+            _study_row(session, study_id)
+            session.execute(delete(DecisionRow).where(DecisionRow.study_id == study_id))
+            session.add_all(rows.decision_row(study_id, decision) for decision in ordered)
+
+    def decisions(self, study_id: str) -> list[Decision]:
+        query = select(DecisionRow.record).where(DecisionRow.study_id == study_id).order_by(DecisionRow.sequence)
+        with reading(self._engine) as session:
+            return [decode(record, Decision) for record in session.scalars(query)]
+
+    def save_recommendation(self, recommendation: Recommendation) -> None:
+        with writing(self._engine) as session:
+            _study_row(session, recommendation.study_id)
+            _upsert(session, rows.recommendation_row(recommendation))
+
+    def recommendation(self, study_id: str) -> Recommendation | None:
+        with reading(self._engine) as session:
+            row = session.get(RecommendationRow, study_id)
+            return None if row is None else decode(row.record, Recommendation)
+
+    def past_recommendations(self, signature: str, device_kind: str) -> list[Recommendation]:
+        query = (
+            select(RecommendationRow.record)
+            .where(RecommendationRow.workload_signature == signature, RecommendationRow.device_kind == device_kind)
+            .order_by(RecommendationRow.created_at.desc(), RecommendationRow.study_id.desc())
+        )
+        with reading(self._engine) as session:
+            return [decode(record, Recommendation) for record in session.scalars(query)]
+
+    def past_decisions(self, hardware: HardwareProfile) -> list[Decision]:
+        query = (
+            select(DecisionRow.record)
+            .join(StudyRow, StudyRow.study_id == DecisionRow.study_id)
+            .join(HardwareProfileRow, HardwareProfileRow.fingerprint == StudyRow.hardware_fingerprint)
+            .where(
+                StudyRow.state == StudyState.COMPLETED.value,
+                HardwareProfileRow.device_kind == hardware.device_kind,
+                DecisionRow.predicted_bound.is_not(None),
+                DecisionRow.measured_gain.is_not(None),
+            )
+            .order_by(*_NEWEST_FIRST, DecisionRow.sequence)
+        )
+        with reading(self._engine) as session:
+            return [decode(record, Decision) for record in session.scalars(query)]
+
+    # --- events and artifacts --------------------------------------------------------------------
+
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
+        at = datetime.now(UTC)
+        with writing(self._engine) as session:
+            # The lock on the study makes events visible in the order of their numbers.
+            _study_row(session, study_id)
+            event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
+            session.add(rows.event_row(event, at))
+
+    def events(self, study_id: str, after: int = 0) -> list[Event]:
+        query = (
+            select(EventRow).where(EventRow.study_id == study_id, EventRow.event_id > after).order_by(EventRow.event_id)
+        )
+        with reading(self._engine) as session:
+            return [rows.event_of(row) for row in session.scalars(query)]
+
+    def add_artifact(self, study_id: str, trial_id: str | None, kind: str, digest: str, size_bytes: int) -> None:
+        with writing(self._engine) as session:
+            _study_row(session, study_id)
+            if trial_id is not None:
+                trial = session.get(TrialRow, trial_id)
+                if trial is None or trial.study_id != study_id:
+                    raise store_rules.unknown_trial(trial_id)
+            session.add(
+                ArtifactRow(
+                    study_id=study_id,
+                    trial_id=trial_id,
+                    kind=kind,
+                    digest=digest,
+                    size_bytes=size_bytes,
+                    created_at=datetime.now(UTC),
+                )
+            )
+
+    def artifacts(self, study_id: str) -> list[Artifact]:
+        query = select(ArtifactRow).where(ArtifactRow.study_id == study_id).order_by(ArtifactRow.artifact_id)
+        with reading(self._engine) as session:
+            return [rows.artifact_of(row) for row in session.scalars(query)]
+
+
+_INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+_NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
+
+
+def _study_row(session: Session, study_id: str) -> StudyRow:
+    """The study that is written to, locked until the transaction ends (SQLite locks everything)."""
+    row = session.get(StudyRow, study_id, with_for_update=True)
+    if row is None:
+        raise store_rules.unknown_study(study_id)
+    return row
+
+
+def _complete(session: Session, result: TrialResult) -> None:
+    """Writes a result unless its trial has one; the condition is part of the statement."""
+    state = store_rules.state_after(result)
+    completion = (
+        update(TrialRow)
+        .where(TrialRow.trial_id == result.trial_id, TrialRow.state == TrialState.RUNNING.value)
+        .values(
+            state=state.value,
+            failure_kind=None if result.failure is None else result.failure.kind.value,
+            result=encode(result),
+        )
+    )
+    if cast(CursorResult[Any], session.execute(completion)).rowcount != 1:
+        found = session.scalar(select(TrialRow.state).where(TrialRow.trial_id == result.trial_id))
+        raise store_rules.completion_refused(result.trial_id, TrialState(found) if found else None)
+    _end_attempts(session, [result.trial_id], state)
+    session.add_all(rows.result_rows(result))
+
+
+def _write_study(session: Session, study: Study) -> None:
+    """Inserts or replaces a study, and what it refers to."""
+    if study.facts is not None:
+        _upsert(session, rows.workload_row(study.facts))
+    if study.environment is not None:
+        _upsert(session, rows.hardware_row(study.environment.hardware))
+    _upsert(session, rows.study_row(study))
+
+
+def _upsert(session: Session, row: Base) -> None:
+    """Inserts a row or replaces what is there, also when another process inserts it at this moment."""
+    table = cast(Table, row.__table__)
+    insert = _INSERTS[session.get_bind().dialect.name](table)
+    insert = insert.values({column.name: getattr(row, column.name) for column in table.columns})
+    others = {column.name: insert.excluded[column.name] for column in table.columns if not column.primary_key}
+    session.execute(insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=others))
+
+
+def _full_id(session: Session, text: str) -> str:
+    """The only study id that begins or ends with `text`.
+
+    Raises:
+        StudyNotFound: There is none, or more than one.
+    """
+    begins_or_ends = or_(
+        StudyRow.study_id.startswith(text, autoescape=True), StudyRow.study_id.endswith(text, autoescape=True)
+    )
+    likely = session.scalars(select(StudyRow.study_id).where(begins_or_ends))
+    matches = [study_id for study_id in likely if store_rules.fits(study_id, text)]  # LIKE may ignore case
+    newest = session.scalars(select(StudyRow.study_id).order_by(*_NEWEST_FIRST).limit(store_rules.NUM_IDS_SHOWN))
+    return store_rules.only_match(text, matches, newest.all())
+
+
+def _end_attempts(session: Session, trial_ids: Sequence[str], outcome: TrialState) -> None:
+    session.execute(
+        update(TrialAttemptRow)
+        .where(TrialAttemptRow.trial_id.in_(trial_ids), TrialAttemptRow.ended_at.is_(None))
+        .values(outcome=outcome.value, ended_at=datetime.now(UTC))
+    )

@@ -1,0 +1,186 @@
+"""Beginning and running studies for a command or a worker: engine, store, files and results together."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import tuner
+from dashboards.report import render_report
+from service.artifacts import ArtifactStore
+from service.settings import Settings
+from tuner.errors import StorageFull, StoreError
+from tuner.export import EXPORTERS
+from tuner.protocols import StudyStore
+from tuner.records import Recommendation, Study, StudySettings, new_id
+from tuner.search.driver import StudyDriver, StudyView
+from tuner.search.space import check_names
+from tuner.trials.runner import LocalRunner
+from tuner.trials.study_files import StudyFiles
+from tuner.workloads.reference import format_reference, parse_reference, source_digest
+
+REPORT_FILE = "report.html"
+COMPRESSION = 3
+"""Ten times as fast as the default level, and a tenth larger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Files that a finished study left for the user."""
+
+    report: Path
+    exports: tuple[Path, ...]
+
+
+def begin_study(workload: str, settings: StudySettings, store: StudyStore, service_settings: Settings) -> Study:
+    """Checks what can be checked without running anything, and records a new study.
+
+    Raises:
+        WorkloadError: The workload's file or class does not exist.
+        ChoiceError: A strategy that does not exist.
+    """
+    reference = parse_reference(workload)
+    check_names((*settings.only, *settings.skip))
+    study_id = new_id()
+    directory = (service_settings.data_directory / "studies" / study_id).resolve()
+    study = Study(
+        study_id=study_id,
+        workload=format_reference(reference),
+        settings=settings,
+        created_at=datetime.now(UTC).isoformat(),
+        directory=str(directory),
+        source_digest=source_digest(reference),
+        steptune_version=tuner.__version__,
+    )
+    store.create_study(study)
+    return study
+
+
+def check_unchanged(study: Study) -> None:
+    """Refuses to go on with a study whose workload was edited since.
+
+    Raises:
+        StoreError: The file is another one now.
+    """
+    digest = source_digest(parse_reference(study.workload))
+    if study.source_digest and digest != study.source_digest:
+        raise StoreError(
+            f"the file of {study.workload} has changed since study {study.study_id} began: its results would "
+            "mix two workloads. Begin a new study with `steptune tune`"
+        )
+
+
+def run_study(
+    study: Study,
+    store: StudyStore,
+    service_settings: Settings,
+    *,
+    on_change: Callable[[StudyView], None] = lambda view: None,
+    python: str | None = None,
+) -> Recommendation:
+    """Runs what is left of a study, keeps the traces that matter, and cleans up."""
+    with local_runner(study, python=python) as runner:
+        driver = StudyDriver(study, store, runner, on_change=on_change)
+        recommendation = driver.run()
+    keep_traces(study, store, recommendation, ArtifactStore(service_settings.data_directory / "artifacts"))
+    remove_working_files(study)
+    return recommendation
+
+
+@contextlib.contextmanager
+def local_runner(
+    study: Study, *, python: str | None = None, variables: Mapping[str, str] | None = None
+) -> Iterator[LocalRunner]:
+    """A runner for a study on this machine, closed at the end."""
+    settings = study.settings
+    try:
+        runner = LocalRunner(
+            workload=study.workload,
+            directory=Path(study.directory),
+            device=settings.device or "",
+            num_ranks=settings.num_ranks,
+            seed=settings.seed,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            python=python or sys.executable,
+            variables=variables or {},
+        )
+    except OSError as error:
+        raise StorageFull(
+            f"{study.directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
+        ) from None
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def keep_traces(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
+    """Keeps the traces of the baseline, of accepted candidates and of finalists."""
+    files = StudyFiles(Path(study.directory))
+    wanted = {recommendation.candidate.key}
+    for decision in store.decisions(study.study_id):
+        if decision.candidate is not None and decision.verdict in (
+            "measured",
+            "accepted",
+            "confirmed",
+            "not_confirmed",
+        ):
+            wanted.add(decision.candidate.key)
+    kept: set[str] = {artifact.trial_id or "" for artifact in store.artifacts(study.study_id)}
+    for trial in store.trials(study.study_id):
+        trace = files.trace(trial.trial_id)
+        if trial.candidate.key in wanted and trace.exists() and trial.trial_id not in kept:
+            path = compressed(trace)
+            size = path.stat().st_size
+            digest = artifacts.put(path, move=True)
+            store.add_artifact(study.study_id, trial.trial_id, "trace", digest, size)
+
+
+def compressed(path: Path) -> Path:
+    """A gzip copy beside a file, of a fixed time, so that equal traces are stored once."""
+    target = path.with_name(f"{path.name}.gz")
+    with (
+        path.open("rb") as source,
+        target.open("wb") as sink,
+        gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file,
+    ):
+        shutil.copyfileobj(source, file)
+    return target
+
+
+def remove_working_files(study: Study) -> None:
+    """Removes what can be made again; logs stay."""
+    files = StudyFiles(Path(study.directory))
+    for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
+        path.unlink(missing_ok=True)
+    for folder in (files.data, files.compile_cache, files.directory / "trials"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_results(study_id: str, store: StudyStore, recommendation: Recommendation, folder: Path) -> Results:
+    """Writes the report and every export into a folder.
+
+    Raises:
+        StorageFull: The folder cannot be written; the study itself is safe in the database.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        report = folder / REPORT_FILE
+        report.write_text(render_report(store, study_id), encoding="utf-8")
+        exports = []
+        for exporter in EXPORTERS:
+            path = folder / exporter.file_name(recommendation)
+            path.write_text(exporter.export(recommendation), encoding="utf-8")
+            exports.append(path)
+    except OSError as error:
+        raise StorageFull(
+            f"{folder} cannot be written: {error}. The study is in the database: free space, then "
+            f"`steptune export {study_id}`"
+        ) from None
+    return Results(report=report, exports=tuple(exports))

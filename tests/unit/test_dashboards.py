@@ -1,0 +1,553 @@
+"""The data of figures, and the report: what it says in every state, and what it must never load or run."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from builders import sample_recommendation, sample_result, sample_study, sample_trial
+from msgspec.structs import replace
+from plotly.offline import get_plotlyjs
+from report_builders import (
+    BATCH,
+    STEP_AFTER,
+    STEP_BEFORE,
+    STUDY_ID,
+    WINNER,
+    WORKERS_AND_THREADS,
+    complete_study,
+    failed_study,
+    make_recommendation,
+    make_result,
+    make_story,
+    make_study,
+    make_trials,
+    running_study,
+    stored,
+    without_gain,
+)
+
+from dashboards import theme, units
+from dashboards.breakdown import get_breakdown_info, get_comparison_info, mean_step_ms, plot_breakdown
+from dashboards.gains import get_gains_info, plot_gains
+from dashboards.headline import get_headline_info
+from dashboards.history import LOOKS, get_history_info, plot_history
+from dashboards.report import render_report, report_context
+from dashboards.sources import TrialSource
+from dashboards.story import get_not_tried_info, get_tried_info
+from tuner.export import EXPORTERS
+from tuner.memory_store import MemoryStudyStore
+from tuner.profiling.categories import CATEGORIES, GROUPS
+from tuner.records import (
+    BASELINE,
+    Candidate,
+    Decision,
+    Failure,
+    FailureKind,
+    GuardVerdict,
+    Interval,
+    Move,
+    Phase,
+    Purpose,
+    SampleUnit,
+    StudyState,
+    Verdict,
+)
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
+
+
+class TestBreakdown:
+    def test_categories_of_each_configuration_sum_to_its_step(self) -> None:
+        info = get_breakdown_info(complete_study(), STUDY_ID)
+        sums = info.groupby("configuration")["ms_per_step"].sum()
+        assert sums["today"] == pytest.approx(sum(STEP_BEFORE.values()) / 1e6)
+        assert sums["recommended"] == pytest.approx(sum(STEP_AFTER.values()) / 1e6)
+        assert info.groupby("configuration")["share"].sum().tolist() == pytest.approx([1.0, 1.0])
+
+    def test_categories_without_time_are_left_out_and_the_rest_is_in_the_order_of_groups(self) -> None:
+        info = get_breakdown_info(complete_study(), STUDY_ID)
+        today = info[info["configuration"] == "today"]
+        assert "epoch_restart" not in set(today["category"])
+        order = [GROUPS.index(group) for group in today["group"]]
+        assert order == sorted(order)
+
+    def test_several_starts_are_averaged(self) -> None:
+        one = make_result("a", BASELINE, 1e7, breakdown={"host": 2_000_000})
+        other = make_result("b", BASELINE, 1e7, breakdown={"host": 4_000_000, "optimizer": 1_000_000})
+        assert mean_step_ms([one, other]) == {"host": 3.0, "optimizer": 0.5}
+
+    def test_before_an_answer_the_last_accepted_candidate_stands_beside_today(self) -> None:
+        trials, decisions = make_story()
+        source = stored(make_study(state=StudyState.RUNNING), trials, decisions)
+        assert set(get_breakdown_info(source, STUDY_ID)["configuration"]) == {"today", "best so far"}
+
+    def test_today_stands_alone_where_it_is_the_recommendation(self) -> None:
+        trials, decisions = make_story()
+        source = stored(make_study(), trials, decisions, without_gain())
+        assert set(get_breakdown_info(source, STUDY_ID)["configuration"]) == {"today"}
+
+    def test_a_category_of_another_version_is_shown_under_its_own_name(self) -> None:
+        result = make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE, breakdown={"warp": 2_000_000})
+        info = get_breakdown_info(stored(make_study(), make_trials([result])), STUDY_ID)
+        assert info[["category", "title", "group"]].to_numpy().tolist() == [["warp", "warp", "unknown"]]
+        assert len(plot_breakdown(info).data) == 1
+
+    def test_side_by_side_a_missing_category_takes_no_time(self) -> None:
+        comparison = get_comparison_info(get_breakdown_info(complete_study(), STUDY_ID))
+        assert list(comparison.columns) == ["today", "recommended"]
+        assert comparison.loc["epoch_restart"].tolist() == [0.0, pytest.approx(0.06)]
+
+    def test_the_figure_has_one_bar_a_configuration_on_one_axis(self) -> None:
+        info = get_breakdown_info(complete_study(), STUDY_ID)
+        figure = plot_breakdown(info)
+        assert figure.layout.barmode == "stack"
+        drawn = {(y, trace.name): x for trace in figure.data for x, y in zip(trace.x, trace.y, strict=True)}
+        assert drawn["today", "waiting for data"] == pytest.approx(15.8)
+        assert sum(x for (y, _), x in drawn.items() if y == "recommended") == pytest.approx(10.29)
+
+    def test_nothing_profiled_is_an_empty_figure(self) -> None:
+        info = get_breakdown_info(failed_study(), STUDY_ID)
+        assert info.empty
+        assert len(plot_breakdown(info).data) == 0
+
+
+class TestHistory:
+    def test_gains_are_over_the_baseline(self) -> None:
+        info = get_history_info(complete_study(), STUDY_ID).set_index("number")
+        assert info.loc[5, "gain"] == pytest.approx(1 / 0.52, rel=0.02)
+        assert info.loc[1, "gain"] == pytest.approx(1.0, abs=0.02)
+        assert info.loc[1, "units_per_s"] == pytest.approx(BATCH * 1e9 / sum(STEP_BEFORE.values()), rel=0.02)
+
+    def test_a_trial_that_ran_in_turns_is_compared_with_its_companion(self) -> None:
+        """The machine became twice as slow for one group; the pair in it still shows the true ratio."""
+        results = [
+            make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE),
+            make_result("b", BASELINE, 2e7, purpose=Purpose.CONFIRM, group="block"),
+            make_result("c", WINNER, 1e7, purpose=Purpose.CONFIRM, group="block"),
+        ]
+        info = get_history_info(stored(make_study(), make_trials(results)), STUDY_ID)
+        assert info["gain"].iloc[2] == pytest.approx(2.0, rel=0.02)
+
+    def test_outcomes_follow_decisions_and_failures(self) -> None:
+        info = get_history_info(complete_study(), STUDY_ID).set_index("number")
+        assert info["outcome"].to_dict() == {
+            **dict.fromkeys((1, 2, 3, 4), "baseline"),
+            **dict.fromkeys((5, 6, 7, 10), "accepted"),
+            8: "failed",
+            9: "no_gain",
+            **dict.fromkeys((11, 13, 15, 17, 19), "baseline"),
+            **dict.fromkeys((12, 14, 16, 18, 20), "confirmed"),
+        }
+        assert set(info["outcome"]) <= set(LOOKS)
+        assert math.isnan(info.loc[8, "gain"])
+        assert info.loc[8, "note"].startswith("timeout in warm up: the warm_up phase")
+        assert info.loc[8, "label"] == "compile: mode=default"
+
+    def test_running_lost_and_rejected_trials_have_no_gain(self) -> None:
+        rejected = replace(
+            make_result("c", WINNER, 1e7), guard=GuardVerdict(passed=False, num_steps=8, losses=(math.nan,))
+        )
+        trials = make_trials([make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE), rejected])
+        store = stored(make_study(), trials)
+        store.begin_trials([sample_trial(study_id=STUDY_ID, trial_id="d", sequence=3)])
+        info = get_history_info(store, STUDY_ID)
+        assert info["outcome"].tolist() == ["baseline", "guard_rejected", "running"]
+        assert info["gain"].isna().tolist() == [False, True, True]
+        store.lose_running_trials(STUDY_ID)
+        assert "lost" in get_history_info(store, STUDY_ID)["note"].iloc[2]
+
+    def test_without_a_baseline_there_are_rates_but_no_gains(self) -> None:
+        info = get_history_info(stored(make_study(), make_trials([make_result("a", WINNER, 1e7)])), STUDY_ID)
+        assert info["gain"].isna().all()
+        assert info["units_per_s"].iloc[0] == pytest.approx(3200, rel=0.02)
+
+    def test_the_figure_shows_every_trial_and_says_what_was_changed(self) -> None:
+        info = get_history_info(complete_study(), STUDY_ID)
+        figure = plot_history(info, SampleUnit.SAMPLE)
+        assert sum(len(trace.x) for trace in figure.data) == len(info)
+        hovers = [hover for trace in figure.data for hover in trace.customdata]
+        assert any("samples/s" in hover and "num_threads=1" in hover for hover in hovers)
+
+
+class TestGains:
+    def test_each_part_has_its_own_gain_interval_and_limit(self) -> None:
+        info = get_gains_info(complete_study(), STUDY_ID).set_index("strategy")
+        part = info.loc["data_loading"]
+        assert (part["gain"], part["low"], part["high"]) == (1.92, 1.87, 1.96)
+        assert part["limit"] == pytest.approx(1 / (1 - 0.63))
+        assert len(plot_gains(info.reset_index()).data) == 2
+
+    def test_parts_without_interval_or_bound_are_drawn_without_them(self) -> None:
+        parts = tuple(replace(part, interval=None, bound=None) for part in make_recommendation().parts)
+        info = get_gains_info(stored(make_study(), recommendation=make_recommendation(parts=parts)), STUDY_ID)
+        assert info[["low", "high", "limit"]].isna().all().all()
+        assert len(plot_gains(info).data) == 1
+
+    def test_without_a_recommendation_there_are_none(self) -> None:
+        assert get_gains_info(failed_study(), STUDY_ID).empty
+
+
+class TestStory:
+    def test_tried_changes_have_prediction_and_measurement_on_one_scale(self) -> None:
+        row = get_tried_info(complete_study(), STUDY_ID).iloc[1]
+        assert row["changed"] == "data_loading: num_workers=2, persistent_workers=on"
+        assert row["limit"] == pytest.approx(2.70, abs=0.01)
+        assert row["low"] < row["gain"] == 1.915 < row["high"] < row["limit"]
+
+    def test_what_was_not_tried_is_listed_once_with_its_reason(self) -> None:
+        """Decisions and certificate say the same; one reason for many choices is one row."""
+        many = [
+            Decision(
+                sequence=number,
+                stage="end",
+                verdict="not_tried",
+                reason="needs CUDA",
+                moves=(Move(strategy="precision", choice={"level": level}),),
+            )
+            for number, level in enumerate(("tf32", "O1", "tf32"), start=1)
+        ]
+        certificate = replace(make_recommendation().certificate, not_tried=tuple(many))
+        source = stored(make_study(), (), many, make_recommendation(certificate=certificate))
+        info = get_not_tried_info(source, STUDY_ID)
+        assert info.to_numpy().tolist() == [["precision", ("level=tf32", "level=O1"), "needs CUDA"]]
+
+
+class TestHeadline:
+    def test_a_confirmed_gain_is_claimed_with_what_it_rests_on(self) -> None:
+        headline = get_headline_info(complete_study(), STUDY_ID)
+        facts = {fact.name: fact for fact in headline.facts}
+        assert (headline.tone, headline.figure) == ("good", "2.42×")
+        assert facts["95 % interval"].value == "2.37× to 2.47×"
+        assert "2.34× to 2.50×" in facts["95 % interval"].note
+        assert facts["Measured in"].value == "5 blocks"
+        assert facts["Same training?"].value == "yes"
+        assert facts["Peak memory"] == ("Peak memory", "1.43 GiB", "612 MiB today")
+
+    def test_no_gain_is_a_plain_answer(self) -> None:
+        headline = get_headline_info(stored(make_study(), recommendation=without_gain()), STUDY_ID)
+        assert headline.title == "No significant gain"
+        assert "keep them" in headline.sentence
+        assert headline.facts[0] == ("Verdict", "no significant gain", "the interval does not exclude 1×")
+
+    @pytest.mark.parametrize("state", StudyState)
+    def test_without_an_answer_no_gain_is_claimed(self, state: StudyState) -> None:
+        trials, decisions = make_story()
+        headline = get_headline_info(stored(make_study(state=state, message="why"), trials, decisions), STUDY_ID)
+        assert headline.figure == ""
+        assert "why" in headline.sentence
+        assert {fact.name: fact.note for fact in headline.facts}["Best so far"] == "not confirmed"
+
+    def test_an_unconfirmed_gain_is_no_headline(self) -> None:
+        unconfirmed = make_recommendation(verdict=Verdict.UNCONFIRMED, gain=None)
+        headline = get_headline_info(stored(make_study(), recommendation=unconfirmed), STUDY_ID)
+        assert (headline.figure, headline.title, headline.tone) == ("", "Not confirmed", "warning")
+
+    def test_enabling_training_has_no_ratio(self) -> None:
+        enabling = make_recommendation(verdict=Verdict.ENABLES_TRAINING, gain=None, baseline_units_per_s=0.0)
+        headline = get_headline_info(stored(make_study(), recommendation=enabling), STUDY_ID)
+        assert headline.figure == ""
+        assert "do not fit into memory" in headline.sentence
+
+
+class TestUnits:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (units.significant(1284.1), "1,280"),
+            (units.significant(15.8), "15.8"),
+            (units.significant(0.03417), "0.0342"),
+            (units.significant(999.9), "1,000"),
+            (units.significant(0), "0"),
+            (units.significant(math.inf), "unknown"),
+            (units.rate(1284.1, SampleUnit.TOKEN), "1,280 tokens/s"),
+            (units.ratio(2.4178), "2.42×"),
+            (units.ratio(1.0034), "1.003×"),
+            (units.ratio(math.nan), "unknown"),
+            (units.percent(0.634), "63 %"),
+            (units.percent(0.008), "0.8 %"),
+            (units.percent(0.0996), "10 %"),
+            (units.duration(0.42), "0.42 s"),
+            (units.duration(45.2), "45 s"),
+            (units.duration(462), "7 min 42 s"),
+            (units.duration(7500), "2 h 5 min"),
+            (units.memory(612 << 20), "612 MiB"),
+            (units.memory(80 << 30), "80.0 GiB"),
+            (units.change(-14.5), "−14.50"),
+            (units.counted(1, "trial"), "1 trial"),
+            (units.ratio_interval(Interval(low=0.99, high=1.2)), "0.990× to 1.20×"),
+            (units.moves_label([Move(strategy="compile", choice={})]), "compile: as today"),
+        ],
+    )
+    def test_numbers_have_units_and_no_more_digits_than_they_mean(self, text: str, expected: str) -> None:
+        assert text == expected
+
+    def test_a_bound_of_the_whole_step_limits_nothing(self) -> None:
+        assert units.gain_limit(1.0) == math.inf
+        assert units.gain_limit(0.5) == 2.0
+
+
+# --- colours ----------------------------------------------------------------------------------
+
+RED_GREEN_BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+    "deuteranopia": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+}
+"""Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision
+deficiency" (2009), severity 1.0, on linear RGB."""
+DISTINCT = 11.0
+"""Distance in CIELAB; 2.3 is the smallest that can be seen side by side."""
+TOLD_APART_IN_GREY = 10.0
+"""Difference of lightness between neighbours of a stacked bar."""
+
+
+def lab(colour: str, vision: np.ndarray) -> np.ndarray:
+    srgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(vision @ linear, 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ seen / np.array([0.9505, 1, 1.089])
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+class TestColours:
+    def test_every_category_has_its_own(self) -> None:
+        assert set(theme.CATEGORY_COLOURS) == {info.category.value for info in CATEGORIES}
+        assert len(set(theme.CATEGORY_COLOURS.values())) == len(CATEGORIES)
+
+    @pytest.mark.parametrize("vision", RED_GREEN_BLINDNESS)
+    def test_groups_are_told_apart_with_colour_blindness(self, vision: str) -> None:
+        seen = {i: lab(theme.category_colour(i.category), RED_GREEN_BLINDNESS[vision]) for i in CATEGORIES}
+        close = [
+            (a.category.value, b.category.value)
+            for a, b in itertools.combinations(CATEGORIES, 2)
+            if a.group != b.group and np.linalg.norm(seen[a] - seen[b]) < DISTINCT
+        ]
+        assert close == []
+
+    def test_neighbours_of_a_bar_are_told_apart_in_grey(self) -> None:
+        lightness = [lab(theme.category_colour(i.category), np.eye(3))[0] for i in theme.categories_in_order()]
+        assert min(abs(a - b) for a, b in itertools.pairwise(lightness)) > TOLD_APART_IN_GREY
+
+
+# --- the report -------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the visible text, and the scripts of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += " " + data
+
+
+def sources() -> dict[str, MemoryStudyStore]:
+    trials, decisions = make_story()
+    return {
+        "complete": complete_study(),
+        "no_gain": stored(make_study(), trials, decisions, without_gain()),
+        "unconfirmed": stored(
+            make_study(), trials, decisions, make_recommendation(verdict=Verdict.UNCONFIRMED, gain=None, guard=None)
+        ),
+        "enables": stored(
+            make_study(),
+            trials[9:10],
+            (),
+            make_recommendation(verdict=Verdict.ENABLES_TRAINING, gain=None, baseline_units_per_s=0.0, parts=()),
+        ),
+        "running": running_study(7),
+        "one_trial": running_study(1),
+        "first_trial_running": running_study(0),
+        "nothing_yet": stored(make_study(state=StudyState.RUNNING)),
+        "failed": failed_study(),
+        "other_version": stored(
+            sample_study(study_id=STUDY_ID),
+            [sample_trial(study_id=STUDY_ID, result=sample_result())],
+            (),
+            sample_recommendation(study_id=STUDY_ID),
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def complete_page() -> Page:
+    return Page(render_report(complete_study(), STUDY_ID))
+
+
+class TestReport:
+    @pytest.mark.parametrize("state", sources())
+    def test_every_state_renders_with_the_questions_in_order(self, state: str) -> None:
+        page = Page(render_report(sources()[state], STUDY_ID))
+        found = [tag for tag, _ in page.tags]
+        assert found.count("section") >= 5
+        positions = [
+            page.text.index(question)
+            for question in (
+                "Where does the time go",
+                "What was tried, and why was the rest not tried?",
+                "What was it measured on?",
+                "How do I use it?",
+            )
+        ]
+        assert positions == sorted(positions)
+        assert "nan" not in re.sub(r"\w*nan\w+|\w+nan\w*", "", page.text)
+
+    def test_all_that_matters_is_on_the_page(self, complete_page: Page) -> None:
+        text = " ".join(complete_page.text.split())
+        for expected in (
+            "2.42×",
+            "2.37× to 2.47×",
+            "1,280 samples/s with today's settings, 3,110 samples/s as recommended",
+            "same for 8 steps",
+            "input-bound: 63 % of the step waits for data",
+            "pinned memory needs CUDA",
+            "the update is one kernel",
+            "2.13.0+cpu",
+            "num_workers=0 num_workers=2",
+            'tuner.apply("steptune.json", workload)',
+        ):
+            assert expected in text
+
+    def test_nothing_is_loaded_from_anywhere(self, complete_page: Page) -> None:
+        """No element names another host, and the page forbids itself to connect."""
+        for _, attributes in complete_page.tags:
+            for name in ("src", "href", "action", "data", "poster", "srcset"):
+                assert not re.match(r"\s*(https?:)?//", attributes.get(name) or "")
+        policies = [a["content"] for _, a in complete_page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+        assert policies == ["default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"]
+        assert "@import" not in complete_page.text
+        assert complete_page.scripts[0] == get_plotlyjs()
+
+    def test_exports_can_be_saved_from_the_page(self, complete_page: Page) -> None:
+        links = [a for tag, a in complete_page.tags if tag == "a" and "download" in a]
+        recommendation = complete_study().recommendation(STUDY_ID)
+        assert [link["download"] for link in links] == [e.file_name(recommendation) for e in EXPORTERS]
+        for link, exporter in zip(links, EXPORTERS, strict=True):
+            content = base64.b64decode(link["href"].partition("base64,")[2]).decode()
+            assert content == exporter.export(recommendation)
+
+    def test_variables_to_set_are_shown(self) -> None:
+        recommendation = make_recommendation(Candidate(choices={"cpu_threads": {"bind": "close"}}))
+        page = Page(render_report(stored(make_study(), recommendation=recommendation), STUDY_ID))
+        assert "export OMP_PROC_BIND=close\nexport OMP_PLACES=cores" in page.text
+
+    def test_the_same_study_gives_the_same_page(self) -> None:
+        assert render_report(complete_study(), STUDY_ID) == render_report(complete_study(), STUDY_ID)
+
+    def test_a_part_of_the_id_is_enough(self) -> None:
+        assert report_context(complete_study(), STUDY_ID[:8])["parts"]
+
+    def test_today_shows_what_the_user_runs_and_not_what_pytorch_would(self) -> None:
+        facts = replace(sample_study().facts, current={"data_loading": {"num_workers": 1}})
+        study = make_study(facts=facts)
+        context = report_context(stored(study, recommendation=make_recommendation()), STUDY_ID)
+        assert ("num_workers=1", "num_workers=2") in [(row.today, row.now) for row in context["changes"]]
+
+
+@pytest.fixture(scope="module")
+def hostile_page() -> Page:
+    """Every text that a user, a workload or another program can write is an attack."""
+    candidate = Candidate(choices={HOSTILE: {HOSTILE: HOSTILE}, "data_loading": {"num_workers": HOSTILE}})
+    failure = Failure(kind=FailureKind.CRASH, phase=Phase.BUILD, message=HOSTILE)
+    results = [
+        make_result(
+            "a",
+            BASELINE,
+            1e7,
+            purpose=Purpose.BASELINE,
+            breakdown={HOSTILE: 1_000_000},
+            findings=[replace(sample_result().findings[0], message=HOSTILE, advice=HOSTILE)],
+        ),
+        make_result("b", candidate, 5e6, breakdown={HOSTILE: 1_000_000}),
+        make_result("c", candidate, 5e6, failure=failure),
+    ]
+    decision = Decision(
+        sequence=1,
+        stage=HOSTILE,
+        verdict="accepted",
+        reason=HOSTILE,
+        candidate=candidate,
+        moves=(Move(strategy=HOSTILE, choice={HOSTILE: HOSTILE}),),
+        trial_ids=("b",),
+    )
+    decisions = [decision, replace(decision, sequence=2, verdict="not_tried", trial_ids=())]
+    recommendation = make_recommendation(
+        candidate,
+        choices={HOSTILE: {HOSTILE: HOSTILE}},
+        workload=HOSTILE,
+        environment_variables={HOSTILE: HOSTILE},
+        bottleneck_after=HOSTILE,
+        parts=tuple(replace(part, strategy=HOSTILE, reason=HOSTILE) for part in make_recommendation().parts[:1]),
+        hardware=replace(make_recommendation().hardware, cpu_name=HOSTILE, versions={HOSTILE: HOSTILE}),
+    )
+    study = make_study(workload=HOSTILE, message=HOSTILE, steptune_version=HOSTILE)
+    return Page(render_report(stored(study, make_trials(results), decisions, recommendation), STUDY_ID))
+
+
+class TestHostileText:
+    def test_it_makes_no_element(self, hostile_page: Page) -> None:
+        assert "img" not in [tag for tag, _ in hostile_page.tags]
+        assert len(hostile_page.scripts) == 2
+        assert all(not name.startswith("on") for _, attributes in hostile_page.tags for name in attributes)
+
+    def test_it_is_shown_as_text(self, hostile_page: Page) -> None:
+        assert hostile_page.text.count(HOSTILE) >= 20
+
+    def test_it_is_no_markup_for_figures(self, hostile_page: Page) -> None:
+        """Plotly reads tags in texts; names come to it with their brackets escaped."""
+        figures = json.loads(
+            "{"
+            + hostile_page.scripts[1].partition("const figures = {")[2].partition("\n};")[0].rstrip().rstrip(",")
+            + "}"
+        )
+        texts = [text for figure in figures.values() for text in strings(figure["data"]) if "onerror" in text]
+        assert texts
+        assert all("<img" not in text and "<script" not in text for text in texts)
+
+
+def strings(value):
+    """Every string inside plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+
+
+def test_a_study_store_is_a_source() -> None:
+    source: TrialSource = complete_study()
+    assert source.get_study(STUDY_ID).study_id == STUDY_ID
+
+
+def test_the_runner_up_is_listed_as_an_alternative(complete_page: Page) -> None:
+    assert WORKERS_AND_THREADS.label in complete_page.text

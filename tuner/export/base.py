@@ -1,0 +1,80 @@
+"""What an exporter is: the recommendation in the format of one tool.
+
+One target is one file in this folder and one entry in `EXPORTERS`. A format that has comments opens
+with a header (what was measured, the version it is for, how to use it, what it leaves out); one that
+has none leaves that to `version`, `usage` and `not_expressible`, which are shown beside the text.
+
+The contract tests in tests/contracts/test_exporters.py hold for every entry.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from tuner.records import Recommendation, Verdict
+
+
+class Exporter(ABC):
+    """One target.
+
+    Attributes:
+        name: What a user asks for.
+        summary: One line for people.
+        version: The library, and the version of it, that the text is for.
+        usage: One line: how to use the exported file.
+        comment: What opens a comment in this format; None where there are none.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    version: ClassVar[str]
+    usage: ClassVar[str]
+    comment: ClassVar[str | None] = None
+
+    @abstractmethod
+    def file_name(self, recommendation: Recommendation) -> str:
+        """The name under which the target looks for the file, or a usual one."""
+
+    @abstractmethod
+    def export(self, recommendation: Recommendation) -> str:
+        """The text of the file; the same for the same recommendation.
+
+        Raises:
+            RecommendationError: The format cannot hold this recommendation at all.
+        """
+
+    def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
+        """What the target cannot express, one sentence each. Nothing is approximated instead."""
+        return ()
+
+    def header(self, recommendation: Recommendation) -> str:
+        """The comment lines that open the text."""
+        lines = [
+            f"Steptune for {recommendation.workload}: {headline(recommendation)}.",
+            f"For {self.version}. {self.usage}",
+            *(f"Not expressed here: {sentence}" for sentence in self.not_expressible(recommendation)),
+        ]
+        return "".join(f"{self.comment} {one_line(line)}\n" for line in lines)
+
+
+def headline(recommendation: Recommendation) -> str:
+    """What the recommendation claims, in half a sentence."""
+    gain = recommendation.gain
+    if recommendation.verdict is Verdict.FASTER and gain is not None:
+        interval = gain.interval
+        return (
+            f"{gain.ratio:.2f}x the speed of today's settings "
+            f"({interval.level:.0%} interval {interval.low:.2f}x to {interval.high:.2f}x)"
+        )
+    return {
+        Verdict.FASTER: "faster than today's settings",
+        Verdict.NO_SIGNIFICANT_GAIN: "no significant gain was found; these are today's settings or as fast as them",
+        Verdict.ENABLES_TRAINING: "makes training fit, which today's settings do not",
+        Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
+    }[recommendation.verdict]
+
+
+def one_line(text: str) -> str:
+    """Text for a comment: no line breaks or control characters, which would end it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,0 +1,128 @@
+"""The confirmation: is the winner of the search really faster?
+
+The search chose its winner because it measured well, so its own figures flatter it. The confirmation
+measures the finalists and the baseline again, in fresh processes, in blocks: every block has one start
+of each, in random order, taking turns where they fit together. Only these figures enter the interval.
+
+The number of blocks is fixed before the first one from the noise that the search saw. Intervals are
+those of Student over the blocks' log ratios, widened for the number of finalists (Bonferroni), so that
+they hold for all finalists at once and choosing the best of them is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.estimates import log_rate, log_ratio, plain_mean, student_quantile
+from tuner.records import Candidate, Gain, Interval, TrialResult
+
+LEVEL = 0.95
+MAX_BLOCKS = 12
+POWER = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One start of the baseline and of each finalist."""
+
+    number: int
+    order: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """What the blocks showed of one finalist."""
+
+    candidate: Candidate
+    log_ratios: tuple[float, ...]
+    """Over the baseline, by block."""
+    gain: Gain | None
+
+    @property
+    def is_faster(self) -> bool:
+        return self.gain is not None and self.gain.interval.low > 1.0
+
+    def proven_faster_than(self, other: Finalist) -> bool:
+        """By the differences within blocks."""
+        if self is other or len(self.log_ratios) != len(other.log_ratios):
+            return False
+        differences = [mine - theirs for mine, theirs in zip(self.log_ratios, other.log_ratios, strict=True)]
+        estimate = plain_mean(differences)
+        return estimate.mean - estimate.half_width(LEVEL) > 0
+
+
+def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_finalists: int) -> int:
+    """Blocks after which an expected gain is told from none in eight of ten confirmations."""
+    effect = math.log1p(max(0.0, expected_gain))
+    for count in range(at_least, MAX_BLOCKS):
+        error = noise_sd * math.sqrt(2 / count)
+        needed = (_quantile(count, num_finalists) + student_quantile(POWER, count - 1)) * error
+        if needed <= effect:
+            return count
+    return at_least if effect <= 0 else MAX_BLOCKS
+
+
+def plan_blocks(reference: Candidate, finalists: Sequence[Candidate], count: int, seed: int) -> list[Block]:
+    """Blocks in which every candidate starts once, in random order."""
+    generator = random.Random(seed)
+    blocks = []
+    for number in range(count):
+        order = [reference, *finalists]
+        generator.shuffle(order)
+        blocks.append(Block(number=number, order=tuple(order)))
+    return blocks
+
+
+def judge(
+    reference: Candidate, finalists: Sequence[Candidate], blocks: Sequence[dict[str, TrialResult]]
+) -> list[Finalist]:
+    """The gain of every finalist with its simultaneous interval.
+
+    Args:
+        blocks: Of each block, the good results by candidate key.
+
+    Returns:
+        The finalists, the best first; those of fewer than two complete blocks have no gain.
+    """
+    judged = []
+    for candidate in finalists:
+        both = [b for b in blocks if reference.key in b and candidate.key in b]
+        ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
+        judged.append(Finalist(candidate=candidate, log_ratios=ratios, gain=gain_of(ratios, len(finalists))))
+    judged.sort(key=lambda finalist: -(finalist.gain.ratio if finalist.gain else 0.0))
+    return judged
+
+
+def gain_of(log_ratios: Sequence[float], num_finalists: int) -> Gain | None:
+    """Ratio, simultaneous interval, and where a further confirmation of the same size would fall."""
+    if len(log_ratios) < 2:
+        return None
+    estimate = plain_mean(log_ratios)
+    quantile = _quantile(len(log_ratios), num_finalists)
+    half = quantile * estimate.standard_error
+    return Gain(
+        ratio=math.exp(estimate.mean),
+        interval=_interval(estimate.mean, half),
+        prediction=_interval(estimate.mean, half * math.sqrt(2)),
+        num_blocks=len(log_ratios),
+        num_finalists=num_finalists,
+    )
+
+
+def _quantile(num_starts: int, num_finalists: int) -> float:
+    return student_quantile(1 - (1 - LEVEL) / (2 * max(1, num_finalists)), num_starts - 1)
+
+
+def _interval(centre: float, half_width: float) -> Interval:
+    return Interval(low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=LEVEL)
+
+
+def _block_log_ratio(result: TrialResult, reference: TrialResult) -> float:
+    """Paired by round where both took turns, else the ratio of the two rates."""
+    paired = log_ratio(result, reference) if result.group == reference.group else None
+    if paired is not None:
+        return paired.mean
+    return log_rate(result).mean - log_rate(reference).mean

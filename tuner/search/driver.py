@@ -1,0 +1,404 @@
+"""Running a study from its beginning, or from where it was killed, to its recommendation.
+
+The driver joins the pure designer to a runner and a store. Everything that a trial showed is stored
+before the next one is asked for. On a resumed study the designer is told its story again: for each
+suggestion the stored result is looked up, and only what is missing is run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+import tuner
+from tuner.errors import BaselineFailed, BudgetError, SteptuneError, StoreError
+from tuner.estimates import log_rate, units_per_s
+from tuner.profiling.bounds import Situation
+from tuner.profiling.diagnosis import diagnose
+from tuner.protocols import Progress, StudyStore, TrialRunner
+from tuner.records import (
+    BASELINE,
+    Candidate,
+    Decision,
+    Finding,
+    Numerics,
+    Purpose,
+    Recommendation,
+    Study,
+    StudyState,
+    TrialResult,
+    TrialSpec,
+    new_id,
+)
+from tuner.search.confirmation import Block, Finalist, judge, num_blocks, plan_blocks
+from tuner.search.designer import Designer, why_not
+from tuner.search.knowledge import Outcome
+from tuner.search.ledger import Ledger
+from tuner.search.priors import gather_priors
+from tuner.search.recommend import recommend
+from tuner.search.space import Space
+from tuner.search.specs import SpecMaker, guard_protocol, measure_settings, usual_start_s
+from tuner.strategies import STRATEGIES, Strategy
+from tuner.trials.reference import ReferenceRequest
+
+SEARCH_SHARE = 0.62
+"""Of the budget left after looking at the workload; the rest is for the confirmation."""
+TRIALS_WANTED = 20
+MIN_CAP_S = 1.0
+REFERENCE_SHARE = 0.10
+"""Of the budget that the guard's reference runs may take."""
+MANY_TRIALS = 500
+STEPS_OF_A_TRIAL = 12
+"""A trial takes at least this many steps: guard, warm-up, windows."""
+
+
+@dataclass
+class StudyView:
+    """What a person who waits wants to know; the driver keeps it up to date."""
+
+    budget_s: float
+    began_s: float = field(default_factory=time.monotonic)
+    stage: str = "starting"
+    current: str = ""
+    activity: str = ""
+    unit: str = "sample"
+    baseline_units_per_s: float | None = None
+    best_label: str = ""
+    best_gain: float | None = None
+    num_trials: int = 0
+    max_trials: int | None = None
+    findings: tuple[Finding, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+
+class StudyDriver:
+    """Runs one study.
+
+    Args:
+        store: Holds the study already.
+        runner: For the study's workload and directory.
+        on_change: Called with the view whenever it has changed.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        store: StudyStore,
+        runner: TrialRunner,
+        *,
+        on_change: Callable[[StudyView], None] = lambda view: None,
+        strategies: Sequence[Strategy] = STRATEGIES,
+    ) -> None:
+        self.study = study
+        self.view = StudyView(budget_s=study.settings.budget_s, max_trials=study.settings.max_trials)
+        self._store = store
+        self._runner = runner
+        self._on_change = on_change
+        self._strategies = tuple(strategies)
+        self._ledger = Ledger(store, study.study_id)
+        self._spent_before_s = self._ledger.spent_s
+        self._designer: Designer | None = None
+        self._blocks: list[dict[str, TrialResult]] = []
+        self._finalists: list[Candidate] = []
+
+    def run(self) -> Recommendation:
+        """Runs what is left of the study.
+
+        A keyboard interrupt keeps everything that was measured and recommends the best so far,
+        unconfirmed.
+
+        Raises:
+            BaselineFailed: The user's own configuration could not be measured.
+            BudgetError: The budget is too short for one trial.
+            WorkloadError: Something about the workload is missing or wrong.
+        """
+        self._store.set_state(self.study.study_id, StudyState.RUNNING)
+        try:
+            self._prepare()
+            self._search()
+            self._confirm()
+            return self._finish(StudyState.COMPLETED)
+        except KeyboardInterrupt:
+            return self._finish_interrupted()
+        except StoreError:
+            raise
+        except SteptuneError as error:
+            self._store.set_state(self.study.study_id, StudyState.FAILED, str(error))
+            raise
+
+    # --- looking at the workload --------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._say(stage="looking at the machine")
+        environment = self._runner.describe()
+        if self.study.environment and self.study.environment.hardware != environment.hardware:
+            raise StoreError(
+                f"study {self.study.study_id} was begun on {self.study.environment.hardware.label}; this is "
+                f"{environment.hardware.label}, or has other versions. Figures of different machines are not "
+                "compared: begin a new study"
+            )
+        self._say(stage="looking at the workload")
+        facts = self._runner.inspect()
+        # Figures that change from one look to the next (free memory, measured peaks) stay as they were.
+        environment = self.study.environment or environment
+        facts = self.study.facts or facts
+        self.study = msgspec.structs.replace(self.study, facts=facts, environment=environment)
+        self._store.update_study(self.study)
+        self._space = Space(environment, facts, self.study.settings, self._strategies)
+        self.view.unit = facts.sample_unit.value
+        self._check_budget(facts.sample_step_ns)
+        reference = self._make_reference()
+        self._specs = SpecMaker(self.study, self._space, reference)
+        left = self._left_s()
+        cap = max(MIN_CAP_S, SEARCH_SHARE * left / TRIALS_WANTED / 3)
+        self._measure = measure_settings(self.study.settings.measure, cap)
+        self._designer = Designer(
+            self._space,
+            budget_s=SEARCH_SHARE * left + self._spent_before_s,
+            max_trials=self.study.settings.max_trials or MANY_TRIALS,
+            seed=self.study.settings.seed,
+            priors=gather_priors(self._store, self._space),
+            reference=reference,
+        )
+
+    def _check_budget(self, step_ns: int) -> None:
+        needed = STEPS_OF_A_TRIAL * step_ns / 1e9
+        if self._left_s() < needed:
+            raise BudgetError(
+                f"the budget of {self.study.settings.budget_s:g} s is too short: {max(0, self._left_s()):.0f} s are "
+                f"left after looking at the workload, and one trial takes at least {needed:.0f} s "
+                f"({STEPS_OF_A_TRIAL} steps of {step_ns / 1e9:.2g} s). Give a larger --budget"
+            )
+
+    def _make_reference(self) -> Candidate:
+        """The guard's reference: the baseline, or the first candidate that needs less memory and fits."""
+        facts, settings = self.study.facts, self.study.settings
+        assert facts is not None
+        roundoffs = self._space.unit_roundoffs()
+        protocol = guard_protocol(
+            facts,
+            seconds=REFERENCE_SHARE * settings.budget_s,
+            num_roundoffs=len(roundoffs),
+            lossy=bool({Numerics.LOSSY, Numerics.RECIPE} & set(settings.allow)),
+            seed=settings.seed,
+        )
+        problem: BaselineFailed | None = None
+        for candidate in (BASELINE, *self._space.memory_ladder()):
+            self._say(stage="running the reference", current=candidate.label)
+            request = ReferenceRequest(
+                workload=self.study.workload,
+                study_directory=self.study.directory,
+                choices=self._space.complete(candidate),
+                device=self._space.environment.hardware.device_kind,
+                protocol=protocol,
+                unit_roundoffs=roundoffs,
+                memory_limit_bytes=settings.memory_limit_bytes,
+            )
+            try:
+                self._runner.make_reference(request)
+                return candidate
+            except BaselineFailed as error:
+                problem = problem or error
+                if not error.out_of_memory:
+                    raise
+        raise BaselineFailed(
+            f"the workload does not fit into memory, as it is or with less of it kept: {problem}. Use a smaller "
+            "global_batch or model, or a machine with more memory",
+            out_of_memory=True,
+        )
+
+    # --- the search ---------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        designer = self._designer
+        assert designer is not None
+        if not designer.reference.is_baseline:
+            self._run_group([BASELINE], [Purpose.EXPLORE], 0)
+        while (suggestion := designer.suggest()) is not None:
+            self._say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
+            result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
+            if result is None:
+                companion = suggestion.companion
+                if companion is not None and self._takes_turns(suggestion.candidate, companion):
+                    pair, purposes = [companion, suggestion.candidate], [Purpose.COMPANION, suggestion.purpose]
+                else:
+                    pair, purposes = [suggestion.candidate], [suggestion.purpose]
+                result = self._run_group(pair, purposes, suggestion.replicate)[-1]
+            if suggestion.purpose is Purpose.BASELINE:
+                self._specs.learn(result)
+            designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
+            self._show_progress()
+        if designer.failed is not None:
+            raise BaselineFailed(
+                f"the configuration that you run today could not be measured: {why_not(designer.failed)}"
+            )
+
+    def _takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
+        """Whether both fit together, and starting the companion again costs no more than it is worth."""
+        assert self._designer is not None
+        results = self._designer.knowledge.results
+        theirs = results.get(companion.key, [])
+        if not theirs:
+            return self._runner.fits_together([0, 0])
+        peak = max(result.peak_memory_bytes for result in theirs)
+        own = max((result.peak_memory_bytes for result in results.get(candidate.key, [])), default=int(1.3 * peak))
+        cheap = usual_start_s(theirs) <= max(3.0, 2 * self._measure.cap_s)
+        return cheap and self._runner.fits_together([own, peak])
+
+    def _run_group(
+        self, candidates: Sequence[Candidate], purposes: Sequence[Purpose], replicate: int
+    ) -> list[TrialResult]:
+        """Runs candidates in turns and stores their results."""
+        specs = [self._specs.spec(c, p, replicate) for c, p in zip(candidates, purposes, strict=True)]
+        group = new_id()
+        trials = self._ledger.begin(specs, purposes, group, replicate)
+        self._store.add_event(
+            self.study.study_id, "trials_began", {"group": group, "trials": [s.trial_id for s in specs]}
+        )
+        results = self._runner.run(specs, purposes, self._measure, group, self._on_progress)
+        results = [self._diagnosed(result, spec) for result, spec in zip(results, specs, strict=True)]
+        self._ledger.complete(trials, results)
+        outcomes = {r.trial_id: r.failure.kind.value if r.failure else "completed" for r in results}
+        self._store.add_event(self.study.study_id, "trials_ended", {"group": group, "outcomes": outcomes})
+        return results
+
+    def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
+        if not result.breakdowns:
+            return result
+        situation = Situation(
+            breakdown=result.breakdowns[0],
+            workload=self._space.workload,
+            environment=self._space.environment,
+            choices=spec.choices,
+        )
+        return msgspec.structs.replace(result, findings=diagnose(situation))
+
+    # --- the confirmation ---------------------------------------------------------------------
+
+    def _confirm(self) -> None:
+        designer = self._designer
+        assert designer is not None
+        settings = self.study.settings
+        self._finalists = designer.finalists(settings.num_finalists)
+        if not self._finalists:
+            return
+        knowledge = designer.knowledge
+        best = knowledge.difference(self._finalists[0], designer.reference)
+        count = num_blocks(
+            at_least=settings.confirm_blocks,
+            noise_sd=knowledge.model.noise_sd,
+            expected_gain=best.ratio - 1,
+            num_finalists=len(self._finalists),
+        )
+        blocks = plan_blocks(designer.reference, self._finalists, count, settings.seed)
+        starts = sum(usual_start_s(knowledge.results.get(c.key, [])) for c in blocks[0].order)
+        self._measure = measure_settings(settings.measure, max(MIN_CAP_S, self._left_s() / count - starts))
+        for block in blocks:
+            self._say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
+            self._blocks.append(self._run_block(block))
+
+    def _run_block(self, block: Block) -> dict[str, TrialResult]:
+        """One start of each; in turns where all fit together."""
+        assert self._designer is not None
+        found = {c.key: self._ledger.find(c, Purpose.CONFIRM, block.number) for c in block.order}
+        missing = [c for c in block.order if found[c.key] is None]
+        results = self._designer.knowledge.results
+        peaks = [max((r.peak_memory_bytes for r in results.get(c.key, [])), default=0) for c in missing]
+        groups = [missing] if self._runner.fits_together(peaks) else [[candidate] for candidate in missing]
+        for group in groups:
+            if group:
+                for result in self._run_group(group, [Purpose.CONFIRM] * len(group), block.number):
+                    found[result.candidate.key] = result
+        return {key: result for key, result in found.items() if result is not None and result.ok}
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _finish(self, state: StudyState) -> Recommendation:
+        designer = self._designer
+        assert designer is not None
+        judged = judge(designer.reference, self._finalists, self._blocks) if self._blocks else []
+        recommendation = recommend(
+            self.study,
+            designer,
+            judged,
+            baseline_log_rates=self._baseline_log_rates(),
+            tuning_s=self.view.elapsed_s + self._spent_before_s,
+            num_trials=self._ledger.num_trials,
+            version=tuner.__version__,
+        )
+        self._store.replace_decisions(self.study.study_id, [*designer.decisions, *self._confirmations(judged)])
+        self._store.save_recommendation(recommendation)
+        self._store.set_state(self.study.study_id, state)
+        self._store.add_event(self.study.study_id, "recommended", {"verdict": recommendation.verdict.value})
+        self._say(stage="done", current="", activity="")
+        return recommendation
+
+    def _finish_interrupted(self) -> Recommendation:
+        """The best so far, where a baseline was measured; else nothing can be said."""
+        self._store.lose_running_trials(self.study.study_id)
+        if self._designer is None or not self._baseline_results():
+            self._store.set_state(self.study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")
+            raise KeyboardInterrupt
+        return self._finish(StudyState.INTERRUPTED)
+
+    def _baseline_results(self) -> list[TrialResult]:
+        assert self._designer is not None
+        return [r for r in self._designer.knowledge.results.get(self._designer.reference.key, []) if r.ok]
+
+    def _baseline_log_rates(self) -> list[float]:
+        """Of the confirmation where there was one; those that selected are not mixed in."""
+        assert self._designer is not None
+        key = self._designer.reference.key
+        confirmed = [log_rate(block[key]).mean for block in self._blocks if key in block]
+        return confirmed or [log_rate(result).mean for result in self._baseline_results()]
+
+    def _confirmations(self, judged: Sequence[Finalist]) -> list[Decision]:
+        assert self._designer is not None
+        first = len(self._designer.decisions) + 1
+        return [
+            Decision(
+                sequence=first + number,
+                stage="confirm",
+                verdict="confirmed" if finalist.is_faster else "not_confirmed",
+                reason=f"{len(finalist.log_ratios)} starts against the baseline in random order",
+                candidate=finalist.candidate,
+                measured_gain=finalist.gain.ratio - 1 if finalist.gain else None,
+            )
+            for number, finalist in enumerate(judged)
+        ]
+
+    # --- telling ------------------------------------------------------------------------------
+
+    def _left_s(self) -> float:
+        return self.study.settings.budget_s - self.view.elapsed_s - self._spent_before_s
+
+    def _say(self, **changes: str) -> None:
+        for name, value in changes.items():
+            setattr(self.view, name, value)
+        self._on_change(self.view)
+
+    def _on_progress(self, progress: Progress) -> None:
+        self._say(activity=f"{progress.text}")
+
+    def _show_progress(self) -> None:
+        designer, view = self._designer, self.view
+        assert designer is not None
+        baseline = self._baseline_results()
+        if baseline:
+            view.baseline_units_per_s = sum(units_per_s(r) for r in baseline) / len(baseline)
+            best = designer.best()
+            view.best_label = best.label
+            view.best_gain = designer.knowledge.difference(best, designer.reference).ratio - 1
+        view.num_trials = self._ledger.num_trials
+        view.findings = designer.findings
+        if len(view.decisions) != len(designer.decisions):
+            view.decisions = tuple(designer.decisions)
+            self._store.replace_decisions(self.study.study_id, designer.decisions)
+        self._on_change(view)

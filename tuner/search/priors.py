@@ -1,0 +1,52 @@
+"""What earlier studies in the store teach a new one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tuner.protocols import StudyStore
+from tuner.records import Candidate, Decision, Verdict
+from tuner.search.knowledge import Priors
+from tuner.search.space import Space
+
+MAX_WINNERS = 2
+WEIGHT = 4
+"""Past trials of a strategy that weigh as much as what is usual for it."""
+
+
+def gather_priors(store: StudyStore, space: Space) -> Priors:
+    """Past winners of similar workloads on the same kind of device, and what bounds were worth."""
+    hardware = space.environment.hardware
+    winners: dict[str, Candidate] = {}
+    for past in store.past_recommendations(space.workload.signature, hardware.device_kind):
+        if past.verdict is Verdict.FASTER and past.candidate.choices:
+            winners.setdefault(past.candidate.key, past.candidate)
+    decisions = [d for d in store.past_decisions(hardware) if d.predicted_bound and d.measured_gain is not None]
+    audits = [d for d in decisions if d.stage == "audit"]
+    return Priors(
+        past_winners=tuple(winners.values())[:MAX_WINNERS],
+        realisation=realised_shares(decisions, {s.name: s.usual_realisation for s in space.strategies}),
+        audits=len(audits),
+        audit_violations=sum(_violated(decision) for decision in audits),
+    )
+
+
+def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
+    """By strategy: the part of its bound that single moves realised, drawn towards what is usual."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for decision in decisions:
+        if len(decision.moves) == 1 and decision.predicted_bound and decision.measured_gain is not None:
+            saved = 1 - 1 / (1 + max(0.0, decision.measured_gain))
+            seen[decision.moves[0].strategy].append(min(1.0, saved / decision.predicted_bound))
+    known = {name: parts for name, parts in seen.items() if name in usual}
+    return {name: (sum(parts) + WEIGHT * usual[name]) / (len(parts) + WEIGHT) for name, parts in known.items()}
+
+
+def _violated(decision: Decision) -> bool:
+    """Whether an audited choice gained more than its bound said, beyond its error."""
+    assert decision.predicted_bound is not None
+    assert decision.measured_gain is not None
+    gain = math.log1p(decision.measured_gain) - 2 * (decision.measured_se or 0.0)
+    return gain > -math.log(max(1e-9, 1 - decision.predicted_bound))

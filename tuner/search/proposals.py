@@ -1,0 +1,260 @@
+"""What could be tried next on an incumbent, with what it promises for its cost.
+
+Pure functions of what is known: nothing here runs, judges or remembers anything.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner.records import Candidate, Finding, Move
+from tuner.search.groups import covering_group
+from tuner.search.knowledge import WORTHWHILE, Knowledge, Priors, move_key
+from tuner.search.space import Space
+from tuner.strategies.composition import TOGETHER
+
+EXPENSIVE_S = 20.0
+"""Choices whose trials cost more than this are tried alone only."""
+HARMFUL = -0.09
+"""Choices that seemed worse than this alone are not tried in company."""
+USUAL_INTERACTION = 0.06
+"""Part of a joint bound that choices without a gain of their own realise in company."""
+MIN_GROUP = 3
+HOPE = 0.35
+"""Part of its bound that a choice may realise which was never measured because memory ran out."""
+UNLIKELY = 0.15
+MAX_STARTS = 2
+"""Times that one candidate is run for one verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Moves on an incumbent, and why."""
+
+    candidate: Candidate
+    moves: tuple[Move, ...]
+    reason: str
+    score: float = 0.0
+    """Expected gain for the square root of its cost."""
+    bound: float | None = None
+    simpler: bool = False
+    """Something is left out."""
+
+
+class Proposals:
+    """Proposals for one incumbent at one moment.
+
+    Args:
+        left_s: Seconds that trials may still take.
+        seed: Breaks ties between groups.
+    """
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        priors: Priors,
+        incumbent: Candidate,
+        *,
+        left_s: float,
+        seed: int,
+        groups_tried: int = 0,
+    ) -> None:
+        self._knowledge = knowledge
+        self._space: Space = knowledge.space
+        self._priors = priors
+        self._incumbent = incumbent
+        self._left_s = left_s
+        self._seed = seed
+        self._groups_tried = groups_tried
+
+    # --- single moves -------------------------------------------------------------------------
+
+    def next_move(self) -> Proposal | None:
+        """The untried single choice, the exchange or the group that promises most."""
+        options = [*self._single_moves(), *self._exchanges(), *self._neutral_groups()]
+        return max(options, key=lambda proposal: proposal.score, default=None)
+
+    def _single_moves(self) -> list[Proposal]:
+        found = []
+        for move in self._space.moves:
+            candidate = self.fresh([move])
+            if candidate is None or move_key(move) in self._knowledge.verdicts:
+                continue
+            bound = self._knowledge.bound(move, self._incumbent)
+            if bound > self._knowledge.threshold:
+                likely = self._realisation(move.strategy)
+                if move.strategy in self._incumbent.choices:
+                    likely = (1 + likely) / 2  # what one choice began, another may finish
+                expected = bound * likely * 0.5 ** self._knowledge.failures(move.strategy)
+                reason = f"could save at most {bound:.0%} of the step"
+                found.append(self._proposal(candidate, [move], reason, expected, bound))
+        return found
+
+    def _exchanges(self) -> list[Proposal]:
+        """Choices that ran out of memory, as the incumbent is now or beside something that needs less.
+
+        What is given up must be expected to lose less than the choice may gain.
+        """
+        found = []
+        for move in self._space.moves:
+            if not self._knowledge.ran_out_of_memory(move):
+                continue
+            limit = self._knowledge.smallest_failure(move)
+            hope = max(self._realisation(move.strategy), HOPE)
+            likely = self._knowledge.bound(move, self._incumbent) * hope
+            for lost, others in [(0.0, []), *self._lighter(move.strategy)]:
+                beside = self._space.combine(self._incumbent, others)
+                candidate = self.fresh([*others, move])
+                if beside is None or candidate is None or lost >= likely:
+                    continue
+                if self._knowledge.expected_memory_bytes(beside) < limit:
+                    given_up = f", instead of {others[0].strategy} as it is" if others else ""
+                    reason = f"ran out of memory before; there is room now{given_up}"
+                    found.append(self._proposal(candidate, [*others, move], reason, likely - lost, likely))
+        return found
+
+    def _lighter(self, kept: str) -> list[tuple[float, list[Move]]]:
+        """Changes of the incumbent that need less memory, with the logarithm of the rate that they lose."""
+        found = []
+        for name in sorted(self._incumbent.choices.keys() - {kept}):
+            tried = [m for m in self._space.moves if m.strategy == name and self._knowledge.was_tried(m)]
+            for other in (*tried, Move(strategy=name, choice={})):
+                candidate = self._space.combine(self._incumbent, [other])
+                if candidate is not None and self._knowledge.needs_less_memory(candidate, self._incumbent):
+                    lost = -self._knowledge.difference(candidate, self._incumbent).mean
+                    found.append((lost, [other]))
+        return found
+
+    # --- several at once ----------------------------------------------------------------------
+
+    def recipe(self, finding: Finding) -> Proposal | None:
+        """The first good choice of every strategy that a finding calls for, at once."""
+        moves: list[Move] = []
+        for name in finding.strategies:
+            legal = [move for move in self._space.moves if move.strategy == name]
+            if not legal or name in self._incumbent.choices or self._expensive(legal[0]):
+                continue
+            good = (m for m in legal if self._knowledge.bound(m, self._incumbent) > self._knowledge.threshold)
+            first = next(good, None)
+            if first is not None and self._space.combine(self._incumbent, [*moves, first]) is not None:
+                moves.append(first)
+        candidate = self.fresh(moves)
+        if len(moves) < 2 or candidate is None:
+            return None
+        return self._proposal(candidate, moves, f"for the finding: {finding.message}", 0.0, self._joint_bound(moves))
+
+    def sharing_pairs(self) -> list[Proposal]:
+        """Choices of strategies that share a resource, set at once: what was chosen for one, with all of the other."""
+        found = []
+        for row in TOGETHER:
+            first, second = (self._taken_or_first(name) for name in row.strategies)
+            for pair in ((m, n) for m in first for n in second):
+                candidate = self.fresh(pair)
+                bound = self._joint_bound(pair)
+                if candidate is not None and bound > self._knowledge.threshold:
+                    found.append(self._proposal(candidate, pair, row.reason, bound, bound))
+        return found
+
+    def _taken_or_first(self, name: str, count: int = 2) -> list[Move]:
+        if name in self._incumbent.choices:
+            return [Move(strategy=name, choice=self._incumbent.choices[name])]
+        return [move for move in self._space.moves if move.strategy == name][:count]
+
+    def _neutral_groups(self) -> list[Proposal]:
+        """At most one group of choices without gain of their own, of which many pairs never met."""
+        run = [results[0].candidate for results in self._knowledge.results.values()]
+        moves = covering_group(self._neutral_moves(), run, random.Random(self._seed + self._knowledge.num_trials))
+        candidate = self.fresh(moves)
+        bound = self._joint_bound(moves)
+        if len(moves) < MIN_GROUP or candidate is None or bound <= self._knowledge.threshold:
+            return []
+        expected = bound * USUAL_INTERACTION * 0.7**self._groups_tried
+        reason = "no gain alone; do some of them pay in company?"
+        return [self._proposal(candidate, moves, reason, expected, bound)]
+
+    def _neutral_moves(self) -> list[Move]:
+        """Cheap choices that were tried alone without gain and without harm."""
+        neutral = []
+        for move in self._space.moves:
+            verdict = self._knowledge.verdicts.get(move_key(move))
+            alone = self._space.combine(self._incumbent, [move])
+            if verdict not in ("no_gain", "inconclusive") or self._expensive(move) or alone is None:
+                continue
+            if self._knowledge.difference(alone, self._incumbent).mean > HARMFUL:
+                neutral.append(move)
+        return neutral
+
+    # --- again, and less ----------------------------------------------------------------------
+
+    def may_be_better(self) -> Proposal | None:
+        """The single change or removal, tried before, that one more start is expected to help most."""
+        removals = [Move(strategy=name, choice={}) for name in self._incumbent.choices]
+        found = []
+        for move in (*removals, *self._space.moves):
+            candidate = self._space.combine(self._incumbent, [move])
+            if candidate is None or candidate in (self._incumbent, self._knowledge.reference):
+                continue
+            if self._knowledge.failed(candidate) or (move.choice and not self._knowledge.was_tried(move)):
+                continue
+            margin = WORTHWHILE if move.choice else -WORTHWHILE
+            difference = self._knowledge.difference(candidate, self._incumbent)
+            starts = len(self._knowledge.results.get(candidate.key, []))
+            if difference.probability_above(margin) > UNLIKELY and starts < MAX_STARTS and self._affordable(candidate):
+                reason = "may still be better by all trials so far" if move.choice else f"is it needed? {move.strategy}"
+                expected = difference.expected_improvement - margin
+                found.append(
+                    Proposal(candidate=candidate, moves=(move,), reason=reason, score=expected, simpler=not move.choice)
+                )
+        return max(found, key=lambda proposal: proposal.score, default=None)
+
+    def without(self, moves: Sequence[Move]) -> Proposal | None:
+        """The incumbent without those of these moves that it still has."""
+        kept = [move for move in moves if self._incumbent.choices.get(move.strategy) == move.choice]
+        removal = [Move(strategy=move.strategy, choice={}) for move in kept]
+        candidate = self.fresh(removal)
+        if not kept or candidate is None or candidate == self._knowledge.reference:
+            return None
+        label = ", ".join(move.label for move in kept)
+        return Proposal(candidate=candidate, moves=tuple(removal), reason=f"is it needed? {label}", simpler=True)
+
+    def excluded_by_bound(self) -> list[Proposal]:
+        """Untried single choices whose bound is below the noise."""
+        found = []
+        for move, bound in self._knowledge.untried(self._incumbent):
+            candidate = self.fresh([move])
+            if bound <= self._knowledge.threshold and candidate is not None and not self._expensive(move):
+                reason = "left out by its bound: does the bound hold?"
+                found.append(self._proposal(candidate, [move], reason, bound, bound))
+        return found
+
+    # --- pieces -------------------------------------------------------------------------------
+
+    def fresh(self, moves: Iterable[Move]) -> Candidate | None:
+        """The incumbent with these moves, where that is legal, was never run and can be afforded."""
+        candidate = self._space.combine(self._incumbent, moves)
+        if candidate is None or candidate == self._incumbent or self._knowledge.was_run(candidate):
+            return None
+        return candidate if self._affordable(candidate) else None
+
+    def _affordable(self, candidate: Candidate) -> bool:
+        return self._knowledge.expected_cost_s(candidate, self._incumbent) <= self._left_s
+
+    def _proposal(
+        self, candidate: Candidate, moves: Iterable[Move], reason: str, expected: float, bound: float
+    ) -> Proposal:
+        cost = max(1.0, self._knowledge.expected_cost_s(candidate, self._incumbent))
+        return Proposal(
+            candidate=candidate, moves=tuple(moves), reason=reason, score=expected / math.sqrt(cost), bound=bound
+        )
+
+    def _joint_bound(self, moves: Iterable[Move]) -> float:
+        return min(1.0, sum(self._knowledge.bound(move, self._incumbent) for move in moves))
+
+    def _realisation(self, name: str) -> float:
+        return self._priors.realisation.get(name, self._space.strategy(name).usual_realisation)
+
+    def _expensive(self, move: Move) -> bool:
+        return self._space.strategy(move.strategy).trial_cost_s > EXPENSIVE_S

@@ -1,0 +1,190 @@
+"""From a finished search and its confirmation to the recommendation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tuner.profiling.bounds import Situation
+from tuner.profiling.categories import bottleneck
+from tuner.records import (
+    Alternative,
+    Candidate,
+    Cost,
+    GuardVerdict,
+    Interval,
+    Move,
+    Part,
+    Recommendation,
+    Study,
+    TrialResult,
+    Verdict,
+)
+from tuner.search.confirmation import Finalist
+from tuner.search.designer import Designer
+from tuner.strategies.composition import environment_variables
+
+NUM_ALTERNATIVES = 3
+
+
+def choose(finalists: Sequence[Finalist]) -> Finalist | None:
+    """The fastest finalist that is proven faster; one that changes less, unless it is proven slower than
+    that.
+    """
+    proven = [f for f in finalists if f.is_faster]
+    if not proven:
+        return None
+    best = proven[0]
+    equals = [f for f in proven if not best.proven_faster_than(f)]
+    return min(equals, key=lambda f: (len(f.candidate.choices), proven.index(f)))
+
+
+def recommend(
+    study: Study,
+    designer: Designer,
+    finalists: Sequence[Finalist],
+    *,
+    baseline_log_rates: Sequence[float],
+    tuning_s: float,
+    num_trials: int,
+    version: str,
+) -> Recommendation:
+    """Puts the answer together.
+
+    Without finalists (an interrupted study) the best candidate of the search is named, unconfirmed.
+    """
+    assert study.facts is not None
+    assert study.environment is not None
+    chosen = choose(finalists)
+    confirmed = any(f.gain is not None for f in finalists)
+    candidate = chosen.candidate if chosen else designer.reference if confirmed else designer.best()
+    gain = chosen.gain if chosen else finalists[0].gain if confirmed else None
+    baseline_rate = math.exp(sum(baseline_log_rates) / len(baseline_log_rates))
+    ratio = _ratio(designer, candidate, chosen)
+    before, after = _situation(designer, designer.reference), _situation(designer, candidate)
+    results = designer.knowledge.results.get(candidate.key, [])
+    return Recommendation(
+        study_id=study.study_id,
+        created_at=datetime.now(UTC).isoformat(),
+        workload=study.workload,
+        workload_signature=study.facts.signature,
+        global_batch=study.facts.global_batch,
+        num_ranks=study.settings.num_ranks,
+        sample_unit=study.facts.sample_unit,
+        verdict=_verdict(designer, candidate, chosen, confirmed),
+        candidate=candidate,
+        choices=designer.space.complete(candidate),
+        environment_variables=environment_variables(designer.space.complete(candidate), designer.space.strategies),
+        hardware=study.environment.hardware,
+        baseline_units_per_s=baseline_rate,
+        units_per_s=baseline_rate * ratio,
+        gain=gain,
+        parts=_parts(designer, candidate),
+        shares_before=_shares(before),
+        shares_after=_shares(after),
+        bottleneck_before=_bottleneck(before),
+        bottleneck_after=_bottleneck(after),
+        guard=_guard(results),
+        certificate=designer.certificate(),
+        cost=_cost(results, baseline_rate, ratio, tuning_s, num_trials, study.facts.units_per_batch),
+        alternatives=_alternatives(designer, candidate),
+        peak_memory_bytes=max((r.peak_memory_bytes for r in results), default=0),
+        baseline_peak_memory_bytes=max(
+            (r.peak_memory_bytes for r in designer.knowledge.results.get(designer.reference.key, [])), default=0
+        ),
+        steptune_version=version,
+    )
+
+
+def _verdict(designer: Designer, candidate: Candidate, chosen: Finalist | None, confirmed: bool) -> Verdict:
+    if not designer.reference.is_baseline:
+        return Verdict.ENABLES_TRAINING
+    if chosen is not None:
+        return Verdict.FASTER
+    return Verdict.NO_SIGNIFICANT_GAIN if confirmed or candidate == designer.reference else Verdict.UNCONFIRMED
+
+
+def _ratio(designer: Designer, candidate: Candidate, chosen: Finalist | None) -> float:
+    if chosen is not None and chosen.gain is not None:
+        return chosen.gain.ratio
+    if candidate == designer.reference:
+        return 1.0
+    return designer.knowledge.difference(candidate, designer.reference).ratio
+
+
+def _situation(designer: Designer, candidate: Candidate) -> Situation | None:
+    return designer.knowledge.own_situation(candidate)
+
+
+def _shares(situation: Situation | None) -> dict[str, float]:
+    if situation is None:
+        return {}
+    return {name: value / situation.step_ns for name, value in situation.breakdown.per_step_ns.items()}
+
+
+def _bottleneck(situation: Situation | None) -> str:
+    if situation is None or situation.breakdown.quality.problems:
+        return "unknown"
+    return bottleneck(situation.breakdown.per_step_ns)
+
+
+def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
+    """Every change with its own gain: what the candidate would lose without it, by all trials."""
+    parts = []
+    accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
+    for name, choice in candidate.choices.items():
+        if designer.reference.choices.get(name) == choice:
+            continue
+        without = designer.space.combine(candidate.with_choice(name, {}), []) or designer.reference
+        own = designer.knowledge.difference(candidate, without)
+        decision = next((d for d in accepted if Move(strategy=name, choice=choice) in d.moves), None)
+        strategy = designer.space.strategy(name)
+        parts.append(
+            Part(
+                strategy=name,
+                choice=choice,
+                gain=own.ratio,
+                interval=Interval(low=math.exp(own.mean - 1.96 * own.sd), high=math.exp(own.mean + 1.96 * own.sd)),
+                bound=decision.predicted_bound if decision else None,
+                reason=decision.reason if decision else "part of the best combination",
+                numerics=strategy.numerics(strategy.complete(choice, designer.space.workload)),
+            )
+        )
+    return tuple(sorted(parts, key=lambda part: -part.gain))
+
+
+def _guard(results: Sequence[TrialResult]) -> GuardVerdict | None:
+    return next((result.guard for result in results if result.guard is not None), None)
+
+
+def _cost(
+    results: Sequence[TrialResult], baseline_rate: float, ratio: float, tuning_s: float, num_trials: int, units: float
+) -> Cost:
+    """What tuning and compilation cost, and after how many steps they are paid back."""
+    compile_s = max((r.startup.compile_ns / 1e9 for r in results if r.startup and r.startup.compile_cold), default=0.0)
+    saved_s = units / baseline_rate * (1 - 1 / ratio) if ratio > 1 else 0.0
+    return Cost(
+        tuning_s=tuning_s,
+        num_trials=num_trials,
+        compile_s=compile_s,
+        payback_steps=compile_s / saved_s if saved_s and compile_s else None,
+        payback_tuning_steps=tuning_s / saved_s if saved_s else None,
+    )
+
+
+def _alternatives(designer: Designer, recommended: Candidate) -> tuple[Alternative, ...]:
+    """The next best candidates, with what they cost."""
+    knowledge = designer.knowledge
+    others = [c for c in knowledge.measured() if c != recommended]
+    others.sort(key=lambda c: -knowledge.difference(c, designer.reference).mean)
+    return tuple(
+        Alternative(
+            candidate=candidate,
+            gain=knowledge.difference(candidate, designer.reference).ratio,
+            peak_memory_bytes=max(r.peak_memory_bytes for r in knowledge.results[candidate.key]),
+            numerics=designer.space.numerics(candidate),
+            guard=guard.reason if (guard := _guard(knowledge.results[candidate.key])) else "not checked",
+        )
+        for candidate in others[:NUM_ALTERNATIVES]
+    )

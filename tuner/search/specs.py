@@ -1,0 +1,112 @@
+"""What a trial of a candidate needs: choices, guard settings, deadlines, windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.records import (
+    Candidate,
+    Deadlines,
+    MeasureSettings,
+    Numerics,
+    Phase,
+    Purpose,
+    Study,
+    TrialResult,
+    TrialSpec,
+    WorkloadFacts,
+    new_id,
+)
+from tuner.search.space import Space
+from tuner.strategies.composition import environment_variables
+from tuner.trials.guard import Protocol
+
+PATIENCE = 20
+"""A phase may take this many times what it took the baseline."""
+MIN_DEADLINE_S = 30.0
+FIRST_DEADLINE_S = 180.0
+COMPILE_PATIENCE = 4
+MAX_POINTWISE, MIN_POINTWISE = 5, 2
+NUM_CURVE = 8
+NUM_HORIZON = 60
+
+
+class SpecMaker:
+    """Makes the specs of one study."""
+
+    def __init__(self, study: Study, space: Space, reference: Candidate) -> None:
+        self._study = study
+        self._space = space
+        self._reference = reference
+        self._phases_s: dict[str, float] = {}
+
+    def learn(self, result: TrialResult) -> None:
+        """Takes the duration of the reference's phases as what is usual."""
+        for name, duration in result.phases_ns.items():
+            self._phases_s[name] = max(self._phases_s.get(name, 0.0), duration / 1e9)
+
+    def spec(self, candidate: Candidate, purpose: Purpose, replicate: int) -> TrialSpec:
+        space, settings = self._space, self._study.settings
+        choices = space.complete(candidate)
+        numerics = space.numerics(candidate)
+        first = replicate == 0 and purpose in (Purpose.BASELINE, Purpose.EXPLORE, Purpose.AUDIT)
+        own = {name for name in candidate.choices if candidate.choices[name] != self._reference.choices.get(name)}
+        return TrialSpec(
+            trial_id=new_id(),
+            workload=self._study.workload,
+            candidate=candidate,
+            choices=choices,
+            study_directory=self._study.directory,
+            num_ranks=settings.num_ranks,
+            device=space.environment.hardware.device_kind,
+            seed=settings.seed,
+            guard=first,
+            lossy=numerics.needs_consent,
+            exact=numerics.rank <= Numerics.SAMPLING.rank,
+            unit_roundoff=space.unit_roundoff(candidate),
+            checks_loader=bool(own & {"data_loading", "dataset_cache"}),
+            profile=first,
+            keep_trace=first,
+            environment_variables=environment_variables(choices, space.strategies),
+            memory_limit_bytes=settings.memory_limit_bytes,
+            deadlines=self._deadlines(candidate),
+        )
+
+    def _deadlines(self, candidate: Candidate) -> Deadlines:
+        """Generous multiples of what the reference took; the reference itself gets a fixed time."""
+        added = COMPILE_PATIENCE * self._space.trial_cost_s(candidate)
+        fixed = self._study.settings.phase_timeout_s
+        limits = {}
+        for phase in Phase:
+            usual = self._phases_s.get(phase.value)
+            limit = FIRST_DEADLINE_S if usual is None else max(MIN_DEADLINE_S, PATIENCE * usual)
+            limits[f"{phase.value}_s"] = fixed if fixed is not None else limit + added
+        return Deadlines(**limits)
+
+
+def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
+    """The study's window settings with a cap that fits its budget."""
+    import msgspec
+
+    return msgspec.structs.replace(base, cap_s=min(base.cap_s, cap_s))
+
+
+def guard_protocol(facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, lossy: bool, seed: int) -> Protocol:
+    """As many guarded steps as the time allows, within limits that make the check worth having."""
+    is_random = facts.randomness != "none"
+    runs = 2 + 2 * num_roundoffs + (3 if is_random else 0)
+    steps = seconds / max(1e-3, facts.sample_step_ns / 1e9) / runs
+    pointwise = int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps / (2 if is_random else 1))))
+    return Protocol(
+        num_pointwise=pointwise,
+        num_curve=int(min(NUM_CURVE, max(MIN_POINTWISE, steps / 2))) if is_random else 0,
+        num_horizon=NUM_HORIZON if lossy else 0,
+        randomness=facts.randomness,
+        seed=seed,
+    )
+
+
+def usual_start_s(results: Sequence[TrialResult]) -> float:
+    """Mean seconds from the request of a trial to its first window."""
+    starts = [(r.startup.build_ns + r.startup.warm_up_ns) / 1e9 for r in results if r.startup]
+    return sum(starts) / len(starts) if starts else 0.0

@@ -1,0 +1,144 @@
+"""What every store does alike: records as text, times, short study ids, and what is refused.
+
+A record is kept as JSON and validated by msgspec when it is read. The standard library writes and
+parses the text, because msgspec writes NaN and infinity as null: the loss of a run that diverged
+must come back as it was. The text is ASCII, so no database stumbles over what a traceback holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+
+from tuner.errors import StoreError, StudyNotFound
+from tuner.records import Decision, Record, Trial, TrialResult, TrialState
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+NUM_IDS_SHOWN = 5
+
+
+def encode(record: Record) -> str:
+    """The complete record as JSON."""
+    return json.dumps(msgspec.to_builtins(record), separators=(",", ":"))
+
+
+def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
+    """The record that `encode` was given.
+
+    Raises:
+        StoreError: The text is not such a record.
+    """
+    try:
+        return msgspec.convert(json.loads(text), kind)
+    except ValueError as error:  # msgspec's and json's errors both are
+        raise StoreError(
+            f"a stored {kind.__name__} cannot be read ({error}); "
+            "read it with the version of Steptune that wrote it, or start a new study"
+        ) from error
+
+
+def copy_of(record: AnyRecord) -> AnyRecord:
+    """A record that shares nothing with the given one."""
+    return decode(encode(record), type(record))
+
+
+def parse_time(text: str) -> datetime:
+    """A record's time as an aware time in UTC.
+
+    Raises:
+        StoreError: It is not an ISO 8601 time with a zone.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = datetime.min
+    if time.tzinfo is None:
+        raise StoreError(f"{text!r} is not a time with a zone; write it like 2026-11-21T12:00:00+00:00")
+    return time.astimezone(UTC)
+
+
+def number(value: float | None) -> float | None:
+    """A number to search by, or None: NaN is not one."""
+    return None if value is None or math.isnan(value) else value
+
+
+def check_begins(trial: Trial) -> None:
+    """A trial is recorded before it runs: what came of it is recorded by its completion."""
+    assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} begins as {trial.state}"
+    assert trial.result is None, f"trial {trial.trial_id} begins with a result"
+
+
+def state_after(result: TrialResult) -> TrialState:
+    """A trial that the guard rejected was completed; one that ended early failed."""
+    return TrialState.COMPLETED if result.failure is None else TrialState.FAILED
+
+
+def in_order(decisions: Sequence[Decision]) -> list[Decision]:
+    """Decisions by their number.
+
+    Raises:
+        StoreError: Two have the same.
+    """
+    ordered = sorted(decisions, key=lambda decision: decision.sequence)
+    for first, second in itertools.pairwise(ordered):
+        if first.sequence == second.sequence:
+            raise StoreError(f"two decisions have the number {first.sequence}; number them in the order of the search")
+    return ordered
+
+
+def fits(study_id: str, text: str) -> bool:
+    """Whether a person who wrote `text` can mean this study."""
+    return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
+
+
+def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
+    """The only id that fits `text`.
+
+    Args:
+        newest: Ids of the newest studies, for the message.
+
+    Raises:
+        StudyNotFound: None fits, or more than one.
+    """
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        shown = ", ".join(sorted(matches)[:NUM_IDS_SHOWN])
+        raise StudyNotFound(f"{text!r} fits {len(matches)} studies ({shown}): write more of the id")
+    if not newest:
+        raise StudyNotFound(f"there is no study {text!r}, nor any other yet: `steptune tune` starts one")
+    shown = ", ".join(newest[:NUM_IDS_SHOWN])
+    raise StudyNotFound(f"no study's id begins or ends with {text!r}; the newest here: {shown}")
+
+
+def unknown_study(study_id: str) -> StudyNotFound:
+    return StudyNotFound(f"there is no study {study_id!r} in this store; create it before writing to it")
+
+
+def study_repeated(study_id: str) -> StoreError:
+    return StoreError(f"study {study_id!r} exists already; a new study needs a new id")
+
+
+def trial_repeated(trial: Trial) -> StoreError:
+    return StoreError(
+        f"trial {trial.trial_id!r}, number {trial.sequence} of study {trial.study_id!r}, cannot begin: "
+        "its id or its number is taken; does another process run this study?"
+    )
+
+
+def unknown_trial(trial_id: str) -> StoreError:
+    return StoreError(f"there is no trial {trial_id!r} in this store; begin it first")
+
+
+def completion_refused(trial_id: str, state: TrialState | None) -> StoreError:
+    """Why a result cannot be recorded; `state` is None for an unknown trial."""
+    if state is None:
+        return unknown_trial(trial_id)
+    return StoreError(f"trial {trial_id!r} is {state.value} already; a result is recorded once, for a running trial")

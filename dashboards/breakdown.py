@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from dashboards import theme, units
 from dashboards.sources import TrialSource
-from dashboards.starts import TODAY, leading_candidate, reference_results, results
-from tuner.records import TrialResult
+from dashboards.starts import RECOMMENDED, TODAY, leading_candidate, reference_results, results
+from tuner.records import Recommendation, TrialResult
 
 COLUMNS = ("configuration", "category", "group", "title", "ms_per_step", "share")
 LABELLED_SHARE = 0.05
@@ -26,6 +26,9 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> pd.DataFrame:
     profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
     anything was profiled.
     """
+    recommendation, study = source.recommendation(study_id), source.get_study(study_id)
+    if recommendation is not None and recommendation.shares_before and study.facts is not None:
+        return _confirmed(recommendation, study.facts.units_per_batch)
     trials = source.trials(study_id)
     configurations: list[tuple[str, Sequence[TrialResult]]] = [(TODAY, reference_results(trials))]
     leading = leading_candidate(source, study_id)
@@ -34,6 +37,20 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> pd.DataFrame:
         configurations.append((name, [r for r in results(trials) if r.candidate == candidate and r.ok]))
     rows = [row for name, starts in configurations for row in _rows(name, mean_step_ms(starts))]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _confirmed(recommendation: Recommendation, units_per_batch: float) -> pd.DataFrame:
+    """Shares of the profiles, on the step times that belong to the stated rates.
+
+    A profile's own step was measured at another moment; on one scale with another it would mislead.
+    """
+    r = recommendation
+    before = {name: share * 1e3 * units_per_batch / r.baseline_units_per_s for name, share in r.shares_before.items()}
+    after = {name: share * 1e3 * units_per_batch / r.units_per_s for name, share in r.shares_after.items()}
+    steps = [(TODAY, before)]
+    if after and not r.candidate.is_baseline:
+        steps.append((RECOMMENDED, after))
+    return pd.DataFrame([row for label, step in steps for row in _rows(label, step)], columns=list(COLUMNS))
 
 
 def mean_step_ms(starts: Sequence[TrialResult]) -> dict[str, float]:

@@ -23,6 +23,8 @@ HARMFUL = -0.09
 USUAL_INTERACTION = 0.06
 """Part of a joint bound that choices without a gain of their own realise in company."""
 MIN_GROUP = 3
+CURE = 0.3
+"""Part of its bound that a strategy must usually realise to be part of a recipe."""
 HOPE = 0.35
 """Part of its bound that a choice may realise which was never measured because memory ran out."""
 UNLIKELY = 0.15
@@ -131,11 +133,18 @@ class Proposals:
     # --- several at once ----------------------------------------------------------------------
 
     def recipe(self, finding: Finding) -> Proposal | None:
-        """The first good choice of every strategy that a finding calls for, at once."""
+        """The first good choice of every strategy that usually cures what was found, at once.
+
+        With them go the strategies that share a resource with one of them.
+        """
+        cures = [name for name in finding.strategies if self._realisation_of(name) >= CURE]
+        partners = {name for row in TOGETHER if set(row.strategies) & set(cures) for name in row.strategies}
         moves: list[Move] = []
         for name in finding.strategies:
             legal = [move for move in self._space.moves if move.strategy == name]
             if not legal or name in self._incumbent.choices or self._expensive(legal[0]):
+                continue
+            if name not in cures and name not in partners:
                 continue
             good = (m for m in legal if self._knowledge.bound(m, self._incumbent) > self._knowledge.threshold)
             first = next(good, None)
@@ -255,6 +264,11 @@ class Proposals:
 
     def _realisation(self, name: str) -> float:
         return self._priors.realisation.get(name, self._space.strategy(name).usual_realisation)
+
+    def _realisation_of(self, name: str) -> float:
+        """0 for a strategy that this space does not have."""
+        known = any(strategy.name == name for strategy in self._space.strategies)
+        return self._realisation(name) if known else 0.0
 
     def _expensive(self, move: Move) -> bool:
         return self._space.strategy(move.strategy).trial_cost_s > EXPENSIVE_S

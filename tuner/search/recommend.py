@@ -23,6 +23,7 @@ from tuner.records import (
 )
 from tuner.search.confirmation import Finalist
 from tuner.search.designer import Designer
+from tuner.search.effects import Difference
 from tuner.strategies.composition import environment_variables
 
 NUM_ALTERNATIVES = 3
@@ -130,15 +131,14 @@ def _bottleneck(situation: Situation | None) -> str:
 
 
 def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
-    """Every change with its own gain: what the candidate would lose without it, by all trials."""
+    """Every change with its own gain, by all trials of the search."""
     parts = []
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
     for name, choice in candidate.choices.items():
         if designer.reference.choices.get(name) == choice:
             continue
-        without = designer.space.combine(candidate.with_choice(name, {}), []) or designer.reference
-        own = designer.knowledge.difference(candidate, without)
         decision = next((d for d in accepted if Move(strategy=name, choice=choice) in d.moves), None)
+        own = _own_gain(designer, name, [candidate, *(d.candidate for d in accepted if d.candidate is not None)])
         strategy = designer.space.strategy(name)
         parts.append(
             Part(
@@ -152,6 +152,17 @@ def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
             )
         )
     return tuple(sorted(parts, key=lambda part: -part.gain))
+
+
+def _own_gain(designer: Designer, name: str, candidates: Sequence[Candidate]) -> Difference:
+    """Of one change: the best known difference between a candidate that has it and the same without it."""
+    final = candidates[0]
+    differences = []
+    for candidate in candidates:
+        if candidate.choices.get(name) == final.choices[name]:
+            without = designer.space.combine(candidate.with_choice(name, {}), []) or designer.reference
+            differences.append(designer.knowledge.difference(candidate, without))
+    return min(differences, key=lambda difference: difference.sd)
 
 
 def _guard(results: Sequence[TrialResult]) -> GuardVerdict | None:

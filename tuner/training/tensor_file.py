@@ -10,6 +10,7 @@ Layout: magic (8 bytes), header length (8 bytes, little endian), header (JSON), 
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,19 +73,24 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     Raises:
         ValueError: The file is not of this format.
     """
-    import torch
-
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError(f"{path} is not a tensor file: it does not begin with {MAGIC!r}")
         length = int.from_bytes(file.read(8), "little")
         header = msgspec.json.decode(file.read(length), type=_Header)
-    start = _align(len(MAGIC) + 8 + length)
-    size = path.stat().st_size
-    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0)
-    tensors = {}
-    for name, entry in header.tensors.items():
-        dtype = getattr(torch, entry.dtype)
-        piece = data[start + entry.offset : start + entry.offset + entry.nbytes]
-        tensors[name] = piece.view(dtype).view(entry.shape) if entry.nbytes else torch.empty(entry.shape, dtype=dtype)
-    return tensors, header.metadata
+        start = _align(len(MAGIC) + 8 + length)
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return {name: _view(mapping, start, entry) for name, entry in header.tensors.items()}, header.metadata
+
+
+def _view(mapping: mmap.mmap, start: int, entry: _Entry) -> torch.Tensor:
+    """A tensor over its piece of the mapping, with a storage of its own: tensors that share one storage
+    look like aliases of each other to torch.compile.
+    """
+    import torch
+
+    dtype = getattr(torch, entry.dtype)
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    count = entry.nbytes // torch.empty(0, dtype=dtype).element_size()
+    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=start + entry.offset).view(entry.shape)

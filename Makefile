@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 JOBS ?= 2
 
-.PHONY: install demo test check format bench soak gpu-test clean
+.PHONY: install demo test check format bench soak gpu-test wheelhouse offline-install clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
@@ -47,6 +47,17 @@ soak: install
 
 gpu-test: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# Wheels for a host without network that has PyTorch for Python 3.12 already.
+PLATFORMS := $(foreach tag,2_28 2_27 2_17,--platform manylinux_$(tag)_x86_64) --platform manylinux2014_x86_64
+wheelhouse: install
+	rm -rf .wheelhouse
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		$(PLATFORMS) --constraint constraints.txt --dest .wheelhouse --requirement wheelhouse.txt
+
+# On that host, into its own interpreter: never touches its torch, triton or numpy.
+offline-install:
+	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --requirement wheelhouse.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -23,6 +23,7 @@ from tuner.records import (
     BASELINE,
     Candidate,
     Decision,
+    FailureKind,
     Finding,
     Numerics,
     Purpose,
@@ -270,6 +271,13 @@ class StudyDriver:
         return results
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
+        """With the findings of its profile; an error of the workload under a candidate is the candidate's,
+        because the reference ran.
+        """
+        failure = result.failure
+        if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
+            failure = msgspec.structs.replace(failure, kind=FailureKind.UNSUPPORTED)
+            result = msgspec.structs.replace(result, failure=failure)
         if not result.breakdowns:
             return result
         situation = Situation(

@@ -43,6 +43,11 @@ SEED_SPREADS = 5.0
 SAMPLED_ELEMENTS = 512
 MAX_REPEATS = 20
 """Times that a step which the loss scaler skipped is repeated."""
+FLOOR_ROUNDOFFS = 4.0
+FLOOR = 1e-6
+"""A few units in the last place of the FP32 figures that are compared."""
+COSINE_ROUNDOFF = 1e-13
+"""Below this, one less a cosine of equal vectors is the rounding of its own arithmetic."""
 MIN_PROGRESS = 0.9
 """Share of the reference's fall in loss that a lossy candidate must reach."""
 
@@ -226,7 +231,8 @@ def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor])
     second = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in reference.values()))
     if first == 0 or second == 0:
         return 0.0 if first == second else 1.0
-    return max(0.0, 1.0 - dot / (first * second))
+    turned = 1.0 - dot / (first * second)
+    return turned if turned > COSINE_ROUNDOFF else 0.0
 
 
 def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
@@ -286,7 +292,7 @@ def _check_pointwise(
 ) -> list[GuardCheck]:
     found = deviations(curve, update, reference.curve, reference_update)
     allowed = reference.repetition if exact else _rounding(reference, unit_roundoff)
-    floor = 0.0 if exact else 16 * unit_roundoff
+    floor = 0.0 if exact else max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
     pairs = {
         "loss": (found.loss, allowed.loss),
         "gradient norm": (found.gradient_norm, allowed.gradient_norm),

@@ -26,7 +26,6 @@ from tuner.profiling.categories import (
     classify_copy,
     classify_kernel,
     classify_operator,
-    is_communication,
 )
 from tuner.profiling.intervals import Ints, cover, union_length
 from tuner.profiling.steps import StepWindows, find_steps
@@ -170,11 +169,15 @@ def _cpu_breakdown(trace: Trace, steps: StepWindows) -> tuple[dict[str, int], di
     totals = dict.fromkeys((c.value for c in Category), 0)
     cursor = low
     stack: list[tuple[int, Category]] = []
+    host_time: list[tuple[int, int]] = []
 
     def advance(to: int) -> None:
         nonlocal cursor
         if to > cursor:
-            totals[(stack[-1][1] if stack else Category.HOST).value] += to - cursor
+            category = stack[-1][1] if stack else Category.HOST
+            totals[category.value] += to - cursor
+            if category is Category.HOST:
+                host_time.append((cursor, to))
             cursor = to
 
     for index in on_thread.tolist():
@@ -194,7 +197,7 @@ def _cpu_breakdown(trace: Trace, steps: StepWindows) -> tuple[dict[str, int], di
         stack.pop()
     advance(high)
     quality = CaptureQuality(num_events=len(trace), num_steps=len(steps.windows))
-    return _with_waits(trace, steps, totals), {}, quality
+    return _with_waits(trace, steps, totals, np.array(host_time, dtype=np.int64).reshape(-1, 2)), {}, quality
 
 
 def _cpu_classes(trace: Trace) -> list[Category | None]:
@@ -214,21 +217,22 @@ def _cpu_classes(trace: Trace) -> list[Category | None]:
     return classes
 
 
-def _with_waits(trace: Trace, steps: StepWindows, totals: dict[str, int]) -> dict[str, int]:
-    """Host time in which another thread's collective was running counts as exposed communication."""
+def _with_waits(trace: Trace, steps: StepWindows, totals: dict[str, int], host_time: Ints) -> dict[str, int]:
+    """Host time in which another thread's collective was running counts as exposed communication.
+
+    Time inside operators that only dispatch others (autograd's) stays the host's.
+    """
     collectives = trace.matching(r"^(gloo|nccl):", Kind.ANNOTATION, Kind.OPERATOR)
     if len(collectives) == 0:
         return totals
-    low, high = steps.span
-    busy = trace.indices(Kind.OPERATOR)
-    busy = busy[(trace.thread[busy] == steps.thread)]
-    named = np.array([n != "" and not is_communication(n) for n in trace.names])
-    busy = busy[named[trace.name[busy]]]
-    starts, ends, owner = cover(
-        (low, high), [(trace.start[busy], trace.end[busy]), (trace.start[collectives], trace.end[collectives])]
-    )
-    exposed = int((ends - starts)[owner == 1].sum())
-    moved = min(exposed, totals[Category.HOST.value])
+    operators = trace.indices(Kind.OPERATOR)
+    operators = operators[trace.thread[operators] == steps.thread]
+    busy = (trace.start[operators], trace.end[operators])
+    waits = (trace.start[collectives], trace.end[collectives])
+    starts, ends, owner = cover(steps.span, [busy, waits])
+    starts, ends = starts[owner == 1], ends[owner == 1]
+    joint = union_length(np.concatenate([starts, host_time[:, 0]]), np.concatenate([ends, host_time[:, 1]]))
+    moved = int((ends - starts).sum() + (host_time[:, 1] - host_time[:, 0]).sum()) - joint
     return {
         **totals,
         Category.HOST.value: totals[Category.HOST.value] - moved,
@@ -267,7 +271,7 @@ def _device_breakdown(
     for start, end in zip(starts[owner == -1].tolist(), ends[owner == -1].tolist(), strict=True):
         for category, length in _gap(trace, work, launches, blame, latency, start, end):
             totals[category.value] += length
-    overlapped = _overlapped(trace, members)
+    overlapped = _overlapped(trace, span, members)
     return totals, overlapped, _device_quality(trace, steps, work, launches)
 
 
@@ -377,18 +381,19 @@ class _Blame:
         return self._covers[thread]
 
 
-def _overlapped(trace: Trace, members: dict[Category, Ints]) -> dict[str, int]:
+def _overlapped(trace: Trace, span: tuple[int, int], members: dict[Category, Ints]) -> dict[str, int]:
     """Communication and copies that run while compute does: reported beside the sum."""
+
+    def length(*groups: Ints) -> int:
+        chosen = np.concatenate(groups)
+        return union_length(np.clip(trace.start[chosen], *span), np.clip(trace.end[chosen], *span))
+
     compute = np.concatenate([members[c] for c in (*COMPUTE, Category.OPTIMIZER)])
     result = {}
     for category in (Category.COMMUNICATION, Category.COPY_H2D, Category.COPY_D2H):
         own = members[category]
         if len(own):
-            both = union_length(trace.start[own], trace.end[own]) + union_length(
-                trace.start[compute], trace.end[compute]
-            )
-            joint = np.concatenate([own, compute])
-            result[category.value] = both - union_length(trace.start[joint], trace.end[joint])
+            result[category.value] = length(own) + length(compute) - length(own, compute)
     return result
 
 

@@ -229,20 +229,29 @@ _OPERATOR_RULES = _rules(
 )
 
 _KERNEL_RULES = _rules(
-    (Category.ATTENTION, r"flash|fmha|attention|cudnn_generated_fort_native_sdpa|fused_attn"),
+    # Inductor names a fused kernel after everything it fuses ("triton_poi_fused_addmm_relu_3" adds a bias):
+    # the kind of kernel comes first.
+    (Category.NORMALISATION, r"^triton_(poi|red|per)_.*(layer|batch|group|rms)_?norm"),
+    (Category.ELEMENTWISE, r"^triton_poi_"),
+    (Category.REDUCTION, r"^triton_(red|per)_"),
+    (
+        Category.ATTENTION,
+        r"flash|fmha|attention|cudnn_generated_fort_native_sdpa|fused_attn|cudnn::fusion::compute_dot_do_o",
+    ),
     (
         Category.NORMALISATION,
-        r"layer_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|rms_?norm|triton_per_.*native_(layer|group)_norm",
+        r"layer_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|rms_?norm|GammaBetaBackward",
     ),
     (
         Category.MATMUL,
-        r"gemm|gemv|cutlass|sgemm|hgemm|wgmma|conv|winograd|xmma|implicit_con|nvjet|cublas|dot_kernel|triton_.*mm|"
-        r"_sm\d+_.*tensor|Cijk_|splitK|cudnn::cnn|dgrad|wgrad",
+        r"(?<!fb)gemm|gemv|cutlass|wgmma|conv(?!ert)|winograd|xmma|implicit_con|nvjet|cublas|dot_kernel|triton_.*mm|"
+        r"_sm\d+_.*tensor|Cijk_|splitK|[sh]cudnn_|cudnn::cnn|dgrad|wgrad",
     ),
-    (Category.REDUCTION, r"reduce|softmax|nll_loss|cross_entropy|triton_(red|per)_|cumsum|scan|pool|norm_kernel"),
+    (Category.REDUCTION, r"reduce|softmax|nll_loss|cross_entropy|cumsum|scan|pool|norm_kernel"),
     (
         Category.ELEMENTWISE,
-        r"elementwise|triton_poi_|copy|fill|dropout|CatArray|gelu|relu|multi_tensor_apply|vectorized|pointwise|cast|nchwToNhwc|nhwcToNchw",
+        r"elementwise|copy|fill|dropout|CatArray|gelu|relu|multi_tensor_apply|vectorized|pointwise|cast|"
+        r"nchwToNhwc|nhwcToNchw",
     ),
 )
 

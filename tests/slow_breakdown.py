@@ -1,0 +1,207 @@
+"""The definition of a breakdown, written as slowly and plainly as it reads.
+
+Works on the events of a trace file, not on the product's columns; time is cut at every boundary of
+every event, and each piece is asked for its category. Only the name tables are the product's.
+"""
+
+import gzip
+import json
+import re
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.profiling import breakdown as product
+from tuner.profiling.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel, classify_operator
+
+HOST_KINDS = ("cpu_op", "operator", "user_annotation")
+RUNTIME_KINDS = ("cuda_runtime", "cuda_driver", "runtime")
+KERNEL_KINDS = ("kernel",)
+COPY_KINDS = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+_kernel_category = cache(classify_kernel)
+STICKY = (Category.OPTIMIZER, Category.DATA_WAIT, Category.EPOCH_RESTART)
+
+
+@dataclass(frozen=True)
+class Span:
+    kind: str
+    name: str
+    start: int
+    end: int
+    thread: tuple[str, str]
+    correlation: int
+    device: int
+
+    def covers(self, start: int, end: int) -> bool:
+        return self.start <= start and end <= self.end and self.end > self.start
+
+
+def read_spans(path: Path) -> list[Span]:
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return [_span(e) for e in json.loads(text, parse_float=Decimal)["traceEvents"] if e.get("ph") == "X"]
+
+
+def _span(event: dict[str, Any]) -> Span:
+    args = event.get("args") or {}
+    start = int(Decimal(event["ts"]) * 1000)
+    return Span(
+        kind=str(event.get("cat", "")).lower(),
+        name=event["name"],
+        start=start,
+        end=start + int(Decimal(event.get("dur", 0)) * 1000),
+        thread=(str(event["pid"]), str(event["tid"])),
+        correlation=int(args.get("correlation", -1)),
+        device=int(args.get("device", 0)),
+    )
+
+
+def _of(spans: list[Span], kinds: tuple[str, ...], pattern: str = "") -> list[Span]:
+    return [s for s in spans if s.kind in kinds and _found(pattern, s.name)]
+
+
+@cache
+def _found(pattern: str, name: str) -> bool:
+    return re.search(pattern, name) is not None
+
+
+def _stretch(spans: list[Span]) -> tuple[int, int, tuple[str, str]]:
+    """From the first marked step to the end of the last and of all device work launched in any."""
+    marks = sorted(_of(spans, HOST_KINDS, r"^ProfilerStep#\d+$"), key=lambda s: (s.start, -s.end))
+    thread = marks[0].thread
+    marks = [m for m in marks if m.thread == thread]
+    calls = _calls(spans)
+    ends = [m.end for m in marks]
+    for work in _of(spans, KERNEL_KINDS + COPY_KINDS):
+        call = calls.get(work.correlation)
+        if call and any(m.start <= call.start < m.end for m in marks):
+            ends.append(work.end)
+    return marks[0].start, max(ends), thread
+
+
+def _calls(spans: list[Span]) -> dict[int, Span]:
+    calls = sorted(_of(spans, RUNTIME_KINDS), key=lambda s: (s.start, -s.end))
+    return {call.correlation: call for call in calls if call.correlation >= 0}
+
+
+def device_breakdown(spans: list[Span], device: int) -> Counter[str]:
+    low, high, main = _stretch(spans)
+    calls = _calls(spans)
+    work = [s for s in _of(spans, KERNEL_KINDS + COPY_KINDS) if s.device == device]
+    work = sorted((s for s in work if s.end > low and s.start < high), key=lambda s: (s.start, -s.end))
+    optimizer = _of(spans, HOST_KINDS, product.OPTIMIZER)
+    classes = {id(s): _device_category(s, calls, optimizer) for s in work}
+    delays = [s.start - calls[s.correlation].start for s in work if s.correlation in calls]
+    delays = [d for d in delays if d > 0]
+    latency = int(np.clip(np.quantile(delays, 0.25), 5000, 30_000)) if delays else 10_000
+    blame = _host_reasons(spans)
+    work = [s for s in work if s.end > s.start]  # what took no time ends no gap
+    changes = sorted([(s.start, 1, s) for s in work] + [(s.end, -1, s) for s in work], key=lambda c: (c[0], c[1]))
+    edges = sorted({low, high, *(min(max(c[0], low), high) for c in changes)})
+    starts = [s.start for s in work]
+    totals: Counter[str] = Counter()
+    active: Counter[Category] = Counter()
+    position = 0
+    gap_start = None
+    for start, end in pairwise(edges):
+        while position < len(changes) and changes[position][0] <= start:
+            _, change, span = changes[position]
+            active[classes[id(span)]] += change
+            position += 1
+        running = [category for category, count in active.items() if count > 0]
+        if running:
+            totals[min(running, key=lambda c: PRIORITY[c])] += end - start
+            gap_start = None
+            continue
+        gap_start = start if gap_start is None else gap_start
+        following = bisect_left(starts, end)
+        next_work = work[following] if following < len(work) else None
+        _share_gap(totals, blame, calls, latency, gap_start, start, end, next_work, main)
+    return totals
+
+
+def _share_gap(totals, blame, calls, latency, gap_start, start, end, next_work, main) -> None:
+    """One idle piece, up to the work that ends it."""
+    call = calls.get(next_work.correlation) if next_work else None
+    if next_work and not call:
+        totals[Category.UNKNOWN] += end - start
+        return
+    cut = max(call.start, gap_start) if call else end
+    thread = call.thread if call else main
+    reasons = blame.get(thread, [])
+    edges = {start, end, cut, cut + latency} | {edge for _, s in reasons for edge in (s.start, s.end)}
+    for a, b in pairwise(sorted(e for e in edges if start <= e <= end)):
+        if a < cut:
+            found = [category for category, s in reasons if s.covers(a, b)]
+            totals[found[0] if found else Category.HOST] += b - a
+        else:
+            totals[Category.LAUNCH_LATENCY if a < cut + latency else Category.QUEUED] += b - a
+
+
+def _device_category(span: Span, calls: dict[int, Span], optimizer: list[Span]) -> Category:
+    category = classify_copy(span.name) if span.kind in COPY_KINDS else _kernel_category(span.name)
+    call = calls.get(span.correlation)
+    if category in COMPUTE and call:
+        for around in optimizer:
+            if around.thread == call.thread and around.start <= call.start < around.end:
+                return Category.OPTIMIZER
+    return category
+
+
+def _host_reasons(spans: list[Span]) -> dict[tuple[str, str], list[tuple[Category, Span]]]:
+    """Per thread what may be blamed for a gap, the first to win first."""
+    ordered = [
+        *((Category.EPOCH_RESTART, s) for s in _of(spans, HOST_KINDS, product.RESTART)),
+        *((Category.DATA_WAIT, s) for s in _of(spans, HOST_KINDS, product.LOADER)),
+        *((Category.SYNCHRONISATION, s) for s in _of(spans, RUNTIME_KINDS, product.SYNC_CALLS)),
+        *((Category.SYNCHRONISATION, s) for s in _of(spans, HOST_KINDS, product.BLOCKING_OPERATORS)),
+        *((Category.ALLOCATION, s) for s in _of(spans, RUNTIME_KINDS, product.ALLOCATION_CALLS)),
+        *((Category.OPTIMIZER_HOST, s) for s in _of(spans, HOST_KINDS, product.OPTIMIZER)),
+    ]
+    threads: dict[tuple[str, str], list[tuple[Category, Span]]] = {}
+    for category, span in ordered:
+        threads.setdefault(span.thread, []).append((category, span))
+    return threads
+
+
+def cpu_breakdown(spans: list[Span]) -> Counter[str]:
+    """For operators that nest: the innermost one that says what it is; what the loader and the optimizer
+    contain is theirs; host time under another thread's collective is communication.
+    """
+    low, high, thread = _stretch(spans)
+    host = _of(spans, HOST_KINDS)
+    own = sorted((s for s in host if s.thread == thread), key=lambda s: (s.start, -s.end))
+    collectives = [s for s in host if re.search(r"^(gloo|nccl):", s.name)]
+    edges = sorted({low, high, *(min(max(e, low), high) for s in host for e in (s.start, s.end))})
+    totals: Counter[str] = Counter()
+    for start, end in pairwise(edges):
+        category = Category.HOST
+        operators = [s for s in own if s.covers(start, end)]
+        for span in operators:
+            found = _cpu_category(span.name)
+            if found is not None and category not in STICKY:
+                category = found
+        dispatching = any(s.kind != "user_annotation" for s in operators)
+        if category == Category.HOST and not dispatching and any(c.covers(start, end) for c in collectives):
+            category = Category.COMMUNICATION
+        totals[category] += end - start
+    return totals
+
+
+def _cpu_category(name: str) -> Category | None:
+    if re.search(product.LOADER, name):
+        return Category.DATA_WAIT
+    if re.search(product.RESTART, name):
+        return Category.EPOCH_RESTART
+    if re.search(product.OPTIMIZER, name):
+        return Category.OPTIMIZER
+    if name.startswith("ProfilerStep#"):
+        return Category.HOST
+    return classify_operator(name) or (Category.OTHER_COMPUTE if name.startswith("aten::") else None)

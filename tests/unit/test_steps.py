@@ -1,0 +1,108 @@
+"""Step windows, adjusted to the device."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_events import OTHER, event, kernel, launched, note, operator, runtime, step, trace_of
+from traces import needs_traces, trace_file
+
+from tuner.profiling.steps import find_steps
+from tuner.profiling.trace import read_trace
+
+
+def windows(directory: Path, events: list) -> list[tuple[float, float]]:
+    """In microseconds after the first event."""
+    return [(start / 1000, end / 1000) for start, end in find_steps(trace_of(directory, events)).windows]
+
+
+class TestCpu:
+    def test_windows_begin_with_the_first_step_and_reach_to_the_next(self, tmp_path: Path) -> None:
+        """The time between two annotations belongs to the earlier step: windows tile."""
+        events = [
+            operator("before", 0, 5),
+            step(3, 10, 20),
+            step(4, 22, 30),
+            step(5, 31, 45),
+            operator("after", 50, 60),
+        ]
+        assert windows(tmp_path, events) == [(10, 22), (22, 31), (31, 45)]
+
+    def test_a_partial_last_step_ends_where_its_annotation_does(self, tmp_path: Path) -> None:
+        assert windows(tmp_path, [step(0, 0, 10), step(1, 10, 11)]) == [(0, 10), (10, 11)]
+
+    def test_without_annotations_there_is_one_window_over_everything(self, tmp_path: Path) -> None:
+        assert windows(tmp_path, [operator("a", 3, 5), operator("b", 7, 13)]) == [(0, 10)]
+
+    def test_names_that_only_resemble_a_step_are_none(self, tmp_path: Path) -> None:
+        events = [note("ProfilerStep#", 0, 50), note("my ProfilerStep#1", 0, 50), step(7, 10, 20)]
+        assert windows(tmp_path, events) == [(10, 20)]
+
+    def test_steps_of_another_thread_are_not_mixed_in(self, tmp_path: Path) -> None:
+        other = event("user_annotation", "ProfilerStep#0", 5, 95, OTHER)
+        assert windows(tmp_path, [step(0, 0, 10), other, step(1, 10, 20)]) == [(0, 10), (10, 20)]
+
+    def test_old_traces_mark_steps_as_operators(self, tmp_path: Path) -> None:
+        events = [event("Operator", "ProfilerStep#1", 0, 10), event("Operator", "ProfilerStep#2", 10, 30)]
+        assert windows(tmp_path, events) == [(0, 10), (10, 30)]
+
+
+class TestDevice:
+    def test_a_step_lasts_until_its_own_device_work_has_ended(self, tmp_path: Path) -> None:
+        """The host runs ahead: the CPU's part of step 0 ends at 10, its kernel at 25."""
+        events = [
+            step(0, 0, 10),
+            *launched("k", 5, 8, 25, 1),
+            step(1, 10, 20),
+            *launched("k", 15, 25, 40, 2),
+        ]
+        assert windows(tmp_path, events) == [(0, 25), (25, 40)]
+
+    def test_work_launched_from_another_thread_belongs_to_the_step(self, tmp_path: Path) -> None:
+        """Autograd launches the backward pass from a thread of its own."""
+        events = [step(0, 0, 10), *launched("backward", 5, 8, 30, 1, thread=OTHER)]
+        assert windows(tmp_path, events) == [(0, 30)]
+
+    def test_work_launched_outside_any_step_moves_no_boundary(self, tmp_path: Path) -> None:
+        events = [
+            *launched("warm-up", 0, 2, 500, 1),
+            step(0, 10, 20),
+            *launched("k", 12, 13, 18, 2),
+            *launched("later", 25, 26, 900, 3),
+        ]
+        assert windows(tmp_path, events) == [(10, 20)]
+
+    def test_work_without_a_launch_moves_no_boundary(self, tmp_path: Path) -> None:
+        assert windows(tmp_path, [step(0, 0, 10), kernel("k", 5, 99, 1)]) == [(0, 10)]
+
+    def test_a_replayed_graph_belongs_to_the_step_that_replayed_it(self, tmp_path: Path) -> None:
+        events = [step(0, 0, 10), runtime("cudaGraphLaunch", 1, 2, 9)]
+        events += [kernel("k", 20 + 10 * number, 28 + 10 * number, 9) for number in range(3)]
+        assert windows(tmp_path, events) == [(0, 48)]
+
+    @given(st.data())
+    def test_windows_tile_whatever_the_trace(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        events = []
+        for number in range(data.draw(st.integers(1, 4))):
+            start = data.draw(st.integers(0, 100))
+            events.append(step(number, start, start + data.draw(st.integers(0, 60))))
+        for number in range(data.draw(st.integers(0, 6))):
+            call = data.draw(st.integers(0, 150))
+            begin = call + data.draw(st.integers(0, 50))
+            events += launched("k", call, begin, begin + data.draw(st.integers(0, 50)), number)
+        found = find_steps(trace_of(tmp_path_factory.getbasetemp(), events)).windows
+        assert all(start <= end for start, end in found)
+        assert all(first[1] == second[0] for first, second in pairwise(found))
+
+
+@needs_traces
+def test_a_graph_s_steps_last_as_long_as_the_device_needs() -> None:
+    """The annotations of the graph capture are 0.8 ms apart, its steps take 8.9 ms without the profiler."""
+    steps = find_steps(read_trace(trace_file("h200_resnet50_cuda_graph"))).windows
+    assert len(steps) == 5
+    for start, end in steps[1:]:
+        assert 8.8e6 < end - start < 9.4e6

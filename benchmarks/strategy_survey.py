@@ -11,66 +11,39 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
+import sys
 import time
 from pathlib import Path
 
 import msgspec
+from engine import engine
+from stamp import stamp
 
 from tuner.estimates import log_ratio
-from tuner.records import BASELINE, Candidate, MeasureSettings, Numerics, Purpose, Study, StudySettings, new_id
-from tuner.search.space import Space
-from tuner.search.specs import SpecMaker, guard_protocol
-from tuner.trials.reference import ReferenceRequest
-from tuner.trials.runner import LocalRunner
-from tuner.workloads.reference import format_reference, parse_reference
+from tuner.records import BASELINE, Candidate, MeasureSettings, Numerics, Purpose, StudySettings
+
+STAMP = stamp(" ".join(["python", "benchmarks/strategy_survey.py", *sys.argv[1:]]))
 
 
-def survey(workload: str, settings: StudySettings, cap_s: float, deadline: float, sink) -> None:
-    reference = format_reference(parse_reference(workload))
-    with tempfile.TemporaryDirectory() as folder:
-        runner = LocalRunner(workload=reference, directory=Path(folder), device=settings.device or "")
-        try:
-            environment, facts = runner.describe(), runner.inspect()
-            space = Space(environment, facts, settings)
-            runner.make_reference(
-                ReferenceRequest(
-                    workload=reference,
-                    study_directory=folder,
-                    choices=space.complete(BASELINE),
-                    device=environment.hardware.device_kind,
-                    protocol=guard_protocol(
-                        facts, seconds=20, num_roundoffs=len(space.unit_roundoffs()), lossy=bool(settings.allow), seed=0
-                    ),
-                    unit_roundoffs=space.unit_roundoffs(),
-                )
-            )
-            study = Study(
-                study_id=new_id(), workload=reference, settings=settings, created_at="", directory=folder, facts=facts
-            )
-            specs = SpecMaker(study, space, BASELINE)
-            sink(
-                {"workload": workload, "environment": json.loads(_json(environment)), "facts": json.loads(_json(facts))}
-            )
-            for move in space.moves:
-                if time.monotonic() > deadline:
-                    sink({"workload": workload, "choice": move.label, "skipped": "out of time"})
-                    continue
-                candidate = space.combine(BASELINE, [move])
-                pair = [specs.spec(BASELINE, Purpose.COMPANION, 0), specs.spec(candidate, Purpose.EXPLORE, 0)]
-                began = time.monotonic()
-                base, result = runner.run(
-                    pair,
-                    [Purpose.COMPANION, Purpose.EXPLORE],
-                    MeasureSettings(cap_s=cap_s, max_rounds=20),
-                    new_id(),
-                    lambda progress: None,
-                )
-                sink(_row(workload, move.label, base, result, candidate, time.monotonic() - began))
-            for exclusion in space.excluded:
-                sink({"workload": workload, "choice": exclusion.move.label, "unsupported": exclusion.reason})
-        finally:
-            runner.close()
+def survey(workload: str, settings: StudySettings, cap: float, deadline: float, sink) -> None:
+    with engine(workload, settings) as ready:
+        space = ready.space
+        sink({"workload": workload, **STAMP, "environment": _plain(space.environment), "facts": _plain(space.workload)})
+        ready.make_reference()
+        measure = MeasureSettings(cap_s=cap, max_rounds=20)
+        for move in space.moves:
+            if time.monotonic() > deadline:
+                sink({"workload": workload, "choice": move.label, "skipped": "out of time"})
+                continue
+            candidate = space.combine(BASELINE, [move])
+            if candidate is None:
+                sink({"workload": workload, "choice": move.label, "unsupported": "not without another choice"})
+                continue
+            began = time.monotonic()
+            base, result = ready.run([BASELINE, candidate], [Purpose.COMPANION, Purpose.EXPLORE], measure)
+            sink(_row(workload, move.label, base, result, candidate, time.monotonic() - began))
+        for exclusion in space.excluded:
+            sink({"workload": workload, "choice": exclusion.move.label, "unsupported": exclusion.reason})
 
 
 def _row(workload: str, label: str, base, result, candidate: Candidate, seconds: float) -> dict:
@@ -98,8 +71,8 @@ def _row(workload: str, label: str, base, result, candidate: Candidate, seconds:
     }
 
 
-def _json(record) -> bytes:
-    return msgspec.json.encode(record)
+def _plain(record) -> dict:
+    return msgspec.to_builtins(record)
 
 
 def main() -> None:

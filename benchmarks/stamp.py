@@ -1,0 +1,74 @@
+"""What every published figure carries: command, date, code, hardware, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tuner import __version__
+from tuner.records import Environment
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("torch", "numpy", "scipy", "optuna", "msgspec", "transformers")
+
+
+def stamp(command: str, code: Sequence[str] = ("tuner", "benchmarks")) -> dict:
+    """The stamp of a result.
+
+    Args:
+        command: What gives these figures again.
+        code: Paths that the figures depend on; their last commit is named.
+    """
+    return {
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "code": _code_version(code),
+        "versions": {"steptune": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def hardware(environment: Environment) -> dict:
+    """Names and numbers of the machine; never its own name or address."""
+    return {
+        "cpu": environment.hardware.cpu_name,
+        "cores": environment.hardware.num_cores,
+        "memory_gib": round(environment.hardware.memory_bytes / 2**30),
+        "devices": [device.name for device in environment.hardware.devices],
+        "load_1min": round(os.getloadavg()[0], 1),
+        "machine": "shared",
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _code_version(paths: Sequence[str]) -> str | None:
+    """None outside a repository."""
+    try:
+        commit = _git("log", "-1", "--format=%h", "--", *paths)
+        return f"{commit} with changes" if _git("status", "--porcelain", "--", *paths) else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def peak_memory_bytes() -> int:
+    """Peak resident memory of this process (ru_maxrss is in KiB on Linux)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -89,7 +89,7 @@ class Space:
         return numerics_of(candidate, self.workload, self.strategies)
 
     def unit_roundoff(self, candidate: Candidate) -> float:
-        return unit_roundoff_of(candidate, self.workload, self.strategies)
+        return unit_roundoff_of(candidate, self.environment, self.workload, self.strategies)
 
     def unit_roundoffs(self) -> tuple[float, ...]:
         """Of all arithmetics that a candidate of this space may compute with, finest first."""
@@ -119,8 +119,11 @@ class Space:
         return min(1.0, sum(self.bound(move, situation) for move in moves))
 
     def memory_ladder(self) -> list[Candidate]:
-        """Candidates that need less memory, the least intrusive first; for a baseline that does not fit."""
-        saving = [m for m in self.moves if self.strategy(m.strategy).memory]
+        """Candidates that need less memory and lose nothing, the least intrusive first.
+
+        One of them becomes the reference where the baseline does not fit.
+        """
+        saving = [m for m in self.moves if self.strategy(m.strategy).memory and not self._needs_consent(m)]
         by_strategy: dict[str, list[Move]] = {}
         for move in saving:
             by_strategy.setdefault(move.strategy, []).append(move)
@@ -130,6 +133,9 @@ class Space:
             pairs = ((m, n) for n in by_strategy[second] for m in by_strategy[first])
             ladder.extend(self.combine(Candidate(), pair) for pair in pairs)
         return [candidate for candidate in ladder if candidate is not None and not candidate.is_baseline]
+
+    def _needs_consent(self, move: Move) -> bool:
+        return self.numerics(Candidate(choices={move.strategy: move.choice})).needs_consent
 
 
 def check_names(names: Iterable[str], strategies: Sequence[Strategy] = STRATEGIES) -> None:

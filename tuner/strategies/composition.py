@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFacts
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
+from tuner.strategies.base import TF32_ROUNDOFF
 
 if TYPE_CHECKING:
     from tuner.training.plan import Plan
@@ -149,8 +150,17 @@ def numerics_of(candidate: Candidate, workload: WorkloadFacts, strategies: Seque
 
 
 def unit_roundoff_of(
-    candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES
+    candidate: Candidate,
+    environment: Environment,
+    workload: WorkloadFacts,
+    strategies: Sequence[Strategy] = STRATEGIES,
 ) -> float:
-    """Of the coarsest arithmetic that a candidate computes with, the baseline's own included."""
+    """Of the coarsest arithmetic that a candidate computes with, the baseline's own included.
+
+    FP32 convolutions on CUDA use TF32 unless told otherwise:
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+    """
     complete = complete_choices(candidate, workload, strategies)
-    return max(strategy.unit_roundoff(complete[strategy.name]) for strategy in strategies)
+    convolves = any("Conv" in name and name != "Conv1D" for name in workload.model.module_types)
+    default = TF32_ROUNDOFF if environment.hardware.device_kind == "cuda" and convolves else 0.0
+    return max(default, *(strategy.unit_roundoff(complete[strategy.name]) for strategy in strategies))

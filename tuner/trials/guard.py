@@ -11,10 +11,10 @@ same step function that is measured:
    fallen about as far as the reference's.
 
 Tolerances are measured, not chosen: the reference is repeated with the same seed (what is not
-deterministic shows itself) and with its parameters disturbed by one unit roundoff of the arithmetic
-that a candidate computes with (what rounding does to this model shows itself). A candidate may differ
-by `FACTOR` times that. An `exact` candidate may differ by what repetition differs, usually nothing.
-NaN never passes.
+deterministic shows itself) and disturbed by one unit roundoff of the arithmetic that a candidate
+computes with (what rounding does to this model shows itself). A candidate may differ by `FACTOR` times
+that. An `exact` candidate may not differ at all where repetition gives the same bits; elsewhere it may
+differ as rounding at the baseline's own precision does. NaN never passes.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ class Tolerance(Record):
     update_norm: float
     update_direction: float
 
+    @property
+    def is_zero(self) -> bool:
+        return not any((*self.loss, *self.gradient_norm, self.update_norm, self.update_direction))
+
 
 class GuardReference(Record):
     """The reference of a study."""
@@ -94,6 +98,8 @@ class GuardReference(Record):
     curve: Curve
     repetition: Tolerance
     """Between runs of the same seed."""
+    bitwise: bool
+    """Runs of the same seed agree bit for bit: on a CPU, where they did. Accelerators add in any order."""
     rounding: dict[str, Tolerance]
     """By unit roundoff (as `float.hex`)."""
     seed_means: tuple[float, ...] = ()
@@ -291,8 +297,9 @@ def _check_pointwise(
     exact: bool,
 ) -> list[GuardCheck]:
     found = deviations(curve, update, reference.curve, reference_update)
-    allowed = reference.repetition if exact else _rounding(reference, unit_roundoff)
-    floor = 0.0 if exact else max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
+    bitwise = exact and reference.bitwise
+    allowed = reference.repetition if bitwise else _rounding(reference, unit_roundoff)
+    floor = 0.0 if bitwise else max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
     pairs = {
         "loss": (found.loss, allowed.loss),
         "gradient norm": (found.gradient_norm, allowed.gradient_norm),

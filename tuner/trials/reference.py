@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised, named_state
 from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.tensor_file import map_tensors, save_tensors
+from tuner.trials.disturbance import Disturbance
 from tuner.trials.guard import (
     Curve,
     GuardReference,
@@ -82,6 +84,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         protocol=request.protocol,
         curve=reference,
         repetition=repeated,
+        bitwise=request.device == "cpu" and repeated.is_zero,
         rounding=rounding,
         seed_means=runs.seed_means(reference),
         horizon_ends=runs.horizon_ends(),
@@ -109,8 +112,10 @@ class _Runs:
     ) -> tuple[Curve, dict[str, torch.Tensor]]:
         self._count += 1
         self._channel.send(TaskProgress(text=f"reference run {self._count}"))
-        self._restore(roundoff, disturbance)
-        return run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
+        disturb = Disturbance(roundoff, seed=1 + disturbance) if roundoff else None
+        self._restore(disturb)
+        with disturb.of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
+            return run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
 
     def seed_means(self, reference: Curve) -> tuple[float, ...]:
         """Mean loss of the curve part over seeds; empty for a model without randomness."""
@@ -136,21 +141,17 @@ class _Runs:
         ]
         return tuple(last_quarter(curve.horizon_losses) for curve in curves)
 
-    def _restore(self, roundoff: float, disturbance: int) -> None:
-        """The initial state, a fresh optimizer, and parameters disturbed by one unit roundoff."""
+    def _restore(self, disturb: Disturbance | None) -> None:
+        """The initial state and a fresh optimizer, with disturbed parameters where asked."""
         import torch
 
         state, _ = map_tensors(self._files.initial_state)
-        generator = torch.Generator().manual_seed(1 + disturbance)
         model = unwrapped(self._job.model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         with torch.no_grad():
             for name, tensor in named_state(model):
                 value = state[name]
-                if roundoff and id(tensor) in trainable and value.is_floating_point():
-                    noise = torch.rand(value.shape, generator=generator) * 2 - 1
-                    value = value * (1 + roundoff * noise)
-                tensor.copy_(value)
+                tensor.copy_(disturb(value) if disturb and id(tensor) in trainable else value)
         self._job.reload_masters()
         self._job.optimizer.state.clear()
         self._job.optimizer.load_state_dict(self._optimizer_state)

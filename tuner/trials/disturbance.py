@@ -1,0 +1,57 @@
+"""Disturbing a reference run by the rounding of an arithmetic, to see what rounding does to this model.
+
+Parameters alone do not show it: where a gradient is zero by symmetry (the bias of attention's keys, say),
+disturbed parameters keep the symmetry and rounding breaks it, which an optimizer that normalises its
+steps turns into full steps. So the output of every innermost module is disturbed too, and through it the
+gradient that flows back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tuner.training.structure import map_structure
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Disturbance:
+    """Relative noise, uniform within one unit roundoff, from a generator of its own.
+
+    The same seed disturbs in the same way, and the global generator (dropout, augmentation) is not touched.
+    """
+
+    def __init__(self, unit_roundoff: float, seed: int) -> None:
+        self._unit_roundoff = unit_roundoff
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, tensor: Any) -> Any:
+        """A disturbed copy of a floating-point tensor; anything else unchanged."""
+        import torch
+
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            return tensor
+        generator = self._generators.get(tensor.device)
+        if generator is None:
+            generator = self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(self._seed)
+        noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
+        return tensor * (1 + self._unit_roundoff * (2 * noise - 1)).to(tensor.dtype)
+
+    @contextmanager
+    def of_outputs(self, model: torch.nn.Module) -> Iterator[None]:
+        """While active, what every module without children returns is disturbed, forwards and backwards."""
+
+        def disturb(module: Any, arguments: Any, output: Any) -> Any:
+            return map_structure(self, output)
+
+        innermost = [module for module in model.modules() if next(module.children(), None) is None]
+        handles = [module.register_forward_hook(disturb) for module in innermost]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -62,7 +62,7 @@ def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_fina
         needed = (_quantile(count, num_finalists) + student_quantile(POWER, count - 1)) * error
         if needed <= effect:
             return count
-    return at_least if effect <= 0 else MAX_BLOCKS
+    return at_least if effect <= 0 else max(at_least, MAX_BLOCKS)
 
 
 def plan_blocks(reference: Candidate, finalists: Sequence[Candidate], count: int, seed: int) -> list[Block]:

@@ -162,6 +162,8 @@ class Designer:
         self._conclude()
 
     def _baseline(self) -> Story:
+        if not self.reference.is_baseline:
+            yield from self._what_does_not_fit()
         for start in range(BASELINE_STARTS):
             outcome = yield Suggestion(
                 candidate=self.reference,
@@ -178,6 +180,14 @@ class Designer:
         situation = self.knowledge.situation(self.reference)
         self.findings = diagnose(situation) if situation else ()
         self._record("baseline", "measured", f"{BASELINE_STARTS} starts", self.reference)
+
+    def _what_does_not_fit(self) -> Story:
+        reason = "what you run today, although it did not fit into memory when the reference was made"
+        outcome = yield Suggestion(candidate=BASELINE, purpose=Purpose.EXPLORE, stage="baseline", reason=reason)
+        if outcome.result.ok:
+            self._record("baseline", "measured", reason, BASELINE, outcomes=[outcome])
+        else:
+            self._record("baseline", "failed", why_not(outcome.result), BASELINE, outcomes=[outcome])
 
     def _past(self) -> Story:
         for winner in self._priors.past_winners:
@@ -227,8 +237,10 @@ class Designer:
                 self.knowledge.told(),
                 seed=self._seed + self.knowledge.num_trials,
                 known=set(self.knowledge.results),
+                base=self.incumbent,
             )
-            candidate = next((c for c in suggested if self._affordable(c)), None)
+            likely = (c for c in suggested if not self.knowledge.known_to_fail(c))
+            candidate = next((c for c in likely if self._affordable(c)), None)
             if candidate is None:
                 return
             moves = tuple(Move(strategy=s, choice=c) for s, c in candidate.choices.items())
@@ -403,7 +415,9 @@ def why_not(result: TrialResult) -> str:
         return f"{result.failure.kind.value} in {result.failure.phase.value}: {result.failure.message}"
     if result.guard is not None and not result.guard.passed:
         return result.guard.reason
-    return "no clean window could be measured"
+    reasons = [window.void for window in result.windows if window.void is not None]
+    because = f" ({reasons[-1]}): end them, or accept them with --foreign-load" if reasons else ""
+    return f"no clean window could be measured{because}"
 
 
 def _purpose(stage: str, number: int) -> Purpose:

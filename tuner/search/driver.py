@@ -36,7 +36,7 @@ from tuner.records import (
 )
 from tuner.search.confirmation import Block, Finalist, judge, num_blocks, plan_blocks
 from tuner.search.designer import Designer, why_not
-from tuner.search.knowledge import Outcome
+from tuner.search.knowledge import Outcome, Priors
 from tuner.search.ledger import Ledger
 from tuner.search.priors import gather_priors
 from tuner.search.recommend import recommend
@@ -61,7 +61,8 @@ class StudyView:
     """What a person who waits wants to know; the driver keeps it up to date."""
 
     budget_s: float
-    began_s: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    began_s: float = field(init=False)
     stage: str = "starting"
     current: str = ""
     activity: str = ""
@@ -74,9 +75,12 @@ class StudyView:
     findings: tuple[Finding, ...] = ()
     decisions: tuple[Decision, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.began_s = self.clock()
+
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.began_s
+        return self.clock() - self.began_s
 
 
 class StudyDriver:
@@ -86,6 +90,7 @@ class StudyDriver:
         store: Holds the study already.
         runner: For the study's workload and directory.
         on_change: Called with the view whenever it has changed.
+        clock: Seconds that only grow.
     """
 
     def __init__(
@@ -96,9 +101,10 @@ class StudyDriver:
         *,
         on_change: Callable[[StudyView], None] = lambda view: None,
         strategies: Sequence[Strategy] = STRATEGIES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.study = study
-        self.view = StudyView(budget_s=study.settings.budget_s, max_trials=study.settings.max_trials)
+        self.view = StudyView(budget_s=study.settings.budget_s, max_trials=study.settings.max_trials, clock=clock)
         self._store = store
         self._runner = runner
         self._on_change = on_change
@@ -157,19 +163,32 @@ class StudyDriver:
         self._check_budget(facts.sample_step_ns)
         reference = self._make_reference()
         self._specs = SpecMaker(self.study, self._space, reference)
-        left = self._left_s()
-        cap = max(MIN_CAP_S, SEARCH_SHARE * left / TRIALS_WANTED / 3)
+        # What trials took before a restart counts as it did then, so that the story ends where it would have.
+        search_s = SEARCH_SHARE * (self._left_s() + self._spent_before_s)
+        cap = max(MIN_CAP_S, search_s / TRIALS_WANTED / 3)
         self._measure = measure_settings(self.study.settings.measure, cap)
         self._designer = Designer(
             self._space,
-            budget_s=SEARCH_SHARE * left + self._spent_before_s,
+            budget_s=search_s,
             max_trials=self.study.settings.max_trials or MANY_TRIALS,
             seed=self.study.settings.seed,
-            priors=gather_priors(self._store, self._space),
+            priors=self._priors(),
             reference=reference,
         )
 
+    def _priors(self) -> Priors:
+        """What earlier studies had taught when this one began, noted then: a resumed study begins as it did."""
+        for event in self._store.events(self.study.study_id):
+            if event.kind == "priors":
+                return msgspec.convert(event.data, Priors)
+        priors = gather_priors(self._store, self._space)
+        self._store.add_event(self.study.study_id, "priors", msgspec.to_builtins(priors))
+        return priors
+
     def _check_budget(self, step_ns: int) -> None:
+        """A study that has measured something goes on to its answer, however little time is left."""
+        if self._ledger.num_trials:
+            return
         needed = STEPS_OF_A_TRIAL * step_ns / 1e9
         if self._left_s() < needed:
             raise BudgetError(
@@ -220,8 +239,6 @@ class StudyDriver:
     def _search(self) -> None:
         designer = self._designer
         assert designer is not None
-        if not designer.reference.is_baseline:
-            self._run_group([BASELINE], [Purpose.EXPLORE], 0)
         while (suggestion := designer.suggest()) is not None:
             self._say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
             result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
@@ -295,36 +312,68 @@ class StudyDriver:
         assert designer is not None
         settings = self.study.settings
         self._finalists = designer.finalists(settings.num_finalists)
+        # Fewer finalists rather than fewer blocks: an interval needs its replicates.
+        while len(self._finalists) > 1:
+            missing = settings.confirm_blocks - self._num_blocks_stored()
+            if missing * self._least_block_s() <= self._left_s():
+                break
+            self._finalists.pop()
         if not self._finalists:
             return
         knowledge = designer.knowledge
         best = knowledge.difference(self._finalists[0], designer.reference)
-        count = num_blocks(
+        wanted = num_blocks(
             at_least=settings.confirm_blocks,
             noise_sd=knowledge.model.noise_sd,
             expected_gain=best.ratio - 1,
             num_finalists=len(self._finalists),
         )
+        stored = self._num_blocks_stored()
+        affordable = stored + int(self._left_s() / self._least_block_s() + 1e-6)
+        count = max(settings.confirm_blocks, min(wanted, affordable))
         blocks = plan_blocks(designer.reference, self._finalists, count, settings.seed)
-        starts = sum(usual_start_s(knowledge.results.get(c.key, [])) for c in blocks[0].order)
-        self._measure = measure_settings(settings.measure, max(MIN_CAP_S, self._left_s() / count - starts))
+        measuring_s = self._left_s() / max(1, count - stored) - self._starts_s()
+        cap = max(MIN_CAP_S, measuring_s / len(self._groups([designer.reference, *self._finalists])))
+        self._measure = measure_settings(settings.measure, cap)
         for block in blocks:
             self._say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
             self._blocks.append(self._run_block(block))
 
     def _run_block(self, block: Block) -> dict[str, TrialResult]:
         """One start of each; in turns where all fit together."""
-        assert self._designer is not None
         found = {c.key: self._ledger.find(c, Purpose.CONFIRM, block.number) for c in block.order}
-        missing = [c for c in block.order if found[c.key] is None]
-        results = self._designer.knowledge.results
-        peaks = [max((r.peak_memory_bytes for r in results.get(c.key, [])), default=0) for c in missing]
-        groups = [missing] if self._runner.fits_together(peaks) else [[candidate] for candidate in missing]
-        for group in groups:
-            if group:
-                for result in self._run_group(group, [Purpose.CONFIRM] * len(group), block.number):
-                    found[result.candidate.key] = result
+        for group in self._groups([c for c in block.order if found[c.key] is None]):
+            for result in self._run_group(group, [Purpose.CONFIRM] * len(group), block.number):
+                found[result.candidate.key] = result
         return {key: result for key, result in found.items() if result is not None and result.ok}
+
+    def _groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+        """What is measured at the same time: all in turns where they fit together, else one by one."""
+        assert self._designer is not None
+        results = self._designer.knowledge.results
+        peaks = [max((r.peak_memory_bytes for r in results.get(c.key, [])), default=0) for c in candidates]
+        together = bool(candidates) and self._runner.fits_together(peaks)
+        return [list(candidates)] if together else [[candidate] for candidate in candidates]
+
+    def _least_block_s(self) -> float:
+        """Seconds of a block of the confirmation with the shortest windows."""
+        assert self._designer is not None
+        groups = self._groups([self._designer.reference, *self._finalists])
+        return self._starts_s() + MIN_CAP_S * len(groups)
+
+    def _starts_s(self) -> float:
+        assert self._designer is not None
+        results = self._designer.knowledge.results
+        return sum(usual_start_s(results.get(c.key, [])) for c in (self._designer.reference, *self._finalists))
+
+    def _num_blocks_stored(self) -> int:
+        """Blocks of these finalists that were complete before a restart."""
+        assert self._designer is not None
+        order = [self._designer.reference, *self._finalists]
+        number = 0
+        while all(self._ledger.find(c, Purpose.CONFIRM, number) is not None for c in order):
+            number += 1
+        return number
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -148,6 +148,41 @@ class Knowledge:
         with_it = self._results_with(move)
         return any(_out_of_memory(r) for r in with_it) and not any(r.ok for r in with_it)
 
+    def known_to_fail(self, candidate: Candidate) -> bool:
+        """Whether what failed before says that this candidate will: one of its choices is to blame for a
+        failure, or ran out of memory beside no more than it is beside here.
+        """
+        return any(
+            self._to_blame(move) or self._too_large(candidate, move)
+            for move in (Move(strategy=name, choice=choice) for name, choice in candidate.choices.items())
+        )
+
+    def _to_blame(self, move: Move) -> bool:
+        """Failed, not for lack of memory, where everything beside it is known to run; and never ran."""
+        with_it = self._results_with(move)
+        if any(result.ok for result in with_it):
+            return False
+        return any(
+            not result.ok
+            and not _out_of_memory(result)
+            and all(
+                any(other.ok for other in self._results_with(Move(strategy=name, choice=choice)))
+                for name, choice in result.candidate.choices.items()
+                if name != move.strategy
+            )
+            for result in with_it
+        )
+
+    def _too_large(self, candidate: Candidate, move: Move) -> bool:
+        if not self.ran_out_of_memory(move):
+            return False
+        beside = candidate.with_choice(move.strategy, {})
+        unknown = any(
+            self.space.strategy(name).memory and not self._results_with(Move(strategy=name, choice=choice))
+            for name, choice in beside.choices.items()
+        )
+        return not unknown and self.expected_memory_bytes(beside) >= self.smallest_failure(move)
+
     def smallest_failure(self, move: Move) -> float:
         """Least memory of what was kept beside a choice when it ran out of memory."""
         beside = [r.candidate.with_choice(move.strategy, {}) for r in self._results_with(move) if _out_of_memory(r)]

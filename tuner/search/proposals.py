@@ -173,9 +173,16 @@ class Proposals:
         return [move for move in self._space.moves if move.strategy == name][:count]
 
     def _neutral_groups(self) -> list[Proposal]:
-        """At most one group of choices without gain of their own, of which many pairs never met."""
+        """At most one group of choices without gain of their own, of which many pairs never met.
+
+        What the incumbent has is an alternative to replacing it: it may be what the others need.
+        """
         run = [results[0].candidate for results in self._knowledge.results.values()]
-        moves = covering_group(self._neutral_moves(), run, random.Random(self._seed + self._knowledge.num_trials))
+        neutral = self._neutral_moves()
+        names = {move.strategy for move in neutral}
+        kept = [Move(strategy=name, choice=c) for name, c in self._incumbent.choices.items() if name in names]
+        group = covering_group([*neutral, *kept], run, random.Random(self._seed + self._knowledge.num_trials))
+        moves = [move for move in group if move not in kept]
         candidate = self.fresh(moves)
         bound = self._joint_bound(moves)
         if len(moves) < MIN_GROUP or candidate is None or bound <= self._knowledge.threshold:
@@ -207,6 +214,8 @@ class Proposals:
             if candidate is None or candidate in (self._incumbent, self._knowledge.reference):
                 continue
             if self._knowledge.failed(candidate) or (move.choice and not self._knowledge.was_tried(move)):
+                continue
+            if not self._knowledge.was_run(candidate) and self._knowledge.known_to_fail(candidate):
                 continue
             margin = WORTHWHILE if move.choice else -WORTHWHILE
             difference = self._knowledge.difference(candidate, self._incumbent)
@@ -242,9 +251,11 @@ class Proposals:
     # --- pieces -------------------------------------------------------------------------------
 
     def fresh(self, moves: Iterable[Move]) -> Candidate | None:
-        """The incumbent with these moves, where that is legal, was never run and can be afforded."""
+        """The incumbent with these moves, where that is legal, was never run, can be afforded and may work."""
         candidate = self._space.combine(self._incumbent, moves)
         if candidate is None or candidate == self._incumbent or self._knowledge.was_run(candidate):
+            return None
+        if self._knowledge.known_to_fail(candidate):
             return None
         return candidate if self._affordable(candidate) else None
 

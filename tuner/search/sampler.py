@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 
-from tuner.records import Candidate, Move
+from tuner.records import BASELINE, Candidate, Move
 from tuner.search.space import Space
 
 ASKS = 12
@@ -28,6 +28,7 @@ def suggest_candidates(
     *,
     seed: int,
     known: Collection[str],
+    base: Candidate = BASELINE,
 ) -> list[Candidate]:
     """Legal candidates that were not run yet, the sampler's first choice first.
 
@@ -35,11 +36,13 @@ def suggest_candidates(
         moves: The choices to combine.
         told: Candidates with their gain (a logarithm; larger is better), None where infeasible.
         known: Keys of candidates that were run.
+        base: Keeps its choices for strategies that no move is of.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     labels = _labels(moves)
+    kept = Candidate(choices={name: choice for name, choice in base.choices.items() if name not in labels})
     distributions: dict[str, optuna.distributions.BaseDistribution] = {
         name: optuna.distributions.CategoricalDistribution([NEUTRAL, *options]) for name, options in labels.items()
     }
@@ -63,7 +66,7 @@ def suggest_candidates(
         for _ in range(ASKS):
             parameters = study.ask(distributions).params
             chosen = [labels[name][str(label)] for name, label in parameters.items() if label != NEUTRAL]
-            combined = space.combine(Candidate(), chosen)
+            combined = space.combine(kept, chosen)
             if combined is not None and combined.key not in known and not combined.is_baseline:
                 suggested.setdefault(combined.key, combined)
     return list(suggested.values())

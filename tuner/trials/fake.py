@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from tuner.errors import BaselineFailed
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.protocols import ProgressListener
@@ -48,6 +49,7 @@ from tuner.training.plan import Plan
 
 BATCH = 32
 TRIAL_S = 5.0
+"""What a trial is said to take, where its windows may take that long."""
 NUM_WINDOWS = 5
 PROFILE_NOISE_SD = 0.05
 
@@ -59,12 +61,15 @@ class FakeStrategy(Strategy):
     defaults: ClassVar[Choice] = {"level": 0}
     attacks: ClassVar[tuple[Category, ...]] = ()
 
-    def __init__(self, name: str, category: Category, levels: int) -> None:
+    def __init__(self, name: str, category: Category, levels: int, *, memory: bool = False) -> None:
         self.name = name  # type: ignore[misc]
         self.category = category
         self.attacks = (category,)  # type: ignore[misc]
         self.touches = (category,)  # type: ignore[misc]
         self.levels = levels
+        self.values = {"level": (range(levels + 1),)}  # type: ignore[misc]
+        self.values = {"level": (range(levels + 1),)}  # type: ignore[misc]
+        self.memory = memory  # type: ignore[misc]
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         return tuple({"level": level} for level in range(1, self.levels + 1))
@@ -90,7 +95,8 @@ class Surface:
         base_ms: Step time by category with every strategy at level 0.
         factors: What a level of a strategy multiplies its category by.
         joint: Further factors of combinations: (needed levels, category, factor).
-        memory_gb: Memory by strategy and level; beyond `cap_gb` a trial runs out of memory.
+        memory_gb: Memory by strategy and level, negative where it saves some; beyond `cap_gb` a trial runs
+            out of memory.
         drift: Multiplies the rate of the n-th trial.
     """
 
@@ -105,7 +111,10 @@ class Surface:
 
     @property
     def strategies(self) -> tuple[FakeStrategy, ...]:
-        return tuple(FakeStrategy(name, category, len(levels)) for name, (category, levels) in self.factors.items())
+        return tuple(
+            FakeStrategy(name, category, len(levels), memory=min(self.memory_gb.get(name, (0.0,))) < 0)
+            for name, (category, levels) in self.factors.items()
+        )
 
     def levels(self, candidate: Candidate) -> dict[str, int]:
         return {name: int(candidate.choices.get(name, {}).get("level", 0) or 0) for name in self.factors}
@@ -156,7 +165,12 @@ class FakeRunner:
         return fake_workload()
 
     def make_reference(self, request: Any) -> None:
-        return None
+        levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
+        if not self.surface.fits(levels):
+            raise BaselineFailed(
+                f"{self.surface.needed_gb(levels):g} GB are needed and {self.surface.cap_gb:g} GB are there",
+                out_of_memory=True,
+            )
 
     def task(self, entry: str, request: Any) -> bytes:
         raise NotImplementedError(f"a known surface has no {entry} task")
@@ -171,7 +185,8 @@ class FakeRunner:
     ) -> list[TrialResult]:
         drift = self.surface.drift(self.num_trials)
         self.num_trials += 1
-        return [self._result(spec, purpose, group, drift) for spec, purpose in zip(specs, purposes, strict=True)]
+        taken_s = min(TRIAL_S, settings.cap_s / len(specs))
+        return [self._result(s, purpose, group, drift, taken_s) for s, purpose in zip(specs, purposes, strict=True)]
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
         return self._paired and sum(peaks_bytes) / 1e9 <= self.surface.cap_gb
@@ -179,9 +194,9 @@ class FakeRunner:
     def close(self) -> None:
         return None
 
-    def _result(self, spec: TrialSpec, purpose: Purpose, group: str, drift: float) -> TrialResult:
+    def _result(self, spec: TrialSpec, purpose: Purpose, group: str, drift: float, taken_s: float) -> TrialResult:
         levels = self.surface.levels(spec.candidate)
-        phases = {Phase.MEASURE.value: int(TRIAL_S * 1e9)}
+        phases = {Phase.MEASURE.value: int(taken_s * 1e9)}
         if not self.surface.fits(levels):
             failure = Failure(
                 kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="beyond the surface's memory"

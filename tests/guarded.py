@@ -1,0 +1,148 @@
+"""A small real training and its guard reference, and candidates with one thing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from tuner import Workload
+from tuner.records import Choice, GuardCheck
+from tuner.strategies import STRATEGIES
+from tuner.strategies.composition import make_plan
+from tuner.training.assemble import assemble
+from tuner.training.initial_state import build_initialised, save_initial_state
+from tuner.training.job import TrainingJob
+from tuner.training.plan import Plan
+from tuner.training.tensor_file import map_tensors
+from tuner.trials.guard import GuardReference, Protocol, compare, run_protocol
+from tuner.trials.reference import ReferenceRequest, make_reference
+from tuner.trials.study_files import StudyFiles
+from tuner.workloads.batches import draw_batches, save_batches
+
+FP32 = 2.0**-24
+BF16 = 2.0**-8
+NUM_SAMPLES = 96
+
+
+class Guarded(Workload):
+    """Learnable classes, dropout, clipping that acts, and an optimizer whose update has the gradient's size."""
+
+    global_batch = 8
+    max_grad_norm = 0.5
+    dropout = 0.7
+    learning_rate = 0.1
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(16, 32),
+            nn.GELU(),
+            nn.Dropout(self.dropout),
+            nn.LayerNorm(32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 4),
+        )
+
+    def dataset(self) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        labels = torch.arange(NUM_SAMPLES) % 4
+        samples = torch.randn(NUM_SAMPLES, 16, generator=generator) + 2 * nn.functional.one_hot(labels, 16)
+        return TensorDataset(samples, labels)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        samples, labels = batch
+        return cross_entropy(model(samples), labels)
+
+    def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for _, p in named_parameters], lr=self.learning_rate, momentum=0.9)
+
+
+PROTOCOL = Protocol(num_pointwise=5, num_curve=24, num_horizon=48, randomness="switchable", seed=3)
+
+
+class _Nobody:
+    """Where progress is sent to when nobody listens."""
+
+    def send(self, message: Any) -> None:
+        pass
+
+
+def neutral_choices(**changed: Choice) -> dict[str, Choice]:
+    return {strategy.name: {**strategy.defaults, **changed.get(strategy.name, {})} for strategy in STRATEGIES}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The files of a study whose reference is made."""
+
+    files: StudyFiles
+    reference: GuardReference
+
+    @property
+    def batches(self) -> list[Any]:
+        return self.files.guard_batches()
+
+    def job(
+        self, workload: Workload | None = None, change: Callable[[Plan], None] = lambda plan: None, **choices: Choice
+    ) -> TrainingJob:
+        workload = workload or Guarded()
+        plan = make_plan(neutral_choices(**choices))
+        change(plan)
+        return assemble(
+            workload,
+            plan,
+            device=torch.device("cpu"),
+            make_model=lambda: build_initialised(workload.model, self.files.initial_state),
+            batch_sampler=self.files.order(0, 1),
+        )
+
+    def checks(
+        self,
+        job: TrainingJob,
+        *,
+        batches: list[Any] | None = None,
+        unit_roundoff: float = FP32,
+        exact: bool = False,
+        lossy: bool = False,
+    ) -> dict[str, GuardCheck]:
+        """Runs the protocol and compares, as a trial does."""
+        curve, update = run_protocol(
+            job, batches or self.batches, self.reference.protocol, seed=self.reference.protocol.seed, lossy=lossy
+        )
+        reference_update, _ = map_tensors(self.files.reference_update)
+        found = compare(
+            self.reference, reference_update, curve, update, unit_roundoff=unit_roundoff, exact=exact, lossy=lossy
+        )
+        return {check.name: check for check in found}
+
+    def failed(self, job: TrainingJob, **options: Any) -> list[str]:
+        return [name for name, check in self.checks(job, **options).items() if not check.passed]
+
+
+def make_study(directory: Path) -> Study:
+    workload, files = Guarded(), StudyFiles(directory)
+    files.data.mkdir(parents=True)
+    torch.manual_seed(11)
+    save_initial_state(workload.model(), files.initial_state)
+    dataset = workload.dataset()
+    batches = draw_batches(workload, dataset, seed=7, limit=36)
+    save_batches(files.order_file, batches)
+    files.save_guard_batches([torch.utils.data.default_collate([dataset[i] for i in batch]) for batch in batches[:24]])
+    request = ReferenceRequest(
+        workload=f"{__file__}:Guarded",
+        study_directory=str(directory),
+        choices=neutral_choices(),
+        device="cpu",
+        protocol=PROTOCOL,
+        unit_roundoffs=(FP32, BF16),
+    )
+    reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
+    assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
+    return Study(files=files, reference=reference)

@@ -1,0 +1,185 @@
+"""The most that can be saved: never negative, never too small."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiled import STEP_NS, breakdown_of, situation
+
+from tuner.profiling.bounds import Situation, above_roofline, compute_floor_ns, pipelined_input, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Breakdown, Calibration, CaptureQuality, ModelFacts
+
+C = Category
+
+
+def model(flops: int | None = 0, parameters: int = 0) -> ModelFacts:
+    return ModelFacts(
+        num_parameters=parameters,
+        parameter_bytes=4 * parameters,
+        num_parameter_tensors=1,
+        flops_per_step=flops,
+    )
+
+
+def measured(
+    shares: dict[Category, float],
+    *,
+    flops: int | None = 0,
+    parameters: int = 0,
+    peak: float = 0.0,
+    bandwidth: float = 0.0,
+) -> Situation:
+    calibration = Calibration(
+        matmul_flops_per_s={"float32": peak, "bfloat16": 4 * peak} if peak else {}, copy_bytes_per_s=bandwidth
+    )
+    return situation(breakdown_of(shares), calibration=calibration, model=model(flops, parameters), batch_bytes=0)
+
+
+@st.composite
+def situations(draw) -> Situation:
+    times = {c.value: draw(st.integers(0, 10**6)) for c in Category}
+    breakdown = Breakdown(
+        rank=0,
+        device="cpu",
+        num_steps=draw(st.integers(1, 5)),
+        step_time_ns=sum(times.values()),
+        categories=times,
+        quality=CaptureQuality(num_events=1, num_steps=1),
+    )
+    peak = draw(st.sampled_from([0.0, 1e6, 1e9, 1e12]))
+    calibration = Calibration(
+        matmul_flops_per_s={"float32": peak, "bfloat16": 2 * peak} if peak else {},
+        copy_bytes_per_s=draw(st.sampled_from([0.0, 1e6, 1e9])),
+    )
+    workers = draw(st.integers(0, 2))
+    return situation(
+        breakdown,
+        calibration=calibration,
+        choices={"data_loading": {"num_workers": workers}},
+        model=model(draw(st.one_of(st.none(), st.integers(0, 10**7))), draw(st.integers(0, 10**6))),
+        batch_bytes=draw(st.integers(0, 10**6)),
+    )
+
+
+class TestEveryBound:
+    @given(found=situations(), workers=st.integers(1, 64))
+    def test_is_a_share_of_the_step(self, found: Situation, workers: int) -> None:
+        for bound in (
+            removable(found, *Category),
+            removable(found),
+            above_roofline(found),
+            above_roofline(found, C.MATMUL, dtype="bfloat16"),
+            above_roofline(found, C.ELEMENTWISE),
+            pipelined_input(found, workers),
+        ):
+            assert 0 <= bound <= 1 + 1e-9
+
+    @given(found=situations(), categories=st.lists(st.sampled_from(list(Category)), unique=True), data=st.data())
+    def test_removing_more_saves_the_sum_and_never_less(
+        self, found: Situation, categories: list[Category], data: st.DataObject
+    ) -> None:
+        """Categories are disjoint: a joint bound is the sum of its parts, so it is at most that."""
+        cut = data.draw(st.integers(0, len(categories)))
+        first, second = categories[:cut], categories[cut:]
+        joint = removable(found, *categories)
+        assert joint == pytest.approx(removable(found, *first) + removable(found, *second))
+        assert joint >= max(removable(found, *first), removable(found, *second)) - 1e-12
+
+    @given(found=situations())
+    def test_the_roofline_never_gives_more_than_vanishing_would(self, found: Situation) -> None:
+        assert above_roofline(found) <= removable(found, *COMPUTE) + 1e-12
+        assert above_roofline(found, C.MATMUL) <= removable(found, C.MATMUL) + 1e-12
+
+    @given(found=situations(), fewer=st.integers(1, 8), more=st.integers(1, 8))
+    def test_more_workers_can_never_hide_less(self, found: Situation, fewer: int, more: int) -> None:
+        assert pipelined_input(found, fewer + more) >= pipelined_input(found, fewer)
+
+    @given(found=situations(), workers=st.integers(1, 64))
+    def test_workers_hide_no_more_than_the_wait(self, found: Situation, workers: int) -> None:
+        assert pipelined_input(found, workers) <= removable(found, C.DATA_WAIT, C.EPOCH_RESTART) + 1e-12
+
+
+class TestRoofline:
+    def test_floating_point_operations_over_the_peak(self) -> None:
+        """200 kFLOP at 1 GFLOP/s take 0.2 ms of the 0.5 ms of compute in a step of 1 ms."""
+        found = measured({C.MATMUL: 0.5}, flops=200_000, peak=1e9)
+        assert compute_floor_ns(found) == pytest.approx(200_000)
+        assert above_roofline(found) == pytest.approx(0.3)
+
+    def test_a_faster_format_has_a_lower_floor(self) -> None:
+        found = measured({C.MATMUL: 0.5}, flops=200_000, peak=1e9)
+        assert compute_floor_ns(found, "bfloat16") == pytest.approx(50_000)
+        assert above_roofline(found, dtype="bfloat16") > above_roofline(found)
+
+    def test_compulsory_bytes_over_the_bandwidth(self) -> None:
+        """Parameters are read twice and their gradients written once: 3 x 1000 x 4 bytes at 1e8 bytes/s."""
+        found = measured({C.MATMUL: 0.5}, parameters=1000, bandwidth=1e8)
+        assert compute_floor_ns(found) == pytest.approx(120_000)
+        assert compute_floor_ns(found, "bfloat16") == pytest.approx(60_000)
+
+    def test_the_larger_floor_counts(self) -> None:
+        assert compute_floor_ns(
+            measured({C.MATMUL: 0.5}, flops=200_000, peak=1e9, parameters=1000, bandwidth=1e8)
+        ) == pytest.approx(200_000)
+
+    @pytest.mark.parametrize("unknown", [{"flops": None, "peak": 1e9}, {"flops": 200_000}, {"parameters": 10}])
+    def test_what_is_unknown_sets_no_floor(self, unknown: dict) -> None:
+        found = measured({C.MATMUL: 0.5}, **unknown)
+        assert compute_floor_ns(found) == 0
+        assert above_roofline(found) == pytest.approx(0.5)
+
+    def test_the_floor_never_exceeds_what_was_measured(self) -> None:
+        assert above_roofline(measured({C.MATMUL: 0.1}, flops=10**9, peak=1e9)) == 0
+
+    def test_products_are_what_has_a_floor(self) -> None:
+        """Element-wise work may vanish into its neighbours when it is fused."""
+        found = measured({C.MATMUL: 0.5, C.ELEMENTWISE: 0.3}, flops=200_000, peak=1e9)
+        assert above_roofline(found, C.ELEMENTWISE) == pytest.approx(0.3)
+        assert above_roofline(found, C.MATMUL, C.ELEMENTWISE) == pytest.approx(0.6)
+
+    def test_ranks_share_the_work_of_the_global_batch(self) -> None:
+        import dataclasses
+
+        import msgspec
+
+        one = measured({C.MATMUL: 0.5}, flops=200_000, peak=1e9)
+        two = dataclasses.replace(one, environment=msgspec.structs.replace(one.environment, num_ranks=2))
+        assert compute_floor_ns(two) == compute_floor_ns(one) / 2
+
+
+class TestPipelinedInput:
+    def loading(self, wait: float, workers: int = 0, restart: float = 0.0) -> Situation:
+        shares = {C.DATA_WAIT: wait, C.EPOCH_RESTART: restart, C.MATMUL: 1 - wait - restart}
+        return situation(breakdown_of(shares), choices={"data_loading": {"num_workers": workers}})
+
+    def test_one_worker_hides_the_wait_behind_the_step(self) -> None:
+        assert pipelined_input(self.loading(0.3), 1) == pytest.approx(0.3)
+
+    def test_no_batch_comes_sooner_than_its_share_of_the_workers(self) -> None:
+        """0.8 ms a batch, 0.2 ms of training: two workers give a batch each 0.4 ms, four each 0.2 ms."""
+        assert pipelined_input(self.loading(0.8), 1) == pytest.approx(0.2)
+        assert pipelined_input(self.loading(0.8), 2) == pytest.approx(0.6)
+        assert pipelined_input(self.loading(0.8), 4) == pytest.approx(0.8)
+        assert pipelined_input(self.loading(0.8), 99) == pytest.approx(0.8)
+
+    def test_with_workers_already_the_wait_says_nothing_about_a_batch(self) -> None:
+        assert pipelined_input(self.loading(0.8, workers=2), 1) == pytest.approx(0.8)
+
+    def test_starting_epochs_can_be_hidden_too(self) -> None:
+        assert pipelined_input(self.loading(0.1, restart=0.2), 2) == pytest.approx(0.3)
+
+    def test_a_step_that_does_not_wait_gains_nothing(self) -> None:
+        assert pipelined_input(self.loading(0.0), 8) == 0
+
+
+def test_a_step_without_time_divides_by_nothing() -> None:
+    empty = Breakdown(
+        rank=0,
+        device="cpu",
+        num_steps=1,
+        step_time_ns=0,
+        categories={},
+        quality=CaptureQuality(num_events=0, num_steps=1),
+    )
+    assert removable(situation(empty), *Category) == 0
+    assert sum(breakdown_of({}).categories.values()) == STEP_NS

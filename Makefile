@@ -32,6 +32,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python docs/generate.py --check
 
 format: install
 	$(BIN)/ruff format .

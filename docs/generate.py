@@ -1,0 +1,496 @@
+"""Writes the reference pages that list what the code has.
+
+    python docs/generate.py            writes them
+    python docs/generate.py --check    status 1 where one is not what the code says
+
+What a table cannot take from the code (the source of a threshold, the cause of a failure) stands here, by
+name; a name that is missing or left over is an error, so that it cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from pydantic_core import PydanticUndefined
+
+import tuner.errors
+from service.cli.console import INTERRUPTED
+from service.cli.main import USER_ERROR, app
+from service.settings import Settings
+from tuner.profiling.breakdown import MAX_MISSING, MAX_OVERHEAD, MAX_UNLINKED
+from tuner.profiling.categories import CATEGORIES, GROUPS
+from tuner.profiling.diagnosis import RULES, Rule
+from tuner.records import (
+    Choice,
+    DatasetFacts,
+    Device,
+    Environment,
+    FailureKind,
+    HardwareProfile,
+    ModelFacts,
+    OptimizerFacts,
+    SampleUnit,
+    Scalar,
+    WorkloadFacts,
+    choice_label,
+)
+from tuner.strategies import STRATEGIES, Strategy, Unsupported
+from tuner.strategies.composition import CONFLICTS, MEANINGLESS, TOGETHER
+
+DOCS = Path(__file__).parent
+NOTE = "<!-- Written by `python docs/generate.py` from the code. Change that, then run it again. -->"
+
+
+# --- categories -------------------------------------------------------------------------------
+
+CATEGORIES_TEXT = """\
+# Categories of a step's time
+
+Every nanosecond of a step belongs to exactly one category, and the categories sum to the step. Where several would
+fit, the one that stands first in this table wins: compute before communication, communication before copies. Only
+time in which the device does nothing is a gap; it is blamed on what the host was doing. On a CPU the host is the
+device: an operator's own time, without the operators inside it, counts for its class, and what no operator covers
+is `host`.
+
+Categories of the host (last column) are what a profiler makes longer. In a trace with device work they are
+shrunk so that the sum is the step as measured without the profiler; in a trace of a CPU all categories are, but
+for `data_wait` and `epoch_restart`.
+"""
+
+
+def categories() -> str:
+    rows = [
+        (str(number), f"`{info.category.value}`", info.group, info.title, info.counts, "host" if info.host else "")
+        for number, info in enumerate(CATEGORIES, 1)
+    ]
+    table = _table(("", "category", "group", "title", "counts", ""), rows)
+    groups = _table(
+        ("group", "categories"),
+        [(g, ", ".join(f"`{i.category.value}`" for i in CATEGORIES if i.group == g)) for g in GROUPS],
+    )
+    return f"{CATEGORIES_TEXT}\n{table}\n\n## Groups\n\nWhat people see first.\n\n{groups}"
+
+
+# --- diagnosis --------------------------------------------------------------------------------
+
+DIAGNOSIS_TEXT = """\
+# Diagnosis
+
+What limits a step, from its [breakdown](reference/categories.md). A rule adds up the shares of its categories in the
+step. From the first threshold on it fires as a note, from the second as a warning, from the third as high. The
+most that its advice could save is that share. Findings are listed by it, the largest first, and the first ones decide
+what the search tries first.
+
+The evidence of a finding is the time of each of its categories, in milliseconds per step.
+"""
+
+THRESHOLD_SOURCES = {
+    "input_bound": "5 %: torch-tb-profiler, for the share of the DataLoader. 10 %: XProf, for input. 20 %: "
+    'TensorFlow\'s input-pipeline analysis ("highly input-bound").',
+    "exposed_copies": "Our own.",
+    "launch_bound": "3 %: TensorFlow's analysis of kernel launches. 10 %: XProf, for a core that idles. 30 %: our own.",
+    "python_bound": "Our own.",
+    "synchronisation": "Our own.",
+    "exposed_communication": "5 %: our own. 10 %: torch-tb-profiler. 30 %: XProf, for collectives.",
+    "optimizer": "Our own.",
+    "unfused": "Our own.",
+    "single_precision": "Our own. That eligible work does not use tensor cores is a rule of torch-tb-profiler and of "
+    "torch.profiler's pattern matcher, which have no threshold.",
+    "inefficient_compute": "Our own.",
+}
+
+CONDITIONS = {
+    "_products_would_pay": "The incumbent computes in FP32, and the measured peak of bfloat16, float16 or TF32 is more "
+    "than 1.5 times that of FP32.",
+    "_far_from_roofline": "Compute takes more than three times its roofline (unknown peaks: the rule does not fire).",
+}
+
+
+def diagnosis() -> str:
+    _same("THRESHOLD_SOURCES", THRESHOLD_SOURCES, [rule.name for rule in RULES])
+    unconditional = next(f.default for f in fields(Rule) if f.name == "applies")
+    conditions = {rule.name: rule.applies.__name__ for rule in RULES if rule.applies is not unconditional}
+    _same("CONDITIONS", CONDITIONS, conditions.values())
+    overview = _table(
+        ("rule", "note", "warning", "high", "on"),
+        [(f"[{r.name}](#{r.name})", *map(_percent, r.thresholds), " and ".join(r.devices)) for r in RULES],
+    )
+    sections = [_rule(rule, CONDITIONS.get(conditions.get(rule.name, ""))) for rule in RULES]
+    capture = (
+        "## bad_capture\n\nWhere a profile cannot be trusted, this is the only finding: more than "
+        f"{_percent(MAX_UNLINKED)} of the device work has no recorded launch, more than {_percent(MAX_MISSING)} of the "
+        f"launches have no recorded device work, or the profiler made the step more than {MAX_OVERHEAD} times as "
+        "long.\n\nAdvice: profile again with more warm-up and less detail."
+    )
+    return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, capture])
+
+
+def _rule(rule: Rule, condition: str | None) -> str:
+    strategies = (
+        ", ".join(f"[{name}](strategies/{name}.md)" for name in rule.strategies) or "none: a change of your code"
+    )
+    lines = [
+        f"- Says: {rule.message.format(share='…')}",
+        f"- Adds up: {', '.join(f'`{c.value}`' for c in rule.categories)}",
+        *([f"- Only where: {condition[0].lower()}{condition[1:]}"] if condition else []),
+        f"- Advice: {rule.advice}",
+        f"- Strategies that act on it: {strategies}",
+        f"- Thresholds: {THRESHOLD_SOURCES[rule.name]}",
+    ]
+    return f"## {rule.name}\n\n" + "\n".join(lines)
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+ERRORS_TEXT = """\
+# Errors and exit statuses
+
+Every error that is meant for a person is a `SteptuneError`, which is a `ValueError`. Its message names what was
+violated, the value that was found, and the way out. The command line prints it without a traceback (`--debug` shows
+it).
+"""
+
+STATUSES_TEXT = """\
+## Exit statuses of `steptune`
+
+| status | when |
+|---|---|
+| 0 | done; "no significant gain" is an answer, not a failure |
+| 1 | `doctor` found a problem; `verify` found that the losses differ |
+| {user} | one of the errors above, or a command line that cannot be read |
+| {interrupted} | interrupted (Ctrl-C or SIGTERM) before there was an answer |
+"""
+
+FAILURES_TEXT = """\
+## Failures of a trial
+
+A trial that fails is a result, not an error: the study goes on. The kind comes from exceptions and exit statuses,
+never from searching a log, and is stored with the phase (`build`, `guard`, `warm_up`, `measure`, `profile`,
+`report`) and the message.
+"""
+
+FAILURES = {
+    FailureKind.OUT_OF_MEMORY: "memory ran out, on the device or (by the trial's memory limit) on the CPU",
+    FailureKind.UNSUPPORTED: "the choice turned out to be impossible here, or the compiler failed on the model",
+    FailureKind.NUMERICS: "the loss is not finite",
+    FailureKind.TIMEOUT: "a phase took longer than its deadline",
+    FailureKind.CRASH: "a process of the trial was ended by a signal, or ended by itself; the signal is stored",
+    FailureKind.WORKLOAD_ERROR: "the workload's own code raised an exception",
+    FailureKind.INFRASTRUCTURE: "Steptune's own machinery failed",
+}
+
+
+def errors() -> str:
+    _same("FAILURES", FAILURES, FailureKind)
+    classes = [
+        value
+        for value in vars(tuner.errors).values()
+        if inspect.isclass(value) and issubclass(value, tuner.errors.SteptuneError)
+    ]
+    rows = [(f"`{c.__name__}`", f"`{c.__bases__[0].__name__}`", _summary(c), str(USER_ERROR)) for c in classes]
+    return "\n".join(
+        [
+            ERRORS_TEXT,
+            _table(("class", "is a", "when", "exit status"), rows) + "\n",
+            STATUSES_TEXT.format(user=USER_ERROR, interrupted=INTERRUPTED),
+            FAILURES_TEXT,
+            _table(("kind", "when"), [(f"`{kind.value}`", FAILURES[kind]) for kind in FailureKind]),
+        ]
+    )
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+SETTINGS_TEXT = """\
+# Settings
+
+Read from the environment, or from a file `.env` in the current folder. All have usable defaults; a command's option
+wins over the setting.
+"""
+
+
+def settings() -> str:
+    meanings = _attributes(Settings)
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
+        meaning = field.description or meanings.get(name)
+        assert meaning, f"Settings.{name} has no meaning: describe it under Attributes"
+        rows.append((f"`{_prefix()}{name.upper()}`", default, meaning))
+    return f"{SETTINGS_TEXT}\n{_table(('variable', 'default', 'meaning'), rows)}"
+
+
+def _prefix() -> str:
+    return str(Settings.model_config.get("env_prefix", "")).upper()
+
+
+def _attributes(documented: type) -> dict[str, str]:
+    """The entries of a docstring's `Attributes:`, by name."""
+    _, _, section = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:\n")
+    entries: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        entry = re.match(r" {4}(\w+): (.*)", line)
+        if entry:
+            name = entry[1]
+            entries[name] = entry[2]
+        elif name and line.startswith(" " * 8):
+            entries[name] += f" {line.strip()}"
+        else:
+            name = ""
+    return entries
+
+
+# --- strategies -------------------------------------------------------------------------------
+
+STRATEGIES_TEXT = """\
+# Strategies and their choices
+
+As the code has them. What each strategy does, and when it helps or hurts, is on [its page](../strategies/README.md).
+
+"Tried" lists the choices that a search considers for a workload to which every strategy applies (map-style
+dataset, convolutions, attention, twelve blocks, AdamW, a batch of 32) that runs PyTorch's defaults today, on a CPU with
+8 cores and on a CUDA device beside 8 cores. `steptune strategies` says what is tried on your machine, and
+`steptune strategies --workload ...` for your workload.
+"""
+
+
+def strategies() -> str:
+    parts = [STRATEGIES_TEXT, *(_strategy(strategy) for strategy in STRATEGIES), _combinations()]
+    return "\n".join(parts).rstrip()
+
+
+def _strategy(strategy: Strategy) -> str:
+    parameters = _table(
+        ("parameter", "values", "default"),
+        [
+            (f"`{name}`", ", ".join(map(_value, strategy.values[name])), _value(default))
+            for name, default in strategy.defaults.items()
+        ],
+    )
+    attacks = ", ".join(f"`{c.value}`" for c in strategy.attacks) or "no time"
+    return "\n".join(
+        [
+            f"## [{strategy.name}](../strategies/{strategy.name}.md)\n",
+            f"*{strategy.summary}*\n",
+            f"Attacks: {attacks}{'; saves memory' if strategy.memory else ''}.\n",
+            parameters + "\n",
+            _table(("tried", "numerics", "on a CPU", "on CUDA"), _tried(strategy)) + "\n",
+        ]
+    )
+
+
+def _tried(strategy: Strategy) -> list[tuple[str, ...]]:
+    """Every choice that differs from the defaults, and where it is legal."""
+    verdicts: dict[str, tuple[Choice, dict[str, str]]] = {}
+    for kind in ("cpu", "cuda"):
+        environment, facts = _environment(kind), _facts()
+        for choice in strategy.choices(environment, facts):
+            difference = strategy.difference(choice, facts)
+            if difference:
+                support = strategy.supports(choice, environment, facts)
+                verdict = support.reason if isinstance(support, Unsupported) else "yes"
+                verdicts.setdefault(choice_label(difference), (choice, {}))[1][kind] = verdict
+    return [
+        (label, strategy.numerics(choice).value, where.get("cpu", "no"), where.get("cuda", "no"))
+        for label, (choice, where) in verdicts.items()
+    ]
+
+
+def _combinations() -> str:
+    conflicts = [(", ".join(row.strategies), row.reason) for row in CONFLICTS]
+    dropped = [(row.strategy, ", ".join(f"`{p}`" for p in row.parameters), row.reason) for row in MEANINGLESS]
+    together = [(", ".join(row.strategies), row.reason) for row in TOGETHER]
+    return "\n".join(
+        [
+            "## Combinations\n",
+            "Some choices of these strategies cannot be run together:\n",
+            _table(("strategies", "reason"), conflicts) + "\n",
+            "Parameters that mean nothing in a combination, and are dropped from a candidate:\n",
+            _table(("strategy", "parameters", "when"), dropped) + "\n",
+            "Tried at once:\n",
+            _table(("strategies", "reason"), together),
+        ]
+    )
+
+
+def _environment(kind: str) -> Environment:
+    return Environment(
+        hardware=HardwareProfile(
+            devices=(Device(kind=kind, name=kind, memory_bytes=64 << 30),),
+            num_cores=8,
+            cpu_name="cpu",
+            memory_bytes=64 << 30,
+        ),
+        compiler="g++",
+        free_disk_bytes=1 << 40,
+        free_memory_bytes=64 << 30,
+    )
+
+
+def _facts() -> WorkloadFacts:
+    return WorkloadFacts(
+        reference="",
+        name="",
+        signature="",
+        global_batch=32,
+        sample_unit=SampleUnit.SAMPLE,
+        dataset=DatasetFacts(
+            kind="map", length=1, sample_bytes=1, sample_ns=1, deterministic=True, splits=True, load_deterministic=True
+        ),
+        model=ModelFacts(
+            num_parameters=1,
+            parameter_bytes=4,
+            num_parameter_tensors=1,
+            module_types={"Conv2d": 1},
+            num_blocks=12,
+            uses_attention=True,
+        ),
+        optimizer=OptimizerFacts(
+            name="AdamW",
+            module="torch.optim",
+            implementation="default",
+            implementations=("for_loop", "foreach", "fused"),
+        ),
+    )
+
+
+def _value(value: Scalar | range) -> str:
+    return f"{value[0]} … {value[-1]}" if isinstance(value, range) else f"`{value}`"
+
+
+# --- the command line -------------------------------------------------------------------------
+
+COMMANDS_TEXT = """\
+# Command line
+
+Results go to standard output, everything else to standard error. With `--json` a result is one JSON document. Exit
+statuses are listed under [errors](errors.md#exit-statuses-of-steptune), variables under [settings](settings.md).
+Every command has `--help`, or `-h`.
+"""
+
+
+def command_line() -> str:
+    root: Any = typer.main.get_command(app)
+    return "\n".join([COMMANDS_TEXT, *_command("steptune", root)]).rstrip()
+
+
+def _command(name: str, command: Any) -> list[str]:
+    """A section for a command, then those of the commands below it."""
+    shown = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
+    arguments = [p for p in shown if p.param_type_name == "argument"]
+    options = [p for p in shown if p.param_type_name == "option" and "completion" not in p.name]
+    below = getattr(command, "commands", {})
+    usage = [
+        name,
+        *(["[OPTIONS]"] if options else []),
+        *(p.metavar if p.required else f"[{p.metavar}]" for p in arguments),
+        *(["COMMAND"] if below else []),
+    ]
+    lines = [f"## {name}\n", f"    {' '.join(usage)}\n", f"{_sentence(command.help)}\n"]
+    if arguments:
+        lines.append(_table(("argument", "default", "meaning"), [_parameter(p, p.metavar) for p in arguments]) + "\n")
+    if options:
+        rows = [_parameter(p, ", ".join([*p.opts, *p.secondary_opts])) for p in options]
+        lines.append(_table(("option", "default", "meaning"), rows) + "\n")
+    for child_name, child in below.items():
+        if not getattr(child, "hidden", False):
+            lines += _command(f"{name} {child_name}", child)
+    return lines
+
+
+def _parameter(parameter: Any, written: str) -> tuple[str, str, str]:
+    is_flag = getattr(parameter, "is_flag", False)
+    is_option = parameter.param_type_name == "option"
+    value = f" {parameter.metavar or 'VALUE'}" if is_option and not is_flag else ""
+    default = parameter.default
+    has_default = getattr(parameter, "show_default", True) and not is_flag and default is not None
+    default = default() if callable(default) else default
+    meaning = _sentence(parameter.help) + (" May be given several times." if parameter.multiple else "")
+    return f"`{written}{value}`", f"`{_shown(default)}`" if has_default and not parameter.required else "", meaning
+
+
+# --- Markdown ---------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _summary(documented: type) -> str:
+    """The first paragraph of a docstring."""
+    return inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0]
+
+
+def _sentence(text: str | None) -> str:
+    joined = " ".join((text or "").split())
+    return joined if not joined or joined.endswith((".", "?", "!")) else f"{joined}."
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, Path | str):
+        return str(default)
+    return msgspec.json.encode(default).decode()
+
+
+def _same(table: str, written: Mapping[Any, str], wanted: Iterable[Any]) -> None:
+    """What is written here by hand must cover what the code has, and nothing else."""
+    differing = sorted(map(str, set(written) ^ set(wanted)))
+    assert not differing, f"{table} in docs/generate.py and the code differ in {', '.join(differing)}"
+
+
+# --- all --------------------------------------------------------------------------------------
+
+PAGES: dict[str, Callable[[], str]] = {
+    "diagnosis.md": diagnosis,
+    "reference/categories.md": categories,
+    "reference/command-line.md": command_line,
+    "reference/errors.md": errors,
+    "reference/settings.md": settings,
+    "reference/strategies.md": strategies,
+}
+
+
+def written(page: str) -> str:
+    """The text of a page as it should be."""
+    return f"{NOTE}\n\n{PAGES[page]().rstrip()}\n"
+
+
+def stale() -> list[str]:
+    """Pages that are not what the code says, or not there."""
+    return [name for name in PAGES if not (DOCS / name).exists() or (DOCS / name).read_text() != written(name)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the reference pages that list what the code has.")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page is stale")
+    check = parser.parse_args().check
+    old = stale()
+    for name in old:
+        if not check:
+            (DOCS / name).parent.mkdir(exist_ok=True)
+            (DOCS / name).write_text(written(name))
+        sys.stdout.write(f"docs/{name} {'is stale: run `python docs/generate.py`' if check else 'written'}\n")
+    sys.exit(1 if check and old else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,9 @@ STAMP = stamp(" ".join(["python", "benchmarks/strategy_survey.py", *sys.argv[1:]
 def survey(workload: str, settings: StudySettings, cap: float, deadline: float, sink) -> None:
     with engine(workload, settings) as ready:
         space = ready.space
-        sink({"workload": workload, **STAMP, "environment": _plain(space.environment), "facts": _plain(space.workload)})
+        environment = _plain(space.environment)
+        facts = {**_plain(space.workload), "reference": workload}  # without the folder of this machine
+        sink({"workload": workload, **STAMP, "environment": environment, "facts": facts})
         ready.make_reference()
         measure = MeasureSettings(cap_s=cap, max_rounds=20)
         for move in space.moves:
@@ -83,11 +85,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--device", default=None)
     parser.add_argument("--allow", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--skip", nargs="*", default=[])
     arguments = parser.parse_args()
     settings = StudySettings(
         device=arguments.device,
         allow=tuple(Numerics(name) for name in arguments.allow),
+        only=tuple(arguments.only),
         skip=tuple(arguments.skip),
         phase_timeout_s=150,
     )

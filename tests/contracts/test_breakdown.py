@@ -282,9 +282,9 @@ class TestQuality:
 
     def test_a_profiler_that_changed_the_step_is_said(self, tmp_path: Path) -> None:
         events = [step(1, 0, 100), operator("aten::mm", 10, 90)]
-        slowed, fair = (analyse(trace_of(tmp_path, events), ns)[0].quality for ns in (50_000, 90_000))
-        assert slowed.problems == ("the profiler made the step 2.00 times as long",)
-        assert slowed.overhead_ratio == 2.0
+        slowed, fair = (analyse(trace_of(tmp_path, events), ns)[0].quality for ns in (25_000, 90_000))
+        assert slowed.problems == ("the profiler made the step 4.00 times as long",)
+        assert slowed.overhead_ratio == 4.0
         assert fair.problems == ()
 
 
@@ -359,7 +359,7 @@ class TestKnownTraces:
         for category in COMPUTE:
             assert breakdown.rescaled[category] == pytest.approx(breakdown.categories[category] / 3, abs=1)
         assert breakdown.quality.overhead_ratio == pytest.approx(1.747, abs=0.001)
-        assert breakdown.quality.problems == ("the profiler made the step 1.75 times as long",)
+        assert breakdown.quality.problems == ()
 
     def test_hidden_communication_is_reported_beside_the_sum(self) -> None:
         expected = json.loads(expected_file("hta_ddp_a100_rank0of2_nccl_args").read_text())["reference_exact"]

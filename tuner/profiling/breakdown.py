@@ -40,7 +40,8 @@ ALLOCATION_CALLS = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostRegister|MallocAsync|
 BLOCKING_OPERATORS = r"^aten::(item|_local_scalar_dense|nonzero|is_nonzero)$"
 MAX_UNLINKED = 0.05
 MAX_MISSING = 0.01
-MAX_OVERHEAD = 1.5
+MAX_OVERHEAD = 3.0
+"""Launch-bound steps take 1.5 to 2.5 times as long under the profiler; host categories are scaled back."""
 TOP_OPERATORS = 40
 
 

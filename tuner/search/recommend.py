@@ -14,7 +14,6 @@ from tuner.records import (
     Cost,
     GuardVerdict,
     Interval,
-    Move,
     Part,
     Recommendation,
     Study,
@@ -137,7 +136,8 @@ def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
     for name, choice in candidate.choices.items():
         if designer.reference.choices.get(name) == choice:
             continue
-        decision = next((d for d in accepted if Move(strategy=name, choice=choice) in d.moves), None)
+        # The one that left the neutral choice: a later one only went on from another choice of the strategy.
+        decision = next((d for d in accepted if any(m.strategy == name and m.choice for m in d.moves)), None)
         own = _own_gain(designer, name, [candidate, *(d.candidate for d in accepted if d.candidate is not None)])
         strategy = designer.space.strategy(name)
         parts.append(

@@ -1,0 +1,176 @@
+"""The confirmation: intervals that hold, and as many blocks as it takes."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from search_builders import SMALL, candidate, run_one
+
+from tuner.records import Purpose
+from tuner.search.confirmation import MAX_BLOCKS, Finalist, gain_of, judge, num_blocks, plan_blocks
+from tuner.search.recommend import choose
+from tuner.trials.fake import FakeRunner
+
+BASE, FAST, SLOW = candidate(), candidate(loader=2), candidate(products=1)
+NUM_SIMULATIONS = 3000
+MARGIN = 0.012
+"""Three standard errors of a share of 0.95 over the simulations."""
+
+
+def simulated(seed, true_gains, *, num_blocks=5, noise_sd=0.03):
+    """Log ratios of each finalist by block; all share the noise of the block's baseline."""
+    generator = np.random.default_rng(seed)
+    starts = generator.normal(0, noise_sd, (num_blocks, 1 + len(true_gains)))
+    return [list(starts[:, 1 + n] - starts[:, 0] + math.log(gain)) for n, gain in enumerate(true_gains)]
+
+
+class TestIntervals:
+    @pytest.mark.parametrize("gains", [(1.2,), (1.2, 1.0), (1.2, 1.1, 0.9)], ids=len)
+    def test_hold_for_all_finalists_at_once_in_95_of_100_studies(self, gains):
+        """So the best of them may be chosen; Bonferroni makes it a little more than 95."""
+        held = 0
+        for seed in range(NUM_SIMULATIONS):
+            judged = [gain_of(ratios, len(gains)) for ratios in simulated(seed, gains)]
+            held += all(g.interval.low <= gain <= g.interval.high for g, gain in zip(judged, gains, strict=True))
+        assert 0.95 - MARGIN <= held / NUM_SIMULATIONS <= 0.98
+
+    def test_a_repeat_of_the_confirmation_falls_into_the_prediction_in_95_of_100(self):
+        inside = 0
+        for seed in range(NUM_SIMULATIONS):
+            first = gain_of(simulated(seed, (1.1,))[0], 1)
+            again = gain_of(simulated(NUM_SIMULATIONS + seed, (1.1,))[0], 1)
+            inside += first.prediction.low <= again.ratio <= first.prediction.high
+        assert inside / NUM_SIMULATIONS == pytest.approx(0.95, abs=MARGIN)
+
+    def test_call_nothing_faster_that_is_not_in_more_than_three_of_100(self):
+        """The interval is two-sided: luck in the one direction has half of the five."""
+        fooled = sum(
+            any(gain_of(ratios, 2).interval.low > 1 for ratios in simulated(seed, (1.0, 1.0)))
+            for seed in range(NUM_SIMULATIONS)
+        )
+        assert fooled / NUM_SIMULATIONS <= 0.025 + MARGIN
+
+    def test_are_wider_for_more_finalists(self):
+        ratios = simulated(0, (1.1,))[0]
+        one, three = gain_of(ratios, 1), gain_of(ratios, 3)
+        assert three.interval.low < one.interval.low < one.ratio == three.ratio < one.interval.high
+
+    def test_need_two_blocks(self):
+        assert gain_of([0.1], 1) is None
+
+
+class TestNumberOfBlocks:
+    @given(
+        at_least=st.integers(2, 20),
+        noise_sd=st.floats(0.001, 0.2),
+        gain=st.floats(-0.5, 3),
+        finalists=st.integers(1, 4),
+    )
+    def test_is_never_less_than_asked_nor_without_limit(self, at_least, noise_sd, gain, finalists):
+        count = num_blocks(at_least=at_least, noise_sd=noise_sd, expected_gain=gain, num_finalists=finalists)
+        assert at_least <= count <= max(at_least, MAX_BLOCKS)
+
+    def test_grows_with_noise_and_shrinks_with_the_gain(self):
+        counts = [num_blocks(at_least=5, noise_sd=sd, expected_gain=0.05, num_finalists=2) for sd in (0.01, 0.02, 0.03)]
+        assert counts == sorted(counts)
+        assert counts[0] == 5 < counts[-1]
+        assert num_blocks(at_least=5, noise_sd=0.03, expected_gain=0.5, num_finalists=2) == 5
+
+    def test_shows_the_expected_gain_in_eight_of_ten_studies(self):
+        gain, noise_sd = 0.06, 0.03
+        count = num_blocks(at_least=3, noise_sd=noise_sd, expected_gain=gain, num_finalists=1)
+        assert 3 < count < MAX_BLOCKS
+        shown = [
+            gain_of(simulated(seed, (1 + gain,), num_blocks=count, noise_sd=noise_sd)[0], 1).interval.low > 1
+            for seed in range(NUM_SIMULATIONS)
+        ]
+        assert 0.75 <= np.mean(shown) <= 0.90
+
+
+class TestBlocks:
+    def test_start_every_candidate_once_in_an_order_that_varies(self):
+        blocks = plan_blocks(BASE, [FAST, SLOW], 12, seed=0)
+        assert all(sorted(c.key for c in b.order) == sorted(c.key for c in (BASE, FAST, SLOW)) for b in blocks)
+        assert len({tuple(c.key for c in block.order) for block in blocks}) > 1
+        assert [block.number for block in blocks] == list(range(12))
+
+    @given(seed=st.integers(0, 1000), count=st.integers(1, 12), more=st.integers(0, 5))
+    def test_of_a_longer_confirmation_begin_like_those_of_a_shorter(self, seed, count, more):
+        longer = plan_blocks(BASE, [FAST, SLOW], count + more, seed)
+        assert longer[:count] == plan_blocks(BASE, [FAST, SLOW], count, seed)
+
+
+class TestJudging:
+    def blocks(self, count=5, group="group"):
+        runner = FakeRunner(SMALL, noise_sd=0.01, seed=4)
+        return [
+            {c.key: replace(run_one(runner, c, Purpose.CONFIRM), group=group) for c in (BASE, FAST, SLOW)}
+            for _ in range(count)
+        ]
+
+    def test_finds_the_gain_of_each_and_puts_the_best_first(self):
+        judged = judge(BASE, [SLOW, FAST], self.blocks())
+        assert [finalist.candidate for finalist in judged] == [FAST, SLOW]
+        assert [finalist.is_faster for finalist in judged] == [True, False]
+        for finalist in judged:
+            truth = SMALL.total_ms(BASE) / SMALL.total_ms(finalist.candidate)
+            assert finalist.gain.interval.low < truth < finalist.gain.interval.high
+
+    def test_a_block_without_one_of_them_does_not_count_for_that_one(self):
+        blocks = self.blocks()
+        del blocks[1][FAST.key]
+        del blocks[2][BASE.key]
+        by_key = {f.candidate.key: f for f in judge(BASE, [FAST, SLOW], blocks)}
+        assert len(by_key[FAST.key].log_ratios) == 3
+        assert len(by_key[SLOW.key].log_ratios) == 4
+
+    def test_with_fewer_than_two_blocks_there_is_no_gain(self):
+        assert [f.gain for f in judge(BASE, [FAST, SLOW], self.blocks(1))] == [None, None]
+
+    def test_only_trials_that_took_turns_are_paired_by_window(self):
+        """A window that is slow for both by interference cancels in a ratio of windows, not of means."""
+        block = self.blocks(1)[0]
+        slowed = {
+            key: replace(
+                result, windows=tuple(replace(w, duration_ns=w.duration_ns * (1 + w.round)) for w in result.windows)
+            )
+            for key, result in block.items()
+        }
+        slowed[FAST.key] = replace(slowed[FAST.key], windows=slowed[FAST.key].windows[:2])
+        paired = judge(BASE, [FAST], [slowed])[0].log_ratios[0]
+        apart = {key: replace(result, group=key) for key, result in slowed.items()}
+        unpaired = judge(BASE, [FAST], [apart])[0].log_ratios[0]
+        plain = judge(BASE, [FAST], [block])[0].log_ratios[0]
+        assert paired == pytest.approx(plain, abs=1e-6)
+        assert abs(unpaired - plain) > 0.1
+
+
+def finalist(candidate, *log_ratios):
+    return Finalist(candidate=candidate, log_ratios=log_ratios, gain=gain_of(log_ratios, 2))
+
+
+class TestChoice:
+    SIMPLE, COMPLEX = candidate(loader=2), candidate(loader=2, products=2)
+
+    def test_is_none_where_nothing_is_proven_faster(self):
+        assert choose([finalist(FAST, -0.1, 0.1, 0.0, 0.05, -0.05)]) is None
+        assert choose([]) is None
+
+    def test_is_the_simpler_one_unless_the_other_is_proven_faster(self):
+        best = finalist(self.COMPLEX, 0.30, 0.34, 0.31, 0.33, 0.32)
+        as_good = finalist(self.SIMPLE, 0.31, 0.32, 0.32, 0.31, 0.32)
+        slower = finalist(self.SIMPLE, 0.28, 0.32, 0.29, 0.31, 0.30)
+        assert choose([best, as_good]).candidate == self.SIMPLE
+        assert choose([best, slower]).candidate == self.COMPLEX
+
+    def test_differences_are_judged_within_blocks(self):
+        """Both vary by 20 % from block to block, together: 1 % between them is still seen."""
+        noise = (0.0, 0.2, -0.1, 0.1, 0.05)
+        ahead = finalist(self.COMPLEX, *(0.50 + n + 0.001 * i for i, n in enumerate(noise)))
+        behind = finalist(self.SIMPLE, *(0.49 + n for n in noise))
+        assert ahead.proven_faster_than(behind)
+        assert not behind.proven_faster_than(ahead)
+        assert not ahead.proven_faster_than(ahead)

@@ -1,0 +1,114 @@
+"""From a finished search to the answer: what it claims, of what it consists, what it cost."""
+
+import math
+
+import pytest
+from builders import sample_study
+from msgspec.structs import replace
+from search_builders import SMALL, candidate, searched
+
+from tuner.records import Startup, StudySettings, Verdict
+from tuner.search.confirmation import Finalist, gain_of
+from tuner.search.recommend import recommend
+from tuner.trials.fake import fake_environment, fake_workload
+
+BEST = candidate(loader=2, products=2)
+BASE_RATE = 320.0
+
+
+def finalist(what, *log_ratios):
+    return Finalist(candidate=what, log_ratios=log_ratios, gain=gain_of(log_ratios, 1))
+
+
+@pytest.fixture
+def designer():
+    return searched(SMALL, seed=0, trials=12, noise_sd=0.005)
+
+
+def answer(designer, finalists=(), **changes):
+    study = sample_study(
+        facts=fake_workload(), environment=fake_environment(), settings=StudySettings(num_ranks=2), **changes
+    )
+    study = replace(study, facts=replace(study.facts, units_per_batch=32.0))
+    return recommend(
+        study,
+        designer,
+        finalists,
+        baseline_log_rates=[math.log(BASE_RATE)],
+        tuning_s=100.0,
+        num_trials=20,
+        version="1",
+    )
+
+
+class TestVerdict:
+    def test_a_proven_finalist_is_faster_by_its_confirmed_gain(self, designer):
+        found = answer(designer, [finalist(BEST, 0.69, 0.70, 0.71)])
+        assert (found.verdict, found.candidate) == (Verdict.FASTER, BEST)
+        assert found.gain.ratio == pytest.approx(math.exp(0.70))
+        assert found.units_per_s == pytest.approx(BASE_RATE * found.gain.ratio)
+
+    def test_an_unproven_finalist_is_no_gain_and_the_baseline_is_the_answer(self, designer):
+        found = answer(designer, [finalist(BEST, -0.3, 0.3, 0.01)])
+        assert found.verdict is Verdict.NO_SIGNIFICANT_GAIN
+        assert found.candidate.is_baseline
+        assert found.gain.interval.low < 1 < found.gain.interval.high
+        assert found.units_per_s == found.baseline_units_per_s == pytest.approx(BASE_RATE)
+
+    def test_without_a_confirmation_the_best_is_named_as_unconfirmed(self, designer):
+        found = answer(designer, [])
+        assert (found.verdict, found.candidate, found.gain) == (Verdict.UNCONFIRMED, BEST, None)
+        assert found.units_per_s / BASE_RATE == pytest.approx(
+            SMALL.total_ms(candidate()) / SMALL.total_ms(BEST), rel=0.03
+        )
+
+
+class TestContent:
+    @pytest.fixture
+    def found(self, designer):
+        return answer(designer, [finalist(BEST, 0.69, 0.70, 0.71)])
+
+    def test_every_part_has_its_own_gain_the_largest_first(self, found):
+        """And no part gained more than it could have, although the loader's level was reached in two moves."""
+        assert [part.strategy for part in found.parts] == ["loader", "products"]
+        for part in found.parts:
+            assert 1 < part.interval.low < part.gain < part.interval.high
+            assert part.gain <= 1.05 / (1 - part.bound)
+            assert part.reason
+
+    def test_the_step_is_shown_before_and_after(self, found):
+        assert sum(found.shares_before.values()) == pytest.approx(1.0)
+        assert sum(found.shares_after.values()) == pytest.approx(1.0)
+        assert found.shares_after["data_wait"] < 0.15 < found.shares_before["data_wait"]
+        assert found.bottleneck_before != "unknown"
+
+    def test_choices_are_complete_for_whoever_applies_them(self, found):
+        assert found.choices == {"loader": {"level": 2}, "products": {"level": 2}, "update": {"level": 0}}
+        assert found.num_ranks == 2
+
+    def test_alternatives_are_the_next_best_with_what_they_cost(self, found):
+        gains = [alternative.gain for alternative in found.alternatives]
+        assert gains == sorted(gains, reverse=True)
+        assert BEST not in [alternative.candidate for alternative in found.alternatives]
+        assert all(a.peak_memory_bytes > 0 and a.guard == "same for 4 steps" for a in found.alternatives)
+
+    def test_the_certificate_bounds_what_is_left(self, found, designer):
+        untried = designer.knowledge.untried(designer.incumbent)
+        assert found.certificate.remaining_bound == max((bound for _, bound in untried), default=0.0)
+        assert found.certificate.status == "estimated"
+
+    def test_tuning_is_paid_back_by_what_is_saved(self, found):
+        """A step of 32 samples took 0.1 s and takes half of it: 0.05 s a step pay for 100 s of tuning."""
+        assert found.cost.payback_tuning_steps == pytest.approx(100 / (0.1 * (1 - math.exp(-0.70))))
+        assert found.cost.payback_steps is None
+
+    def test_compilation_is_paid_back_apart(self, designer):
+        results = designer.knowledge.results[BEST.key]
+        compiled = Startup(
+            build_ns=0, user_code_ns=0, first_step_ns=0, warm_up_ns=0, warm_up_steps=1, steady=True,
+            compile_ns=10_000_000_000, compile_cold=True,
+        )  # fmt: skip
+        results[0] = replace(results[0], startup=compiled)
+        cost = answer(designer, [finalist(BEST, 0.69, 0.70, 0.71)]).cost
+        assert cost.compile_s == 10.0
+        assert cost.payback_steps == pytest.approx(10 / (0.1 * (1 - math.exp(-0.70))))

@@ -154,7 +154,7 @@ def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
     except ChoiceError:
         return "", {}
     current = study.facts.current.get(name, {}) if study.facts else {}
-    return strategy.summary, {**strategy.defaults, **current}
+    return strategy.summary, strategy.completed(current)
 
 
 def downloads(recommendation: Recommendation) -> list[Download]:

@@ -133,7 +133,7 @@ def _complete_choices(recommendation: Recommendation, workload: Workload) -> dic
             f"{error}. Install the version that made it"
         ) from None
     return {
-        s.name: {**s.defaults, **workload.current.get(s.name, {}), **recommendation.choices.get(s.name, {})}
+        s.name: {**s.completed(workload.current.get(s.name, {})), **recommendation.choices.get(s.name, {})}
         for s in STRATEGIES
     }
 

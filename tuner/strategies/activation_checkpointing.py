@@ -15,12 +15,12 @@ Sublinear Memory Cost" (2016), arXiv 1604.06174
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class ActivationCheckpointing(Strategy):
     name = "activation_checkpointing"
     summary = "recompute every k-th block instead of keeping its activations"
     defaults: ClassVar[Choice] = {"every": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"every": (None, range(1, 1025))}
     attacks = ()
     usual_realisation = 0.5
     memory = True
@@ -80,9 +81,7 @@ class ActivationCheckpointing(Strategy):
         marked = sum(1 for module in job.model.modules() if getattr(module, _MARK, False))
         return {"checkpointed_blocks": marked}
 
-    def took_effect(self, evidence: Any, choice: Choice) -> Any:
-        from tuner.records import Effect
-
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         marked = evidence.get("checkpointed_blocks", 0)
         took = (marked > 0) == (choice["every"] is not None)
         return Effect(strategy=self.name, took=took, detail=f"{marked} blocks are recomputed")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class AttentionBackend(Strategy):
     name = "attention_backend"
     summary = "back end of scaled_dot_product_attention"
     defaults: ClassVar[Choice] = {"backend": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"backend": (None, *_BACKENDS)}
     attacks = (Category.ATTENTION,)
     touches = COMPUTE
     usual_realisation = 0.2

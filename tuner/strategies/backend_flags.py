@@ -13,11 +13,12 @@ https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.html
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ class BackendFlags(Strategy):
     name = "backend_flags"
     summary = "cuDNN benchmark, TF32 for remaining FP32 products, flushing of denormals"
     defaults: ClassVar[Choice] = {"cudnn_benchmark": False, "tf32": False, "flush_denormals": False}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "cudnn_benchmark": (False, True),
+        "tf32": (False, True),
+        "flush_denormals": (False, True),
+    }
     attacks = COMPUTE
     touches = (*COMPUTE, Category.OPTIMIZER)
     usual_realisation = 0.03
@@ -89,6 +95,10 @@ class BackendFlags(Strategy):
             "tf32": torch.get_float32_matmul_precision() == "high",
             "flush_denormals": _flushes_denormals(),
         }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        """TF32 that was not asked for here may be what `precision` asked for."""
+        return super().took_effect(evidence, {k: v for k, v in choice.items() if k != "tf32" or v})
 
 
 def _flushes_denormals() -> bool:

@@ -52,6 +52,7 @@ class Strategy(ABC):
         name: As in DESIGN's catalogue and in `current`.
         summary: One line for people.
         defaults: The complete choice that plain PyTorch runs.
+        values: What each parameter may be: single values, and ranges of whole numbers.
         attacks: Categories of the breakdown that it can shrink.
         memory: It saves memory; tried when memory is what limits.
         touches: Categories whose time it can change, for better or worse; what a profile shows of the
@@ -63,6 +64,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     defaults: ClassVar[Choice]
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]]
     attacks: ClassVar[tuple[Category, ...]]
     memory: ClassVar[bool] = False
     touches: ClassVar[tuple[Category, ...] | None] = None
@@ -73,7 +75,11 @@ class Strategy(ABC):
 
     def neutral(self, workload: WorkloadFacts) -> Choice:
         """The complete choice that the user runs today."""
-        return {**self.defaults, **workload.current.get(self.name, {})}
+        return self.completed(workload.current.get(self.name, {}))
+
+    def completed(self, current: Mapping[str, Scalar]) -> Choice:
+        """The complete choice that a workload's `current` stands for."""
+        return {**self.defaults, **current}
 
     @abstractmethod
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
@@ -123,15 +129,19 @@ class Strategy(ABC):
     # --- checks -------------------------------------------------------------------------------
 
     def check(self, choice: Mapping[str, Scalar]) -> None:
-        """Refuses parameters that the strategy does not have.
+        """Refuses parameters and values that the strategy does not have.
 
         Raises:
-            ChoiceError: Names the parameter and those that exist.
+            ChoiceError: Names the parameter or value, and those that exist.
         """
         for name, value in choice.items():
             if name not in self.defaults:
                 raise ChoiceError(
                     f"{self.name} has no parameter {name!r} (value {value!r}); it has {', '.join(self.defaults)}"
+                )
+            if not any(_allows(allowed, value) for allowed in self.values[name]):
+                raise ChoiceError(
+                    f"{self.name} has no {name} {value!r}; it may be {', '.join(map(_described, self.values[name]))}"
                 )
 
     def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
@@ -142,6 +152,17 @@ class Strategy(ABC):
     def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
         """The complete choice of a difference."""
         return {**self.neutral(workload), **difference}
+
+
+def _allows(allowed: Scalar | range, value: Scalar) -> bool:
+    """Types count: True is not the number 1."""
+    if isinstance(allowed, range):
+        return type(value) is int and value in allowed
+    return type(value) is type(allowed) and value == allowed
+
+
+def _described(allowed: Scalar | range) -> str:
+    return f"a whole number from {allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else repr(allowed)
 
 
 def needs_cuda(environment: Environment) -> Support:

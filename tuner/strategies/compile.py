@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class Compile(Strategy):
     name = "compile"
     summary = "torch.compile: mode, whole model or repeated blocks"
     defaults: ClassVar[Choice] = {"mode": None, "scope": "whole"}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "mode": (None, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"),
+        "scope": ("whole", "regional"),
+    }
     attacks = (
         Category.ELEMENTWISE,
         Category.NORMALISATION,
@@ -80,12 +84,12 @@ class Compile(Strategy):
             return
 
         def compile_model(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            model.compile(mode=str(mode))
+            _compile(model, str(mode))
             return model
 
         def compile_blocks(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
             for block in workload.blocks(model):
-                block.compile(mode=str(mode))
+                _compile(block, str(mode))
             return model
 
         if choice["scope"] == "regional":
@@ -111,3 +115,20 @@ class Compile(Strategy):
             return Effect(strategy=self.name, took=True, detail="off")
         graphs, breaks = evidence.get("graphs", 0), evidence.get("graph_breaks", 0)
         return Effect(strategy=self.name, took=graphs > 0, detail=f"{graphs} graphs, {breaks} graph breaks")
+
+
+def _compile(module: torch.nn.Module, mode: str) -> None:
+    """Compiles a module in place.
+
+    TorchDynamo begins no graph in a frame of torch's own code, so `module.compile()` alone does nothing
+    for an `nn.Sequential` of torch's own layers or an `nn.TransformerEncoderLayer`: their forward pass
+    gets a frame of ours.
+    """
+    forward = module.forward
+    if forward.__module__.partition(".")[0] == "torch":
+
+        def framed(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+        module.forward = framed
+    module.compile(mode=mode)

@@ -14,11 +14,12 @@ Source: https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inf
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class CpuThreads(Strategy):
     name = "cpu_threads"
     summary = "intra-operator threads and their binding"
     defaults: ClassVar[Choice] = {"num_threads": None, "bind": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "num_threads": (None, range(1, 1025)),
+        "bind": (None, "close", "spread", "true"),
+    }
     attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
     usual_realisation = 0.1
 
@@ -78,7 +83,7 @@ class CpuThreads(Strategy):
         threads = torch.get_num_threads()
         return {"threads": threads, "bind": os.environ.get("OMP_PROC_BIND")}
 
-    def took_effect(self, evidence: Any, choice: Choice) -> Any:
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         wanted: Choice = {}
         if choice["num_threads"] is not None:
             wanted["threads"] = choice["num_threads"]

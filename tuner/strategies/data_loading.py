@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, pipelined_input, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ class DataLoading(Strategy):
         "prefetch_factor": 2,
         "persistent_workers": False,
         "pin_memory": False,
+    }
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "num_workers": (range(1025),),
+        "prefetch_factor": (None, range(1, 1025)),
+        "persistent_workers": (False, True),
+        "pin_memory": (False, True),
     }
     attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D)
     usual_realisation = 0.6

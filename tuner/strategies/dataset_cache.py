@@ -12,12 +12,13 @@ Numerics: `exact`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class DatasetCache(Strategy):
     name = "dataset_cache"
     summary = "decoded samples kept in memory or on a local disk"
     defaults: ClassVar[Choice] = {"where": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"where": (None, "memory", "disk")}
     attacks = (Category.DATA_WAIT,)
     touches = (Category.DATA_WAIT,)
     usual_realisation = 0.8

@@ -12,11 +12,12 @@ Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class MemoryFormat(Strategy):
     name = "memory_format"
     summary = "contiguous or channels_last images"
     defaults: ClassVar[Choice] = {"layout": "contiguous"}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"layout": ("contiguous", "channels_last")}
     attacks = COMPUTE
     touches = COMPUTE
     usual_realisation = 0.1

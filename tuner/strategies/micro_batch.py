@@ -14,11 +14,12 @@ Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-ac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class MicroBatch(Strategy):
     name = "micro_batch"
     summary = "gradient accumulation over pieces of the batch"
     defaults: ClassVar[Choice] = {"num_micro_batches": 1}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"num_micro_batches": (range(1, 65537),)}
     attacks = COMPUTE
     usual_realisation = 0.05
     memory = True

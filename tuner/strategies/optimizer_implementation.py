@@ -13,11 +13,12 @@ Source: https://docs.pytorch.org/docs/stable/optim.html
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class OptimizerImplementation(Strategy):
     name = "optimizer_implementation"
     summary = "for-loop, foreach or fused update"
     defaults: ClassVar[Choice] = {"implementation": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "implementation": (None, "for_loop", "foreach", "fused")
+    }
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.7
@@ -62,5 +66,5 @@ class OptimizerImplementation(Strategy):
         name = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for_loop"
         return {"implementation": name}
 
-    def took_effect(self, evidence: Any, choice: Choice) -> Any:
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         return super().took_effect(evidence, choice if choice["implementation"] else {})

@@ -22,11 +22,12 @@ https://docs.pytorch.org/docs/stable/amp.html ; NVIDIA apex amp documentation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import (
     BF16_ROUNDOFF,
     FP16_ROUNDOFF,
@@ -47,8 +48,19 @@ class Precision(Strategy):
     name = "precision"
     summary = "FP32, TF32, O1 (autocast), O2 (FP32 masters and norms), O3 (pure 16-bit)"
     defaults: ClassVar[Choice] = {"level": "fp32", "dtype": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "level": ("fp32", "tf32", "O1", "O2", "O3"),
+        "dtype": (None, "bfloat16", "float16"),
+    }
     attacks = COMPUTE
     usual_realisation = 0.4
+
+    def completed(self, current: Mapping[str, Scalar]) -> Choice:
+        """A 16-bit level without a dtype is bfloat16, as autocast's default on CPUs and newer GPUs."""
+        complete = super().completed(current)
+        if complete["dtype"] is None and complete["level"] in ("O1", "O2", "O3"):
+            complete["dtype"] = "bfloat16"
+        return complete
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         sixteen_bit: tuple[Choice, ...] = tuple(
@@ -103,6 +115,8 @@ class Precision(Strategy):
         return min(1.0, products + removable(situation, *rest, Category.OPTIMIZER, Category.COPY_H2D))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        import torch
+
         from tuner.training.casting import keeps_fp32
 
         kept: set[str] = set()
@@ -114,12 +128,11 @@ class Precision(Strategy):
             "kept_dtypes": sorted(kept),
             "parameter_dtypes": sorted(cast),
             "autocast_dtype": job.plan.step.autocast_dtype,
+            "products": torch.get_float32_matmul_precision(),
             "masters": job.plan.optimizer.master_weights,
         }
 
-    def took_effect(self, evidence: Any, choice: Choice) -> Any:
-        from tuner.records import Effect
-
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         level, dtype = choice["level"], choice["dtype"]
         found = f"parameters {evidence.get('parameter_dtypes')}, norms {evidence.get('kept_dtypes')}"
         if level == "O1":
@@ -133,7 +146,9 @@ class Precision(Strategy):
                 dtype
             }
         else:
-            took = dtype is None
+            took = evidence.get("autocast_dtype") is None and not evidence.get("masters")
+            if level == "tf32" and evidence.get("products") == "highest":
+                took, found = False, "FP32 products do not use TF32"
         return Effect(strategy=self.name, took=took, detail=found)
 
 

@@ -71,14 +71,21 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         Tensors by name (CPU, contiguous), and the metadata.
 
     Raises:
-        ValueError: The file is not of this format.
+        ValueError: The file is not of this format, or a part of it is missing.
     """
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError(f"{path} is not a tensor file: it does not begin with {MAGIC!r}")
         length = int.from_bytes(file.read(8), "little")
-        header = msgspec.json.decode(file.read(length), type=_Header)
+        try:
+            header = msgspec.json.decode(file.read(length), type=_Header)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from None
         start = _align(len(MAGIC) + 8 + length)
+        end = max((start + entry.offset + entry.nbytes for entry in header.tensors.values()), default=0)
+        size = os.fstat(file.fileno()).st_size
+        if size < end:
+            raise ValueError(f"{path} is cut off: it has {size} bytes of {end}")
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: _view(mapping, start, entry) for name, entry in header.tensors.items()}, header.metadata
 

@@ -15,7 +15,7 @@ import ast
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from tuner.errors import WorkloadNotFound, WorkloadRejected
 from tuner.records import Scalar
@@ -62,7 +62,7 @@ def parse_reference(text: str) -> WorkloadReference:
 
 def format_reference(reference: WorkloadReference) -> str:
     """The inverse of `parse_reference`, with an absolute path."""
-    query = "&".join(f"{name}={value}" for name, value in reference.arguments.items())
+    query = urlencode(reference.arguments)
     target = f"zoo:{reference.name}" if reference.kind == "zoo" else f"{reference.source}:{reference.name}"
     return f"{target}?{query}" if query else target
 
@@ -93,6 +93,7 @@ def _check_file(path: Path, name: str) -> None:
     except (SyntaxError, UnicodeDecodeError) as error:
         raise WorkloadRejected(f"{path} is not valid Python: {error}") from None
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     imports = any(isinstance(node, ast.ImportFrom) for node in tree.body)
     assigned = [
         target.id
@@ -101,7 +102,7 @@ def _check_file(path: Path, name: str) -> None:
         for target in node.targets
         if isinstance(target, ast.Name)
     ]
-    if name not in classes and name not in assigned and not imports:
+    if name not in [*classes, *functions, *assigned] and not imports:
         raise WorkloadNotFound(f"{path} has no class {name}: its classes are {', '.join(classes) or 'none'}")
 
 

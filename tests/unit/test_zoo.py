@@ -1,0 +1,154 @@
+"""Ready workloads, and those made from a transformers config or a timm name."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tuner.errors import MissingDependency, WorkloadNotFound, WorkloadRejected
+from tuner.training.assemble import assemble
+from tuner.training.plan import Plan
+from tuner.workloads.loading import load_workload
+from tuner.workloads.workload import Workload
+from tuner.workloads.zoo import ZOO, ZooEntry, zoo_entry
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY_GPT = "n_layer=2&n_embd=16&n_head=2&vocab_size=50&n_positions=32"
+TINY_VIT = "hidden_size=16&num_hidden_layers=2&num_attention_heads=2&intermediate_size=16&image_size=16&patch_size=8"
+TINY_BERT = "hidden_size=16&num_hidden_layers=2&num_attention_heads=2&intermediate_size=16&vocab_size=50"
+# Two layers of the width of the real ones are enough: the rest is repetition.
+SMALL = {
+    "synthetic": "zoo:synthetic?load_ms=0&compute_ms=0&length=64",
+    "transformers": f"zoo:transformers?model_type=gpt2&batch=2&sequence=8&{TINY_GPT}",
+    "timm": "zoo:timm?name=resnet10t&batch=2",
+    "gpt2": "zoo:gpt2?batch=2&sequence=8&vocab_size=50",
+    "gpt2_large": "zoo:gpt2_large?batch=2&sequence=8&vocab_size=50",
+    "vit_large": "zoo:vit_large?batch=2",
+}
+PARAMETERS = {"gpt2": 124_439_808, "gpt2_large": 774_030_080, "vit_large": 304_326_632}
+"""As their authors count them (a tied output layer once; ViT-L/16 with two labels less the rest)."""
+
+
+def needs(entry: ZooEntry) -> Any:
+    absent = [name for name in entry.needs if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(absent), reason=f"needs {', '.join(absent)}")
+
+
+each_entry = pytest.mark.parametrize("entry", [pytest.param(e, id=e.name, marks=needs(e)) for e in ZOO])
+needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+
+
+def one_loss(workload: Workload) -> float:
+    torch.manual_seed(0)
+    job = assemble(workload, Plan(), device=torch.device("cpu"))
+    return float(job.step(next(iter(job))))
+
+
+class TestZoo:
+    def test_names_are_unique_and_described(self) -> None:
+        assert len({entry.name for entry in ZOO}) == len(ZOO)
+        assert all(entry.summary and "\n" not in entry.summary for entry in ZOO)
+
+    def test_an_unknown_name_is_refused_with_those_that_exist(self) -> None:
+        with pytest.raises(WorkloadNotFound, match=r"the zoo has no 'gtp2'; it has synthetic, .*gpt2"):
+            load_workload("zoo:gtp2")
+
+    def test_an_unknown_argument_is_refused(self) -> None:
+        with pytest.raises(WorkloadRejected, match="colour"):
+            load_workload("zoo:synthetic?colour=1")
+
+    @each_entry
+    def test_builds_without_memory_and_gives_samples(self, entry: ZooEntry) -> None:
+        workload = load_workload(SMALL[entry.name])
+        with torch.device("meta"):
+            model = workload.model()
+        assert model.training
+        assert len(list(workload.blocks(model))) > 1
+        dataset = workload.dataset()
+        assert len(dataset) >= workload.global_batch
+        assert all(torch.equal(a, b) for a, b in zip(leaves(dataset[1]), leaves(dataset[1]), strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(leaves(dataset[1]), leaves(dataset[2]), strict=True))
+
+    @each_entry
+    def test_takes_its_batch_from_the_reference(self, entry: ZooEntry) -> None:
+        reference = SMALL[entry.name].replace("batch=2", "batch=3")
+        if "batch" not in reference:
+            reference += "&batch=3"
+        assert load_workload(reference).global_batch == 3
+        assert (
+            "batch" in inspect.signature(entry.make).parameters
+            or "arguments" in inspect.signature(zoo_entry(entry.name)).parameters
+        )
+
+    @needs_transformers
+    @pytest.mark.parametrize("name", ["gpt2", "gpt2_large"])
+    def test_sizes_are_those_of_the_published_models(self, name: str) -> None:
+        with torch.device("meta"):
+            model = load_workload(f"zoo:{name}").model()
+        assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+    def test_synthetic_trains_with_as_many_workers_as_the_user_has(self) -> None:
+        workload = load_workload("zoo:synthetic?load_ms=0&compute_ms=0&length=64&workers=2")
+        assert workload.current == {"data_loading": {"num_workers": 2}}
+        assert one_loss(workload) > 0
+
+
+def leaves(sample: Any) -> list[torch.Tensor]:
+    return list(sample.values()) if isinstance(sample, dict) else list(sample)
+
+
+@needs_transformers
+class TestTransformers:
+    @pytest.mark.parametrize(
+        ("reference", "task", "unit", "num_units"),
+        [
+            (f"model_type=gpt2&{TINY_GPT}", "causal", "token", 16),
+            (f"model_type=bert&{TINY_BERT}", "masked", "token", 16),
+            (f"model_type=vit&{TINY_VIT}", "image", "sample", 2),
+        ],
+    )
+    def test_a_config_becomes_a_workload_that_trains(
+        self, reference: str, task: str, unit: str, num_units: int
+    ) -> None:
+        workload: Any = load_workload(f"zoo:transformers?batch=2&sequence=8&{reference}")
+        assert (workload.task, workload.sample_unit, workload.global_batch) == (task, unit, 2)
+        job = assemble(workload, Plan(), device=torch.device("cpu"))
+        batch = next(iter(job))
+        assert workload.num_units(batch) == num_units
+        first = float(job.step(batch))
+        assert float(job.step(batch)) < first
+        assert len(workload.blocks(job.model)) == 2
+
+    def test_padding_is_not_counted(self) -> None:
+        workload = load_workload(SMALL["transformers"])
+        mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+        assert workload.num_units({"input_ids": torch.zeros(2, 3), "attention_mask": mask}) == 3
+
+    def test_an_unknown_model_type_is_named(self) -> None:
+        with pytest.raises(WorkloadRejected, match="no model type 'gtp2'"):
+            load_workload("zoo:transformers?model_type=gtp2")
+
+    def test_an_unknown_task_is_named_with_those_that_exist(self) -> None:
+        with pytest.raises(WorkloadRejected, match="task is 'speech': it must be one of causal, masked, image"):
+            load_workload("zoo:transformers?model_type=gpt2&task=speech")
+
+
+@pytest.mark.parametrize(
+    ("package", "reference", "command"),
+    [
+        ("transformers", "zoo:gpt2", r"pip install 'steptune\[transformers\]'"),
+        ("timm", "zoo:timm?name=resnet18", r"pip install 'steptune\[timm\]'"),
+    ],
+)
+def test_an_absent_package_is_named_with_what_to_install(
+    package: str, reference: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match=rf"needs {package}.*{command}"):
+        load_workload(reference)

@@ -83,7 +83,10 @@ def check_loader(job: TrainingJob, files: StudyFiles, seed: int) -> list[GuardCh
     dataset = job.loader.dataset
     epoch = max(1, len(dataset) // job.workload.global_batch)
     batches = [batch for batch, _ in zip(order, range(min(epoch, len(order), MAX_ORDER_BATCHES)), strict=False)]
-    return [_check_order(job, len(dataset), batches), _check_content(job, dataset, batches[:NUM_CONTENT_BATCHES])]
+    state = _random_state()
+    checks = [_check_order(job, len(dataset), batches), _check_content(job, dataset, batches[:NUM_CONTENT_BATCHES])]
+    _restore(state)
+    return checks
 
 
 def _check_order(job: TrainingJob, length: int, batches: list[list[int]]) -> GuardCheck:
@@ -107,13 +110,11 @@ def _check_content(job: TrainingJob, dataset: Any, batches: list[list[int]]) -> 
     seeded = SeededByIndex(dataset)
     original = SeededByIndex(job.workload.dataset())
     collate = job.workload.collate or _default_collate()
-    state = _random_state()
     expected = [_digest(collate([original[index] for index in batch])) for batch in batches]
     repeated = [_digest(collate([original[index] for index in batch])) for batch in batches]
     workload: Any = _PlainWorkload(job.workload, collate)
     loader = build_loader(workload, seeded, job.plan.loader, batch_sampler=batches)
     found = [_digest(batch) for batch in loader]
-    _restore(state)
     if expected != repeated:
         return GuardCheck(
             name="content of samples",

@@ -120,6 +120,7 @@ class TestFiles:
             (b'{"traceEvents": [{"ph": "M"}]}', "holds no timed event"),
             (gzip.compress(b'{"traceEvents": []}')[:-9], "cannot be read"),
         ],
+        ids=["empty", "not JSON", "wrong type", "no events", "no timed event", "cut"],
     )
     def test_what_is_no_trace_is_refused_by_name(self, tmp_path: Path, content: bytes, message: str) -> None:
         path = tmp_path / "broken.json"

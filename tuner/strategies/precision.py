@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tuner.errors import ChoiceError
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
@@ -56,10 +57,19 @@ class Precision(Strategy):
     usual_realisation = 0.4
 
     def completed(self, current: Mapping[str, Scalar]) -> Choice:
-        """A 16-bit level without a dtype is bfloat16, as autocast's default on CPUs and newer GPUs."""
+        """A 16-bit level without a dtype is bfloat16, as autocast's default on CPUs and newer GPUs.
+
+        Raises:
+            ChoiceError: A dtype with a level that has none.
+        """
         complete = super().completed(current)
-        if complete["dtype"] is None and complete["level"] in ("O1", "O2", "O3"):
-            complete["dtype"] = "bfloat16"
+        if complete["level"] in ("O1", "O2", "O3"):
+            return {**complete, "dtype": complete["dtype"] or "bfloat16"}
+        if complete["dtype"] is not None:
+            raise ChoiceError(
+                f"precision has dtype {complete['dtype']!r} with level {complete['level']!r}, which has none: "
+                "name a level of 16 bits too, as {'level': 'O1', 'dtype': 'bfloat16'}"
+            )
         return complete
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

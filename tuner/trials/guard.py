@@ -355,7 +355,8 @@ def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
     ends = reference.horizon_ends
     centre = sum(ends) / len(ends)
     spread = max(ends) - min(ends)
-    fall = max(1e-12, reference.curve.losses[0] - centre)
+    start = (reference.curve.curve_losses or reference.curve.losses)[0]  # with dropout on, as the end
+    fall = max(1e-12, start - centre)
     missing = (last_quarter(curve.horizon_losses) - centre) / fall
     tolerance = max(1 - MIN_PROGRESS, 3 * spread / fall)
     return GuardCheck(

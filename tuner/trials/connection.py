@@ -15,6 +15,7 @@ from typing import Any
 
 from tuner.errors import RunnerError
 from tuner.trials.messages import Channel, Exit, FromServer, ServerReady, decoder_of
+from tuner.trials.scratch import Scratch
 
 READY_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
@@ -42,6 +43,7 @@ class ServerConnection:
     ) -> None:
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = Scratch()
         command = [
             *prefix,
             python,
@@ -53,6 +55,8 @@ class ServerConnection:
             str(log),
             "--start-method",
             start_method,
+            "--scratch",
+            str(self._scratch.path),
             "--preload",
             *preload,
         ]
@@ -60,8 +64,8 @@ class ServerConnection:
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
         self._process = subprocess.Popen(
             command,
-            pass_fds=(theirs.fileno(),),
-            env={**os.environ, "PYTHONPATH": path, **variables},
+            pass_fds=(theirs.fileno(), self._scratch.fileno()),
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self._scratch.path), **variables},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -112,12 +116,15 @@ class ServerConnection:
             except subprocess.TimeoutExpired:
                 continue
         self.channel.close()
+        self._scratch.close()
 
     def _wait_until_ready(self) -> None:
         line = self.channel.receive(READY_TIMEOUT_S)
         if line is None or not isinstance(self._decoder.decode(line), ServerReady):
             self._process.kill()
             status = self._process.wait()
+            self.channel.close()
+            self._scratch.close()
             tail = _tail(self._log)
             raise RunnerError(f"the trial server did not start (status {status}); the end of {self._log}:\n{tail}")
 

@@ -30,11 +30,21 @@ def read_cpu(now_s: float) -> CpuReading | None:
     return None if busy is None else CpuReading(busy_s=busy, own_s=_session_seconds(), at_s=now_s)
 
 
-def foreign_share(before: CpuReading | None, after: CpuReading | None) -> float:
-    """CPU time of others (and time stolen by a hypervisor) as a share of all cores."""
+def own_seconds(before: CpuReading | None, after: CpuReading | None) -> float:
+    """CPU time of this process and its descendants between two readings."""
+    return 0.0 if before is None or after is None else after.own_s - before.own_s
+
+
+def foreign_share(before: CpuReading | None, after: CpuReading | None, own_s: float | None = None) -> float:
+    """CPU time of others (and time stolen by a hypervisor) as a share of all cores.
+
+    Args:
+        own_s: What the own processes used, where that is more than `own_seconds` (other ranks).
+    """
     if before is None or after is None or after.at_s <= before.at_s:
         return 0.0
-    foreign = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    own = own_seconds(before, after) if own_s is None else own_s
+    foreign = (after.busy_s - before.busy_s) - own
     resolution = TICKS_OF_ERROR / os.sysconf("SC_CLK_TCK")
     return max(0.0, foreign - resolution) / ((after.at_s - before.at_s) * usable_cores())
 

@@ -6,6 +6,7 @@ broadcast over a CPU (gloo) group, so that no rank ever waits in a collective th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,17 @@ class Coordinator:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks."""
+        if self.group is None:
+            return list(values)
+        import torch
+        import torch.distributed as dist
+
+        sums = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(sums, group=self.group)
+        return [float(value) for value in sums.tolist()]
 
     def send(self, message: Any) -> None:
         """Sends what only rank 0 reports."""

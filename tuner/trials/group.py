@@ -34,6 +34,7 @@ from tuner.trials.messages import (
     FromRank,
     Guarded,
     MeasureRestart,
+    PhaseBegan,
     Profile,
     Profiled,
     Ready,
@@ -42,6 +43,9 @@ from tuner.trials.messages import (
     TakeWindow,
     WindowTaken,
 )
+
+STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
+"""Phases that a trial enters by itself; the later ones are told when they are asked for."""
 
 
 class Member:
@@ -213,15 +217,13 @@ class GroupRun:
 
     def _await(self, member: Member, answer: type[FromRank]) -> None:
         """Takes messages in until the expected one has come or the job has ended."""
-        phase: Phase | None = None
         while (message := self._board.next_message(member.job)) is not None:
             member.take_in(message)
             if isinstance(message, answer):
                 member.job.pause()
                 return
-            if member.job.phase != phase:
-                phase = member.job.phase
-                self._say(member, phase.value.replace("_", " "))
+            if isinstance(message, PhaseBegan) and message.phase in STARTING:
+                self._say(member, message.phase.value.replace("_", " "))
 
     def _say(self, member: Member, text: str) -> None:
         self._listener(Progress(trial_id=member.spec.trial_id, text=text, phase=member.job.phase.value))

@@ -22,8 +22,10 @@ from tuner.trials.messages import (
     PhaseBegan,
     RankExited,
     RankMessage,
+    Reported,
     ServerReady,
     Start,
+    TaskDone,
     Tell,
     decoder_of,
     encode,
@@ -45,14 +47,20 @@ class Job:
     """None while the job waits for a command; waiting counts for no phase and has no deadline."""
     phases_ns: dict[str, int] = field(default_factory=dict)
     failure: Failure | None = None
+    finished_ranks: set[int] = field(default_factory=set)
+    """Those that have said their last word."""
+    failed_ranks: set[int] = field(default_factory=set)
+    """Those that have said why they ended."""
     ended: bool = False
     killed: bool = False
 
     def enter(self, phase: Phase) -> None:
-        """Ends the phase's time so far and begins the next."""
+        """Ends the phase's time so far and begins the next; a job that waits goes on waiting."""
+        active = self.active_since_s is not None
         self.pause()
         self.phase = phase
-        self.resume()
+        if active:
+            self.resume()
 
     def pause(self) -> None:
         """The job waits from here on."""
@@ -78,6 +86,10 @@ class JobBoard:
 
     def add_server(self, server: ServerConnection) -> None:
         self._selector.register(server, selectors.EVENT_READ)
+
+    def remove_server(self, server: ServerConnection) -> None:
+        """Call before closing it: its descriptor may be used again."""
+        self._selector.unregister(server)
 
     def start(
         self,
@@ -128,7 +140,8 @@ class JobBoard:
         """Kills a job's processes; it has ended when `next_message` says so."""
         if not job.ended and not job.killed:
             job.killed = True
-            job.enter(job.phase)
+            job.pause()
+            job.resume()
             job.server.send(Kill(job=job.job_id))
 
     def end(self, job: Job) -> None:
@@ -156,26 +169,35 @@ class JobBoard:
                 job.pause()
                 job.ended = True
             case RankExited():
-                if (message.code != 0) and not job.killed:
-                    self._fail(
-                        job,
-                        failure_of_exit(
-                            code=message.code,
-                            signal_number=message.signal,
-                            out_of_memory=message.out_of_memory,
-                            phase=job.phase,
-                            rank=message.rank,
-                        ),
-                    )
+                self._exited(job, message)
             case RankMessage():
                 said = self._decoder.decode(message.message)
+                if isinstance(said, Reported | TaskDone):
+                    job.finished_ranks.add(message.rank)
                 match said:
                     case PhaseBegan():
                         job.enter(said.phase)
+                        job.inbox.append(said)
                     case Failed():
+                        job.failed_ranks.add(message.rank)
                         self._fail(job, said.failure)
                     case _:
                         job.inbox.append(said)
+
+    def _exited(self, job: Job, message: RankExited) -> None:
+        """A rank that ends without a word is the cause of what the others say: their connection broke."""
+        finished = message.code == 0 and message.rank in job.finished_ranks
+        if finished or message.rank in job.failed_ranks or message.killed or job.killed:
+            return
+        job.failure = failure_of_exit(
+            code=message.code,
+            signal_number=message.signal,
+            out_of_memory=message.out_of_memory,
+            phase=job.phase,
+            rank=message.rank,
+        )
+        if message.code == 0:  # the server took it for a good end and lets the other ranks wait
+            self.kill(job)
 
     @staticmethod
     def _fail(job: Job, failure: Failure) -> None:

@@ -13,14 +13,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tuner.records import Window
 from tuner.training.loader import outstanding_batches, ready_batches
-from tuner.trials.contention import foreign_share, read_cpu
+from tuner.trials.contention import foreign_share, own_seconds, read_cpu
 from tuner.workloads.batches import EndlessBatches
 from tuner.workloads.workload import first_length
 
@@ -88,8 +88,9 @@ def take_window(
     num_steps: int,
     foreign_limit: float,
     agree: Callable[[int], int] = lambda steps: steps,
+    total: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
 ) -> Window:
-    """Times at least `num_steps` steps beginning at batch `position`.
+    """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
     that batches made before the window do not flatter it.
@@ -102,7 +103,7 @@ def take_window(
         num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
     num_steps = agree(num_steps)
     workload = stepper.job.workload
-    num_samples = num_units = 0
+    num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)
     depth_start = ready_batches(stepper.iterator)
     before = read_cpu(time.perf_counter())
@@ -119,15 +120,16 @@ def take_window(
     depth_end = ready_batches(stepper.iterator)
     stepper.pause()
     steps = np.diff(ticks)
-    share = foreign_share(before, after)
+    num_samples, num_units, own_s = total([num_samples, num_units, own_seconds(before, after)])
+    share = foreign_share(before, after, own_s)
     void = f"others used {share:.0%} of the cores" if share > foreign_limit else None
     p20, p50, p80 = (int(value) for value in np.quantile(steps, (0.2, 0.5, 0.8)))
     return Window(
         round=round_number,
         position=position,
         num_steps=num_steps,
-        num_samples=num_samples,
-        num_units=num_units,
+        num_samples=int(num_samples),
+        num_units=int(num_units),
         duration_ns=end - int(ticks[0]),
         step_p20_ns=p20,
         step_p50_ns=p50,

@@ -79,6 +79,8 @@ class RankExited(_Message):
     code: int | None
     signal: int | None
     out_of_memory: bool
+    killed: bool = False
+    """By the server, because it was told to or because another rank had failed."""
 
 
 class JobEnded(_Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -45,25 +46,30 @@ def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
 
     run = TrialRun(msgspec.msgpack.decode(payload, type=TrialSpec), rank, channel)
     try:
-        run.run()
-        return 0
+        try:
+            run.run()
+            return 0
+        finally:
+            # torch raises the death of a loader worker from a signal handler, wherever that finds the
+            # interpreter; not while the failure is being reported. It does so once for each loader.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     except BaseException as error:
-        crashed = run.crashed_worker()
-        return _report(error, run.phase, rank, channel, signal_number=crashed)
+        return _report(error, run.phase, rank, channel, worker_code=run.crashed_worker(error))
 
 
-def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, signal_number: int | None = None) -> int:
+def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, worker_code: int | None = None) -> int:
     from tuner.trials.failures import failure_of
 
     traceback.print_exc()
     failure = failure_of(error, phase, rank)
-    if signal_number is not None:
+    if worker_code is not None:
+        end = f"was killed by signal {-worker_code}" if worker_code < 0 else f"exited with status {worker_code}"
         failure = Failure(
             kind=FailureKind.CRASH,
             phase=phase,
             rank=rank,
-            signal=signal_number,
-            message=f"a loader worker was killed by signal {signal_number}: {failure.message}",
+            signal=-worker_code if worker_code < 0 else None,
+            message=f"a loader worker {end}: {failure.message}",
             traceback=failure.traceback,
         )
     with contextlib.suppress(OSError):
@@ -81,10 +87,14 @@ def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any
 
 
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from tuner.errors import PlatformError
     from tuner.hardware import default_device, describe_environment
 
     request = msgspec.msgpack.decode(payload, type=DescribeRequest)
-    return describe_environment(request.device or default_device(), Path(request.study_directory), request.num_ranks)
+    device = request.device or default_device()
+    if device == "cuda" and default_device() != "cuda":
+        raise PlatformError("torch finds no CUDA device here: leave --device out, or give --device cpu")
+    return describe_environment(device, Path(request.study_directory), request.num_ranks)
 
 
 def _reference(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:

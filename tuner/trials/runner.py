@@ -55,6 +55,7 @@ class LocalRunner:
         memory_limit_bytes: What a trial may use; None allows what is free, less a margin.
         variables: Environment variables of tasks (a trial brings its own).
         prefix: Command that wraps every trial server (a sandbox).
+        task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LocalRunner:
         start_method: str | None = None,
         prefix: Sequence[str] = (),
         listener: ProgressListener = lambda progress: None,
+        task_deadline_s: float = TASK_DEADLINE_S,
     ) -> None:
         self._workload = workload
         self._files = StudyFiles(directory)
@@ -83,6 +85,7 @@ class LocalRunner:
         self._start_method = start_method or default_start_method()
         self._prefix = tuple(prefix)
         self._listener = listener
+        self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
         self._board = JobBoard()
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
@@ -125,7 +128,7 @@ class LocalRunner:
         return self._task(entry, request)
 
     def _task(self, entry: str, request: Any) -> bytes:
-        deadlines = Deadlines(build_s=TASK_DEADLINE_S)
+        deadlines = Deadlines(build_s=self._task_deadline_s)
         job = self._board.start(
             self._server(self._variables),
             job_id=new_id(),
@@ -135,25 +138,39 @@ class LocalRunner:
             log=str(self._files.logs / f"{entry}.log"),
         )
         answer: bytes | None = None
+        doing = entry
         try:
             while (message := self._board.next_message(job)) is not None:
                 if isinstance(message, TaskProgress):
                     job.enter(job.phase)  # progress: the deadline begins anew
-                    self._listener(Progress(trial_id="", text=message.text, phase=entry))
+                    doing = message.text
+                    self._listener(Progress(trial_id="", text=doing, phase=entry))
                 elif isinstance(message, TaskDone):
                     answer = bytes(message.result)
         finally:
             self._board.end(job)
             self._board.forget(job)
         if job.failure is not None:
-            self._raise_failure(job, entry)
+            self._raise_failure(job, entry, doing)
         if answer is None:
             raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
         return answer
 
-    def _raise_failure(self, job: Job, entry: str) -> None:
+    def _raise_failure(self, job: Job, entry: str, doing: str) -> None:
         failure = job.failure
         assert failure is not None
+        if failure.kind is FailureKind.TIMEOUT:
+            message = (
+                f"{doing} did not end within {self._task_deadline_s:g} s: make the workload do less "
+                "(a smaller global_batch or model, less to prepare), or allow more time with --phase-timeout"
+            )
+            failure = msgspec.structs.replace(failure, message=message)
+        if failure.kind is FailureKind.OUT_OF_MEMORY and entry == "inspect":
+            message = (
+                f"the workload does not fit into memory while {doing}: {failure.message}. Use a smaller "
+                "global_batch or model, a machine with more memory, or allow more of it with --memory-limit"
+            )
+            failure = msgspec.structs.replace(failure, message=message)
         if failure.kind is FailureKind.INFRASTRUCTURE or entry == "describe":
             raise RunnerError(failure.message)
         error = WorkloadError(failure.message)
@@ -232,5 +249,6 @@ class LocalRunner:
 
     def close(self) -> None:
         for server in self._servers.values():
+            self._board.remove_server(server)
             server.close()
         self._servers.clear()

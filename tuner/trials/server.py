@@ -50,6 +50,7 @@ from tuner.trials.processes import (
     kill_tree,
     oom_kills,
 )
+from tuner.trials.scratch import remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 FAILED_RANK_GRACE_S = 2.0
@@ -253,6 +254,7 @@ class TrialServer:
                 code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
                 out_of_memory=code == -signal.SIGKILL and not rank.killed and kills > self._oom_kills,
+                killed=rank.killed,
             )
         )
         self._oom_kills = kills
@@ -325,6 +327,7 @@ def main() -> None:
     parser.add_argument("parent_pid", type=int)
     parser.add_argument("--preload", nargs="*", default=[])
     parser.add_argument("--log", default="")
+    parser.add_argument("--scratch", default="")
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid, signal.SIGTERM)
@@ -338,7 +341,11 @@ def main() -> None:
     gc.freeze()  # shared pages stay shared: a collection in a rank does not touch preloaded objects
     channel = Channel.from_descriptor(arguments.descriptor)
     channel.send(ServerReady(pid=os.getpid(), preload_ns=time.monotonic_ns() - began))
-    TrialServer(channel, arguments.start_method).run()
+    try:
+        TrialServer(channel, arguments.start_method).run()
+    finally:
+        if arguments.scratch:
+            remove(Path(arguments.scratch))
 
 
 if __name__ == "__main__":

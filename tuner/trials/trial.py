@@ -15,6 +15,7 @@ from tuner.strategies.composition import make_plan
 from tuner.strategies.dataset_cache import CachedDataset
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised
+from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
 from tuner.trials.capture import num_profiled_steps, record_profile
 from tuner.trials.coordination import Coordinator
@@ -42,6 +43,9 @@ from tuner.trials.study_files import StudyFiles
 from tuner.trials.warm_up import WarmUp, warm_up
 from tuner.workloads.loading import load_workload
 from tuner.workloads.workload import Workload
+
+WORKER_DEATH_S = 1.0
+"""Time from a broken connection of a dying loader worker to its exit status."""
 
 
 class UserClock:
@@ -92,13 +96,19 @@ class TrialRun:
         self._enter(Phase.REPORT)
         self._report()
 
-    def crashed_worker(self) -> int | None:
-        """The signal that killed a loader worker of this rank, if one did."""
+    def crashed_worker(self, error: BaseException) -> int | None:
+        """Exit code of a loader worker of this rank that died, if one did: negative for a signal.
+
+        A broken connection is noticed before the death of the worker that held its other end.
+        """
         iterator = getattr(getattr(self, "_stepper", None), "iterator", None)
-        for worker in getattr(iterator, "_workers", ()):
-            if worker.exitcode is not None and worker.exitcode < 0:
-                return int(-worker.exitcode)
-        return None
+        workers = list(getattr(iterator, "_workers", ()))
+        deadline = time.monotonic() + WORKER_DEATH_S
+        while True:
+            codes = [worker.exitcode for worker in workers if worker.exitcode]
+            if codes or not workers or not isinstance(error, OSError | EOFError) or time.monotonic() > deadline:
+                return int(codes[0]) if codes else None
+            time.sleep(0.01)
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -130,7 +140,8 @@ class TrialRun:
             batch_sampler=self._order,
             worker_init=loader_worker_init,
         )
-        self._fill_cache()
+        with self._clock():
+            fill_cache(self._job, self._files, spec.num_ranks)
         self._built_ns = time.monotonic_ns()
         self._first_step_ns = self._built_ns
 
@@ -147,15 +158,6 @@ class TrialRun:
     def _make_dataset(self) -> Any:
         with self._clock():
             return self._workload.dataset()
-
-    def _fill_cache(self) -> None:
-        """A dataset cache is measured as it is from the second epoch on: filled, here for the samples
-        that the windows use.
-        """
-        dataset = self._job.loader.dataset
-        if isinstance(dataset, CachedDataset) and self._order is not None:
-            with self._clock():
-                dataset.fill(self._files.first_indices(self.spec.num_ranks))
 
     # --- guard and warm-up --------------------------------------------------------------------
 
@@ -226,6 +228,7 @@ class TrialRun:
                         num_steps=command.num_steps,
                         foreign_limit=command.foreign_limit,
                         agree=self._coordinator.agree,
+                        total=self._coordinator.total,
                     )
                     self._require_finite()
                     self._coordinator.send(WindowTaken(window=window))
@@ -292,6 +295,15 @@ class TrialRun:
             evidence = {**strategy.evidence(self._job), "operators": self._operators}
             effects.append(strategy.took_effect(evidence, self.spec.choices[strategy.name]))
         return tuple(effects)
+
+
+def fill_cache(job: TrainingJob, files: StudyFiles, num_ranks: int) -> None:
+    """A dataset cache is measured as it is from the second epoch on: filled, here for the samples that
+    windows use.
+    """
+    dataset = getattr(job.loader, "dataset", None)
+    if isinstance(dataset, CachedDataset):
+        dataset.fill(files.first_indices(num_ranks))
 
 
 def rank_device(kind: str, rank: int) -> Any:

@@ -1,0 +1,210 @@
+"""Nothing survives a killed study: no process, no shared memory, no temporary file."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from marked import VARIABLE, left_in, marked, new_mark, none_left, shared_memory_of, wait_until
+from trial_builders import reference
+
+from tuner.hardware import find_compiler
+from tuner.trials.scratch import Scratch, remove_abandoned
+
+ROOT = Path(__file__).parents[2]
+STUDY = """
+import sys
+from pathlib import Path
+import msgspec
+from trial_builders import prepare
+from tuner.records import Candidate
+study = prepare(sys.argv[1], Path(sys.argv[3]), with_reference=False)
+candidate = Candidate(choices=msgspec.json.decode(sys.argv[4]))
+study.run(study.spec(candidate, workload=sys.argv[2], guard=False, profile=False))
+"""
+WORKERS = '"data_loading": {"num_workers": 2, "persistent_workers": true}'
+THREADS = '"cpu_threads": {"num_threads": 3}'
+COMPILED = '"compile": {"mode": "default"}'
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+class Victim:
+    """A process that runs one trial, which stays where it is told to."""
+
+    def __init__(self, folder: Path, temporary: Path, *, at: str, choices: str) -> None:
+        self.mark = new_mark()
+        self.study = folder / "study"
+        self.temporary = temporary
+        self._log = folder / "output.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", STUDY, reference("misbehaving", "Misbehaving")),
+                    *(reference("misbehaving", "Misbehaving", deed="hang", at=at), str(self.study), f"{{{choices}}}"),
+                ],
+                env={
+                    **os.environ,
+                    VARIABLE: self.mark,
+                    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+                    "TMPDIR": str(temporary),
+                },
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def moment(self) -> bool:
+        """Whether the trial is where it was told to stay."""
+        assert self.process.poll() is None, self._log.read_text()
+        return (self.study / "data" / "moment").exists()
+
+    def commands(self) -> list[str]:
+        """What its processes were started as."""
+        found = []
+        for process in marked(self.mark):
+            try:
+                found.append(" ".join(process.cmdline()))
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def pids(self, part: str) -> list[int]:
+        return [process.pid for process in marked(self.mark) if part in " ".join(process.cmdline())]
+
+    @property
+    def server(self) -> int:
+        """The server: what it forked looks the same, and is its child."""
+        candidates = [psutil.Process(pid) for pid in self.pids("tuner.trials.server")]
+        return next(process.pid for process in candidates if process.ppid() == self.process.pid)
+
+    def kill(self, *who: str) -> None:
+        every = {process.pid for process in marked(self.mark)}
+        for pid in [{"parent": self.process.pid, "server": self.server}[name] for name in who]:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait(timeout=60)
+        none_left(self.mark)
+        assert shared_memory_of(every) == []
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Short, because the paths of sockets are."""
+    with tempfile.TemporaryDirectory(prefix="st") as folder:
+        yield Path(folder)
+
+
+def removed_by_the_next_start(temporary: Path) -> None:
+    """Threads of a killed process may hold its files a moment longer than the process is seen."""
+
+    def removed() -> bool:
+        remove_abandoned(temporary)
+        return left_in(temporary) == []
+
+    wait_until(removed, "temporary files are removed")
+
+
+StartVictim = Callable[..., Victim]
+
+
+@pytest.fixture
+def start(tmp_path: Path, temporary: Path) -> Iterator[StartVictim]:
+    """Starts victims; what a failed test leaves of them is ended."""
+    victims: list[Victim] = []
+
+    def start_one(**arguments: str) -> Victim:
+        victims.append(Victim(tmp_path, temporary, **arguments))
+        return victims[-1]
+
+    yield start_one
+    for victim in victims:
+        for process in marked(victim.mark):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        victim.process.wait()
+
+
+class TestKilled:
+    @pytest.mark.parametrize(
+        ("at", "choices", "who"),
+        [
+            pytest.param("step", THREADS, ("parent",), id="warming up, parent"),
+            pytest.param("step", THREADS, ("server",), id="warming up, server"),
+            pytest.param("window", f"{THREADS}, {WORKERS}", ("parent",), id="measuring with workers, parent"),
+            pytest.param("window", f"{THREADS}, {WORKERS}", ("parent", "server"), id="measuring with workers, both"),
+        ],
+    )
+    def test_nothing_is_left(
+        self, start: StartVictim, temporary: Path, at: str, choices: str, who: tuple[str, ...]
+    ) -> None:
+        victim = start(at=at, choices=choices)
+        wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=200)
+        victim.kill(*who)
+        removed_by_the_next_start(temporary)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
+class TestKilledWhileCompiling:
+    def test_compilers_end_too(self, start: StartVictim, temporary: Path) -> None:
+        victim = start(at="never", choices=f"{COMPILED}, {WORKERS}")
+        wait_until(
+            lambda: victim.process.poll() is not None or victim.pids("cc1plus"),
+            "a compiler runs",
+            deadline_s=200,
+        )
+        victim.kill("parent", "server")
+        removed_by_the_next_start(temporary)
+
+
+class TestScratch:
+    """The temporary directory of a server, and when it may be removed."""
+
+    def test_one_in_use_is_left_alone(self, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        scratch = Scratch()
+        (scratch.path / "file").touch()
+        remove_abandoned(temporary)
+        assert (scratch.path / "file").exists()
+        scratch.close()
+        scratch.close()
+        assert left_in(temporary) == []
+
+    def test_one_is_in_use_as_long_as_anybody_who_inherited_it_lives(
+        self, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        scratch = Scratch()
+        heir = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            pass_fds=(scratch.fileno(),),
+        )
+        os.close(scratch.fileno())  # as the kernel does for a killed parent
+        remove_abandoned(temporary)
+        assert scratch.path.exists()
+        heir.communicate()
+        remove_abandoned(temporary)
+        assert not scratch.path.exists()
+
+    def test_a_folder_that_is_not_ours_is_left_alone(self, temporary: Path) -> None:
+        (temporary / "steptune-notes").mkdir()
+        remove_abandoned(temporary)
+        assert (temporary / "steptune-notes").exists()
+        shutil.rmtree(temporary / "steptune-notes")
+
+    def test_a_base_too_long_for_sockets_is_not_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        long = tmp_path / ("x" * 60)
+        long.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        scratch = Scratch()
+        try:
+            assert len(str(scratch.path / "pymp-12345678" / "listener-12345678")) <= 107
+        finally:
+            scratch.close()

@@ -1,0 +1,86 @@
+"""Trials of two ranks on a CPU: DistributedDataParallel over gloo."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
+
+from tuner.records import Candidate, Deadlines, FailureKind, Phase
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    prepared = prepare(reference("misbehaving", "Misbehaving"), tmp_path_factory.mktemp("study"), num_ranks=2)
+    yield prepared
+    prepared.runner.close()
+
+
+class TestTwoRanks:
+    def test_are_measured_profiled_and_guarded_as_one_trial(self, study: Prepared) -> None:
+        (result,) = study.run(study.spec())
+        assert result.failure is None, result.failure
+        assert len(result.clean_windows) == QUICK.min_rounds
+        assert [peak.rank for peak in result.memory] == [0, 1]
+        assert result.breakdowns
+        for breakdown in result.breakdowns:
+            assert sum(breakdown.categories.values()) == breakdown.step_time_ns
+
+    def test_train_as_one_process_does(self, study: Prepared) -> None:
+        """Each rank gets half of every batch of the reference, whose runs were of one process."""
+        (result,) = study.run(study.spec(profile=False))
+        assert result.guard is not None
+        assert result.guard.passed, result.guard.reason
+        assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-5)
+
+    def test_throughput_counts_the_samples_of_all_ranks(self, study: Prepared) -> None:
+        """A window of a trial is worth its global batches, so that gains over one rank would be true."""
+        result = study.run_baseline()
+        for window in result.windows:
+            assert window.num_samples == window.num_steps * study.facts.global_batch
+            assert window.num_units == window.num_samples
+
+    def test_loader_workers_of_both_ranks_move_in_step(self, study: Prepared) -> None:
+        workers = Candidate(choices={"data_loading": {"num_workers": 2}})
+        (result,) = study.run(study.spec(workers, profile=False, checks_loader=True))
+        assert result.failure is None, result.failure
+        assert len(result.clean_windows) == QUICK.min_rounds
+
+    def test_take_turns_with_another_trial_of_two_ranks(self, study: Prepared) -> None:
+        specs = [study.spec(guard=False, profile=False), study.spec(THREE_THREADS, guard=False, profile=False)]
+        results = study.run(*specs)
+        assert [result.failure for result in results] == [None, None]
+
+
+class TestOneRankFails:
+    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize(
+        ("deed", "at", "kind", "phase"),
+        [
+            ("segfault", "step", FailureKind.CRASH, Phase.WARM_UP),
+            ("raise", "step", FailureKind.WORKLOAD_ERROR, Phase.WARM_UP),
+            ("raise", "build", FailureKind.WORKLOAD_ERROR, Phase.BUILD),
+            ("exit_quietly", "window", FailureKind.CRASH, Phase.MEASURE),
+        ],
+    )
+    def test_ends_both_and_costs_one_failed_trial(
+        self, study: Prepared, rank: int, deed: str, at: str, kind: FailureKind, phase: Phase
+    ) -> None:
+        workload = reference("misbehaving", "Misbehaving", deed=deed, at=at, rank=rank)
+        (result,) = study.run(study.spec(THREE_THREADS, workload=workload, guard=False, profile=False))
+        assert result.failure is not None
+        assert (result.failure.kind, result.failure.phase, result.failure.rank) == (kind, phase, rank)
+        assert result.failure.signal == (signal.SIGSEGV if deed == "segfault" else None)
+        assert study.run_baseline().ok
+
+    def test_one_that_hangs_is_ended_with_the_other_at_the_deadline(self, study: Prepared) -> None:
+        workload = reference("misbehaving", "Misbehaving", deed="hang", at="step", rank=1)
+        spec = study.spec(
+            THREE_THREADS, workload=workload, guard=False, profile=False, deadlines=Deadlines(warm_up_s=2.0)
+        )
+        (result,) = study.run(spec)
+        assert result.failure is not None
+        assert (result.failure.kind, result.failure.phase) == (FailureKind.TIMEOUT, Phase.WARM_UP)
+        assert study.run_baseline().ok

@@ -1,0 +1,41 @@
+"""A small regression that trains in well under a millisecond per step, for tests of the machinery around it."""
+
+import torch
+from torch.utils.data import Dataset
+
+import tuner
+
+
+class Numbers(Dataset):
+    """Vectors and a linear function of them."""
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(length, 8, generator=generator)
+        self.targets = self.inputs @ torch.randn(8, 1, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class Regression(tuner.Workload):
+    """The plain workload; the others here change one thing about it."""
+
+    def __init__(self, length: int = 256, batch: int = 8, workers: int = 0) -> None:
+        self.length = length
+        self.global_batch = batch
+        if workers:
+            self.current = {"data_loading": {"num_workers": workers}}
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(2)), torch.nn.Linear(8, 1))
+
+    def dataset(self) -> Dataset:
+        return Numbers(self.length)
+
+    def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(model(inputs), targets)

@@ -1,0 +1,91 @@
+"""A temporary directory for everything that runs under one trial server.
+
+Processes that are killed cannot remove their temporary files (Python's loader workers leave a
+directory with a socket each), and killing is how trials end here. So they get a directory of their
+own as TMPDIR, which is removed as a whole: by the server when it ends, by the parent when the server
+could not, and where both were killed by the next start of any study.
+
+A directory is in use as long as anybody holds the lock on the file in it. The lock belongs to the
+open file, which the server and its forked ranks inherit: it is free when the last of them is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "steptune-"
+LOCK = "in-use"
+GONE = ".gone"
+MAX_BASE_LENGTH = 55
+"""A socket's path may have 107 bytes, and those of loader workers add 50 to this."""
+
+
+class Scratch:
+    """Makes a directory and holds its lock; removes abandoned ones first."""
+
+    def __init__(self) -> None:
+        base = _base()
+        remove_abandoned(base)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        unlocked = self.path / f"{LOCK}.new"
+        self._descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        unlocked.rename(self.path / LOCK)  # whoever sees it sees it locked
+        self._share_headers()
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def _share_headers(self) -> None:
+        """Precompiled headers of torch.compile take half a minute and are the same for every program;
+        torch keeps them under the temporary directory, in a folder named after the user.
+        """
+        with contextlib.suppress(KeyError, OSError):
+            name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+            shared = Path(tempfile.gettempdir()).absolute() / name
+            shared.mkdir(exist_ok=True)
+            (self.path / name).symlink_to(shared)
+
+    def close(self) -> None:
+        """Removes the directory, whatever is in it."""
+        remove(self.path)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def remove(path: Path) -> None:
+    """Removes a directory; whoever is killed in the middle leaves one whose name says so."""
+    gone = path.with_name(path.name + GONE)
+    with contextlib.suppress(OSError):
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def remove_abandoned(base: Path) -> None:
+    """Removes directories whose users were killed; those of other people are left alone."""
+    for lock in base.glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(lock.parent)
+            finally:
+                os.close(descriptor)
+    for path in base.glob(f"{PREFIX}*{GONE}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _base() -> Path:
+    usual = Path(tempfile.gettempdir())
+    short = Path("/tmp")
+    too_long = len(os.fsencode(usual)) > MAX_BASE_LENGTH
+    return short if too_long and os.access(short, os.W_OK | os.X_OK) else usual

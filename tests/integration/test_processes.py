@@ -66,28 +66,26 @@ class Victim:
         assert self.process.poll() is None, self._log.read_text()
         return (self.study / "data" / "moment").exists()
 
-    def commands(self) -> list[str]:
-        """What its processes were started as."""
+    def pids(self, part: str) -> list[int]:
+        """Its processes that were started by a command with this part."""
         found = []
         for process in marked(self.mark):
-            try:
-                found.append(" ".join(process.cmdline()))
-            except psutil.NoSuchProcess:
-                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if part in " ".join(process.cmdline()):
+                    found.append(process.pid)
         return found
-
-    def pids(self, part: str) -> list[int]:
-        return [process.pid for process in marked(self.mark) if part in " ".join(process.cmdline())]
 
     @property
     def server(self) -> int:
         """The server: what it forked looks the same, and is its child."""
-        candidates = [psutil.Process(pid) for pid in self.pids("tuner.trials.server")]
-        return next(process.pid for process in candidates if process.ppid() == self.process.pid)
+        children = {process.pid for process in psutil.Process(self.process.pid).children()}
+        (server,) = children & set(self.pids("tuner.trials.server"))
+        return server
 
     def kill(self, *who: str) -> None:
         every = {process.pid for process in marked(self.mark)}
-        for pid in [{"parent": self.process.pid, "server": self.server}[name] for name in who]:
+        pids = {"parent": self.process.pid, "server": self.server}
+        for pid in [pids[name] for name in who]:
             os.kill(pid, signal.SIGKILL)
         self.process.wait(timeout=60)
         none_left(self.mark)

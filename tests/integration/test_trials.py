@@ -68,7 +68,8 @@ class TestOneTrial:
         mean_ns = sum(w.duration_ns for w in clean) // sum(w.num_steps for w in clean)
         assert breakdown.unprofiled_step_time_ns == pytest.approx(mean_ns, rel=0.01)
         assert breakdown.quality.overhead_ratio > 0
-        assert not list((study.directory / "trials").rglob("*.json")), "the trace was not to be kept"
+        folder = study.directory / "trials" / result.trial_id
+        assert not list(folder.glob("*.json")), "the trace was not to be kept"
 
     def test_a_trace_is_kept_on_demand(self, study: Prepared) -> None:
         (result,) = study.run(study.spec(keep_trace=True))

@@ -10,7 +10,17 @@ from dashboards import units
 from dashboards.sources import TrialSource
 from dashboards.starts import leading_candidate, reference_results, results
 from tuner.estimates import units_per_s
-from tuner.records import Gain, Recommendation, SampleUnit, Study, StudyState, Trial, TrialState, Verdict
+from tuner.records import (
+    Gain,
+    MeasureSettings,
+    Recommendation,
+    SampleUnit,
+    Study,
+    StudyState,
+    Trial,
+    TrialState,
+    Verdict,
+)
 
 
 class Fact(NamedTuple):
@@ -73,6 +83,14 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
     facts = [Fact("Verdict", units.words(r.verdict.value), _verdict_note(r))]
     if r.gain is not None:
         facts += _gain_facts(r.gain)
+    if r.foreign_cpu_share > MeasureSettings().foreign_cpu_share:
+        facts.append(
+            Fact(
+                "Busy machine",
+                f"others used {units.percent(r.foreign_cpu_share)} of the cores",
+                "trials took turns, so ratios hold; a quiet machine gives narrower intervals and other rates",
+            )
+        )
     if r.guard is not None:
         compared = ", ".join(check.name for check in r.guard.checks) or "losses"
         facts.append(

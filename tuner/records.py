@@ -732,6 +732,8 @@ class Recommendation(Record):
     alternatives: tuple[Alternative, ...] = ()
     peak_memory_bytes: int = 0
     baseline_peak_memory_bytes: int = 0
+    foreign_cpu_share: float = 0.0
+    """Median share of the cores that other programs used while the baseline was measured."""
     schema_version: int = SCHEMA_VERSION
     steptune_version: str = ""
 

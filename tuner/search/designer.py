@@ -395,8 +395,14 @@ class Designer:
         left = 0
         for move, bound in self.knowledge.untried(self.incumbent):
             above = bound > self.knowledge.threshold
-            left += above
-            why = "the budget was spent" if above else f"could save at most {bound:.1%} of the step: below the noise"
+            impossible = self.space.why_impossible(self.incumbent, move)
+            if impossible is not None:
+                why = impossible
+            elif above:
+                left += 1
+                why = "the budget was spent"
+            else:
+                why = f"could save at most {bound:.1%} of the step: below the noise"
             self._record("end", "not_tried", why, moves=[move], bound=bound)
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from tuner.estimates import student_quantile
 from tuner.profiling.bounds import Situation
 from tuner.profiling.categories import bottleneck
 from tuner.records import (
@@ -64,6 +66,7 @@ def recommend(
     ratio = _ratio(designer, candidate, chosen)
     before, after = _situation(designer, designer.reference), _situation(designer, candidate)
     results = designer.knowledge.results.get(candidate.key, [])
+    baseline_results = designer.knowledge.results.get(designer.reference.key, [])
     return Recommendation(
         study_id=study.study_id,
         created_at=datetime.now(UTC).isoformat(),
@@ -90,11 +93,15 @@ def recommend(
         cost=_cost(results, baseline_rate, ratio, tuning_s, num_trials, study.facts.units_per_batch),
         alternatives=_alternatives(designer, candidate),
         peak_memory_bytes=max((r.peak_memory_bytes for r in results), default=0),
-        baseline_peak_memory_bytes=max(
-            (r.peak_memory_bytes for r in designer.knowledge.results.get(designer.reference.key, [])), default=0
-        ),
+        baseline_peak_memory_bytes=max((r.peak_memory_bytes for r in baseline_results), default=0),
+        foreign_cpu_share=_foreign_share(baseline_results),
         steptune_version=version,
     )
+
+
+def _foreign_share(results: Sequence[TrialResult]) -> float:
+    shares = [window.foreign_cpu_share for result in results for window in result.windows if window.void is None]
+    return statistics.median(shares) if shares else 0.0
 
 
 def _verdict(designer: Designer, candidate: Candidate, chosen: Finalist | None, confirmed: bool) -> Verdict:
@@ -132,6 +139,7 @@ def _bottleneck(situation: Situation | None) -> str:
 def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
     """Every change with its own gain, by all trials of the search."""
     parts = []
+    quantile = _quantile(designer)
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
     for name, choice in candidate.choices.items():
         if designer.reference.choices.get(name) == choice:
@@ -145,13 +153,21 @@ def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
                 strategy=name,
                 choice=choice,
                 gain=own.ratio,
-                interval=Interval(low=math.exp(own.mean - 1.96 * own.sd), high=math.exp(own.mean + 1.96 * own.sd)),
+                interval=Interval(
+                    low=math.exp(own.mean - quantile * own.sd), high=math.exp(own.mean + quantile * own.sd)
+                ),
                 bound=decision.predicted_bound if decision else None,
                 reason=decision.reason if decision else "part of the best combination",
                 numerics=strategy.numerics(strategy.complete(choice, designer.space.workload)),
             )
         )
     return tuple(sorted(parts, key=lambda part: -part.gain))
+
+
+def _quantile(designer: Designer) -> float:
+    """Student's: the model's noise is known only from candidates that were started more than once."""
+    repeats = sum(len(results) - 1 for results in designer.knowledge.results.values())
+    return student_quantile(0.975, max(1, repeats))
 
 
 def _own_gain(designer: Designer, name: str, candidates: Sequence[Candidate]) -> Difference:

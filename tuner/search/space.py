@@ -82,6 +82,11 @@ class Space:
             return None
         return candidate
 
+    def why_impossible(self, candidate: Candidate, move: Move) -> str | None:
+        """Why a move cannot be made on a candidate."""
+        moved = normalise(candidate.with_choice(move.strategy, move.choice), self.workload, self.strategies)
+        return conflict(moved, self.environment, self.workload, self.strategies)
+
     def complete(self, candidate: Candidate) -> dict[str, Choice]:
         return complete_choices(candidate, self.workload, self.strategies)
 

@@ -36,7 +36,7 @@ class Verification(Record):
     tolerance: float
     baseline_units_per_s: float
     recommended_units_per_s: float
-    """Both include reading every loss, which training need not do."""
+    """Both after the first steps, and both include reading every loss, which training need not do."""
 
 
 class TaskRunner(Protocol):

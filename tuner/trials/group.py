@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -44,6 +45,10 @@ from tuner.trials.messages import (
     WindowTaken,
 )
 
+PATIENCE_WITH_LOAD = 3
+"""Rounds without a clean window after which the load of others counts as this machine's usual one."""
+UNUSUAL = 1.5
+"""Times the usual load of others at which a window is void all the same."""
 STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
 """Phases that a trial enters by itself; the later ones are told when they are asked for."""
 
@@ -129,6 +134,7 @@ class GroupRun:
         self._settings = settings
         self._listener = listener
         self._random = random.Random(seed)
+        self._limits: dict[str, float] = {}
         self.members: list[Member] = []
 
     def run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
@@ -186,10 +192,19 @@ class GroupRun:
         positions = member.ready.num_positions
         position = number * base % positions if positions else -1
         self._say(member, f"window {number + 1}")
-        command = TakeWindow(
-            round=number, position=position, num_steps=base, foreign_limit=self._settings.foreign_cpu_share
-        )
+        command = TakeWindow(round=number, position=position, num_steps=base, foreign_limit=self._foreign_limit(member))
         self._request(member, command, WindowTaken)
+
+    def _foreign_limit(self, member: Member) -> float:
+        """The load of others that voids a window: the setting, or half as much again as the usual load of a
+        machine that is never quiet. There, drift cancels between trials that take turns; bursts do not.
+        """
+        shares = [window.foreign_cpu_share for window in member.windows]
+        if member.clean or len(shares) < PATIENCE_WITH_LOAD:
+            return self._limits.get(member.spec.trial_id, self._settings.foreign_cpu_share)
+        limit = max(self._settings.foreign_cpu_share, UNUSUAL * statistics.median(shares))
+        self._limits[member.spec.trial_id] = limit
+        return limit
 
     def _precise(self) -> bool:
         """Whether every ratio to the first trial (or the rate of a single one) is known well enough."""

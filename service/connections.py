@@ -22,7 +22,7 @@ BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for its turn; our transactions take milliseconds."""
 
 _WRITES = {"steptune_writes": True}
-_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _POSTGRESQL_DISK_FULL = "53100"
 
 _SQLITE_MEANINGS = {
@@ -102,8 +102,7 @@ def storage_errors(place: str) -> Iterator[None]:
 def _explain(error: BaseException, place: str) -> StoreError:
     if _is_full(error):
         return StorageFull(
-            f"{place} is full, or the disk that holds it is: free some space and run the command again; "
-            "everything recorded before is kept"
+            f"{place} is full, or the disk that holds it is: free some space; everything recorded before is kept"
         )
     meaning = _SQLITE_MEANINGS.get(_sqlite_code(error))
     if meaning is not None:
@@ -116,7 +115,7 @@ def _is_full(error: BaseException) -> bool:
     return (
         _sqlite_code(error) == sqlite3.SQLITE_FULL
         or getattr(error, "sqlstate", None) == _POSTGRESQL_DISK_FULL
-        or (isinstance(error, OSError) and error.errno in _FULL_ERRNOS)
+        or (isinstance(error, OSError) and error.errno in FULL_ERRNOS)
     )
 
 

@@ -66,7 +66,8 @@ def _arithmetic(environment: Environment) -> Examined:
     rates = environment.calibration.matmul_flops_per_s
     found = ", ".join(f"{name} {units.significant(rate / 1e9)} GFLOP/s" for name, rate in rates.items())
     slow = [name for name, rate in rates.items() if rate < 0.5 * rates["float32"]]
-    advice = f"{', '.join(slow)} is emulated here: it is slower than float32 and will not be tried" if slow else ""
+    verb = "is" if len(slow) == 1 else "are"
+    advice = f"{' and '.join(slow)} {verb} emulated here: slower than float32, and not tried" if slow else ""
     return Examined(level="note" if slow else "ok", subject="arithmetic", found=found, advice=advice)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -60,6 +61,7 @@ def profile_workload(
     seed: int,
     device: str | None,
     python: str | None,
+    foreign_load: float,
     listener: ProgressListener,
 ) -> WorkloadProfile:
     """Measures and profiles the unchanged workload once.
@@ -91,7 +93,8 @@ def profile_workload(
             keep_trace=trace is not None,
             environment_variables=environment_variables(choices),
         )
-        [result] = runner.run([spec], [Purpose.BASELINE], MeasureSettings(cap_s=5.0), new_id(), listener)
+        settings = MeasureSettings(cap_s=5.0, foreign_cpu_share=foreign_load)
+        [result] = runner.run([spec], [Purpose.BASELINE], settings, new_id(), listener)
     finally:
         runner.close()
     if not result.ok or not result.breakdowns:
@@ -116,11 +119,18 @@ def print_profile(console: Console, profile: WorkloadProfile) -> None:
     """The breakdown as bars, then the advice."""
     step = units.milliseconds(profile.step_time_ns / 1e6)
     rate = units.rate(profile.units_per_s, profile.sample_unit)
-    console.print(f"[bold]{step} a step, {rate}[/]; limited by [bold]{profile.bottleneck}[/], on {profile.hardware}\n")
+    console.print(
+        Text(f"{step} a step, {rate}", style="bold")
+        .append("; limited by ", style="not bold")
+        .append(profile.bottleneck)
+        .append(f", on {profile.hardware}\n", style="not bold")
+    )
     for breakdown in profile.breakdowns:
-        table = Table(box=None, padding=(0, 2), header_style="dim", title=breakdown.device, title_justify="left")
+        title = breakdown.device if len(profile.breakdowns) > 1 else None
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title=title)
         for name in ("where the step goes", "time", "share", ""):
-            table.add_column(name, justify="right" if name in ("time", "share") else "left")
+            number = name in ("time", "share")
+            table.add_column(name, justify="right" if number else "left", no_wrap=number)
         times = breakdown.per_step_ns
         total = sum(times.values())
         for category, value in sorted(times.items(), key=lambda item: -item[1]):
@@ -132,11 +142,10 @@ def print_profile(console: Console, profile: WorkloadProfile) -> None:
         console.print(table)
     console.print()
     for finding in profile.findings:
-        console.print(f"[bold]{finding.message}[/]")
         strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
-        console.print(
-            f"  {finding.advice}{strategies}; could gain at most {units.ratio(units.gain_limit(finding.bound))}",
-            style="dim",
-        )
+        limit = units.ratio(units.gain_limit(finding.bound))
+        advice = Text(f"{finding.advice}{strategies}; could gain at most {limit}", style="dim")
+        console.print(Text(finding.message, style="bold"))
+        console.print(Padding(advice, (0, 0, 0, 2), expand=False))
     if not profile.findings:
         console.print("nothing stands out: no category takes more of the step than is usual", style="dim")

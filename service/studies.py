@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,10 @@ from pathlib import Path
 import tuner
 from dashboards.report import render_report
 from service.artifacts import ArtifactStore
+from service.connections import FULL_ERRNOS
 from service.settings import Settings
 from tuner.errors import StorageFull, StoreError
-from tuner.export import EXPORTERS
+from tuner.export import EXPORTERS, Exporter
 from tuner.protocols import StudyStore
 from tuner.records import Recommendation, Study, StudySettings, new_id
 from tuner.search.driver import StudyDriver, StudyView
@@ -24,8 +26,10 @@ from tuner.search.space import check_names
 from tuner.trials.runner import LocalRunner
 from tuner.trials.study_files import StudyFiles
 from tuner.workloads.reference import format_reference, parse_reference, source_digest
+from tuner.workloads.zoo import zoo_entry
 
 REPORT_FILE = "report.html"
+MIN_TASK_DEADLINE_S = 120.0
 COMPRESSION = 3
 """Ten times as fast as the default level, and a tenth larger."""
 
@@ -46,6 +50,8 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
         ChoiceError: A strategy that does not exist.
     """
     reference = parse_reference(workload)
+    if reference.kind == "zoo":
+        zoo_entry(reference.name)
     check_names((*settings.only, *settings.skip))
     study_id = new_id()
     directory = (service_settings.data_directory / "studies" / study_id).resolve()
@@ -60,6 +66,19 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
     )
     store.create_study(study)
     return study
+
+
+def check_writable(folder: Path) -> None:
+    """Refuses, before anything is run, a folder for results that could not be written at the end.
+
+    Raises:
+        StoreError: It is not a folder, or it or its parent may not be written.
+    """
+    present = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not present.is_dir():
+        raise StoreError(f"{folder} cannot hold the results: {present} is not a folder; name another with --output")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise StoreError(f"{folder} cannot hold the results: {present} may not be written; name another with --output")
 
 
 def check_unchanged(study: Study) -> None:
@@ -109,6 +128,7 @@ def local_runner(
             memory_limit_bytes=settings.memory_limit_bytes,
             python=python or sys.executable,
             variables=variables or {},
+            task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
         )
     except OSError as error:
         raise StorageFull(
@@ -167,20 +187,51 @@ def write_results(study_id: str, store: StudyStore, recommendation: Recommendati
     """Writes the report and every export into a folder.
 
     Raises:
-        StorageFull: The folder cannot be written; the study itself is safe in the database.
+        StoreError: The folder cannot be written; StorageFull where the disk is full. The study itself is
+            safe in the database.
     """
-    try:
+    report = write_report(study_id, store, folder)
+    return Results(report=report, exports=write_exports(recommendation, folder, EXPORTERS))
+
+
+def write_report(study_id: str, store: StudyStore, folder: Path) -> Path:
+    """Writes the report into a folder.
+
+    Raises:
+        StoreError: As `write_results`.
+    """
+    report = folder / REPORT_FILE
+    with _written(folder, study_id):
         folder.mkdir(parents=True, exist_ok=True)
-        report = folder / REPORT_FILE
         report.write_text(render_report(store, study_id), encoding="utf-8")
-        exports = []
-        for exporter in EXPORTERS:
+    return report
+
+
+def write_exports(recommendation: Recommendation, folder: Path, exporters: Sequence[Exporter]) -> tuple[Path, ...]:
+    """Writes a recommendation in these formats into a folder.
+
+    Raises:
+        StoreError: The folder cannot be written; StorageFull where the disk is full.
+    """
+    paths = []
+    with _written(folder, recommendation.study_id):
+        folder.mkdir(parents=True, exist_ok=True)
+        for exporter in exporters:
             path = folder / exporter.file_name(recommendation)
             path.write_text(exporter.export(recommendation), encoding="utf-8")
-            exports.append(path)
+            paths.append(path)
+    return tuple(paths)
+
+
+@contextlib.contextmanager
+def _written(folder: Path, study_id: str) -> Iterator[None]:
+    """Says, where results cannot be written, that the study is safe and how to get at it."""
+    try:
+        yield
     except OSError as error:
-        raise StorageFull(
-            f"{folder} cannot be written: {error}. The study is in the database: free space, then "
-            f"`steptune export {study_id}`"
+        full = error.errno in FULL_ERRNOS
+        way_out = "free space" if full else "name another folder with --output"
+        raise (StorageFull if full else StoreError)(
+            f"{folder} cannot be written: {error.strerror or error}. The study is in the database: {way_out}, as in "
+            f"`steptune export {study_id} --output FOLDER`"
         ) from None
-    return Results(report=report, exports=tuple(exports))

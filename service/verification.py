@@ -54,9 +54,9 @@ def print_verification(console: Console, verification: Verification) -> None:
     """Losses side by side at a few steps, and the verdict."""
     last = verification.num_steps - 1
     shown = sorted({round(last * number / (SHOWN_STEPS - 1)) for number in range(SHOWN_STEPS)})
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("step", *(f"baseline, seed {n + 1}" for n in range(len(verification.baseline))), "recommended"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for step in shown:
         curves = (*verification.baseline, verification.recommended)
         table.add_row(str(step + 1), *(f"{curve.losses[step]:.5g}" for curve in curves))

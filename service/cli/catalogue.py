@@ -6,10 +6,10 @@ import importlib.util
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
-from service.cli.console import errors, output, print_json
+from service.cli.console import errors, output, plain_table, print_json
 from service.cli.options import AsJson, Device
 from tuner.records import Environment, WorkloadFacts, choice_label
 from tuner.strategies import STRATEGIES, Strategy
@@ -36,14 +36,13 @@ def zoo(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("workload", "what it is", "needs"):
-        table.add_column(name, overflow="fold")
+    table = plain_table("workload", "what it is")
+    table.columns[0].no_wrap = True
     for row in rows:
-        missing = ", ".join(row["missing"])
-        table.add_row(
-            Text(str(row["reference"]), style="bold"), str(row["summary"]), f"pip install {missing}" if missing else ""
-        )
+        summary = Text(str(row["summary"]))
+        if row["missing"]:
+            summary.append(f"\nfirst: pip install {' '.join(row['missing'])}", style="yellow")
+        table.add_row(Text(str(row["reference"]), style="bold"), summary)
     output.print(table)
 
 
@@ -66,40 +65,47 @@ def strategies(
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("strategy", "what it sets", "choices here", "not here"):
-        table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(
-            Text(row["name"], style="bold"),
-            row["summary"],
-            Text("; ".join(row["choices"]) or "none"),
-            Text(
-                "\n".join(f"{reason}: {'; '.join(labels)}" for reason, labels in row["unsupported"].items()),
-                style="dim",
-            ),
+        _print_strategy(row)
+    output.print(f"judged for {environment.hardware.label}; {facts.name}", style="dim", markup=False)
+
+
+def _print_strategy(row: dict[str, Any]) -> None:
+    """A paragraph, not a row: labels of choices are too long for columns of 80 characters."""
+    output.print(Text(row["name"], style="bold").append(f"  {row['summary']}", style="not bold"))
+    for numerics, labels in _grouped(row["choices"], "numerics"):
+        output.print(
+            Padding(Text(f"{numerics}: ", style="green").append(labels, style="default"), (0, 0, 0, 4), expand=False)
         )
-    output.print(table)
-    output.print(f"\njudged for {environment.hardware.label}; {facts.name}", style="dim")
+    for reason, labels in _grouped(row["unsupported"], "reason"):
+        output.print(Padding(Text(f"not here, {reason}: {labels}", style="dim"), (0, 0, 0, 4), expand=False))
+    output.print()
+
+
+def _grouped(choices: list[dict[str, Any]], by: str) -> list[tuple[str, str]]:
+    labels: dict[str, list[str]] = {}
+    for choice in choices:
+        labels.setdefault(choice[by], []).append(choice_label(choice["choice"]))
+    return [(key, "; ".join(values)) for key, values in labels.items()]
 
 
 def _row(strategy: Strategy, environment: Environment, facts: WorkloadFacts) -> dict[str, Any]:
-    choices: list[str] = []
-    unsupported: dict[str, list[str]] = {}
+    choices: list[dict[str, Any]] = []
+    unsupported: list[dict[str, Any]] = []
     for choice in strategy.choices(environment, facts):
         difference = strategy.difference(choice, facts)
         if not difference:
             continue
-        label = f"{choice_label(difference)} ({strategy.numerics(choice).value})"
+        entry = {"choice": difference, "numerics": strategy.numerics(choice).value}
         support = strategy.supports(choice, environment, facts)
         if isinstance(support, Unsupported):
-            unsupported.setdefault(support.reason, []).append(label)
+            unsupported.append({**entry, "reason": support.reason})
         else:
-            choices.append(label)
+            choices.append(entry)
     return {
         "name": strategy.name,
         "summary": strategy.summary,
-        "neutral": choice_label(strategy.neutral(facts)),
+        "neutral": strategy.neutral(facts),
         "choices": choices,
         "unsupported": unsupported,
     }

@@ -9,13 +9,43 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from service.database import open_store
 from service.settings import Settings
 from service.store import SqlStudyStore
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended without a result, as shells have it."""
+
 output = Console(highlight=False, soft_wrap=False)
 errors = Console(stderr=True, highlight=False)
+
+
+def say(text: str, style: str | None = None) -> None:
+    """One line to standard error, as it is: a terminal wraps it between words, a file gets it whole."""
+    errors.print(text, style=style, markup=False, soft_wrap=not errors.is_terminal)
+
+
+def short_name(workload: str) -> str:
+    """A workload's reference without the folders of its file."""
+    return workload if workload.startswith("zoo:") else workload.rpartition("/")[2]
+
+
+def plain_table(*names: str, title: str | None = None) -> Table:
+    """A table without lines. What must stay whole on a narrow terminal is `no_wrap` in its column."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        title=title,
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def print_json(value: Any) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.markup import escape
 from rich.text import Text
 
-from service.cli.console import errors, output, print_json
-from service.cli.options import AsJson, Device, Python, Seed, WorkloadName
+from service.cli.console import errors, output, plain_table, print_json, say
+from service.cli.options import AsJson, Device, ForeignLoad, Python, Seed, WorkloadName
 from tuner.hardware import check_platform
+from tuner.records import MeasureSettings
+
+if TYPE_CHECKING:
+    from service.doctor import Examined
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +32,7 @@ def profile(
     ] = None,
     seed: Seed = 0,
     device: Device = None,
+    foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
     python: Python = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,18 +48,19 @@ def profile(
             seed=seed,
             device=device,
             python=str(python) if python else None,
-            listener=lambda progress: status.update(progress.text),
+            foreign_load=foreign_load,
+            listener=lambda progress: status.update(escape(progress.text)),
         )
     if as_json:
         print_json(result)
     else:
         print_profile(output, result)
     if trace is not None:
-        errors.print(f"trace {trace}")
+        say(f"trace {trace}")
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine offers, and what is missing or misconfigured."""
+    """Say what this machine offers, and what is missing or misconfigured; status 1 where there is a problem."""
     from service.doctor import examine
 
     check_platform()
@@ -62,14 +68,20 @@ def doctor(as_json: AsJson = False) -> None:
         findings = examine()
     if as_json:
         print_json(findings)
-        return
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("", "what", "found", "effect and way out"):
-        table.add_column(name, overflow="fold")
+    else:
+        _print_findings(findings)
+    if any(finding.level == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print_findings(findings: list[Examined]) -> None:
+    table = plain_table("", "what", "found")
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     marks = {"ok": ("✓", "green"), "note": ("·", "blue"), "problem": ("!", "yellow")}
     for finding in findings:
         mark, style = marks[finding.level]
-        table.add_row(Text(mark, style=style), finding.subject, Text(finding.found), Text(finding.advice))
+        found = Text(finding.found)
+        if finding.advice:
+            found.append(f"\n{finding.advice}", style=style)
+        table.add_row(Text(mark, style=style), finding.subject, found)
     output.print(table)
-    if any(finding.level == "problem" for finding in findings):
-        raise typer.Exit(1)

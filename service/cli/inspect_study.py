@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.markup import escape
 from rich.text import Text
 
-from service.cli.console import errors, opened_store, output, print_json, settings_with
+from service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with, short_name
 from service.cli.options import AsJson, Database, Python, StudyId
 from service.store import SqlStudyStore
 from tuner.errors import StoreError, StudyNotFound
-from tuner.records import Recommendation, Study
+from tuner.records import Recommendation, Study, StudyState, Verdict
+
+ID_WIDTH = 26
+"""Characters of a study's id, which must be whole to be copied."""
 
 
 def register(app: typer.Typer) -> None:
@@ -59,25 +63,33 @@ def list_studies(
     if as_json:
         print_json([{"study": study, "recommendation": recommendation} for study, recommendation in rows])
         return
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("study", "begun", "workload", "hardware", "state", "answer"):
-        table.add_column(name, overflow="fold")
+    if not rows:
+        output.print("no study yet: `steptune tune WORKLOAD` makes one")
+        return
+    table = plain_table("study", "begun", "answer")
+    for column, width in zip(table.columns, (ID_WIDTH, len("2026-01-31 12:00"), None), strict=True):
+        column.no_wrap, column.overflow, column.min_width = True, "ellipsis", width
     for study, recommendation in rows:
-        hardware = study.environment.hardware.label if study.environment else ""
-        workload = study.facts.name if study.facts else study.workload.rpartition("/")[2]
-        answer = _answer(recommendation) if recommendation else study.message
-        table.add_row(
-            study.study_id, study.created_at[:16].replace("T", " "), workload, hardware, study.state.value, Text(answer)
-        )
-    output.print(table if rows else "no study yet: `steptune tune WORKLOAD` makes one")
+        begun = datetime.fromisoformat(study.created_at).astimezone()
+        table.add_row(study.study_id, f"{begun:%Y-%m-%d %H:%M}", _answer(study, recommendation))
+    output.print(table)
 
 
-def _answer(recommendation: Recommendation) -> str:
+def _answer(study: Study, recommendation: Recommendation | None) -> Text:
+    """Two lines: what came of it, and of what."""
     from dashboards import units
 
-    if recommendation.gain is None or recommendation.verdict.value != "faster":
-        return units.words(recommendation.verdict.value)
-    return f"{units.ratio(recommendation.gain.ratio)} ({units.ratio_interval(recommendation.gain.interval)})"
+    hardware = study.environment.hardware.label if study.environment else ""
+    about = ", ".join(part for part in (short_name(study.workload), hardware) if part)
+    if recommendation is None:
+        text = f"{study.state.value}: {study.message}" if study.message else study.state.value
+    elif recommendation.gain is None or recommendation.verdict is not Verdict.FASTER:
+        text = units.words(recommendation.verdict.value)
+    else:
+        text = f"{units.ratio(recommendation.gain.ratio)} ({units.ratio_interval(recommendation.gain.interval)})"
+    if recommendation is not None and study.state is not StudyState.COMPLETED:
+        text = f"{study.state.value}, {text}"
+    return Text(text).append(f"\n{about}", style="dim")
 
 
 def export(
@@ -89,37 +101,41 @@ def export(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study's recommendation in a format that another tool reads."""
+    """Write a study's recommendation in formats that other tools read; all of them and the report by default."""
+    from service.studies import write_exports, write_report
     from tuner.export import EXPORTERS, exporter_named
 
     chosen = [exporter_named(format_)] if format_ else list(EXPORTERS)
+    report: Path | None = None
     with opened_store(settings_with(database)) as store:
         study = resolve(store, study_id)
         recommendation = store.recommendation(study.study_id)
-    if recommendation is None:
-        raise StoreError(
-            f"study {study.study_id} has no recommendation ({study.state.value}): "
-            f"`steptune resume {study.study_id}` goes on with it"
-        )
-    if str(folder) == "-":
-        for exporter in chosen:
-            output.file.write(exporter.export(recommendation))
-        return
-    written = []
-    folder.mkdir(parents=True, exist_ok=True)
-    for exporter in chosen:
-        path = folder / exporter.file_name(recommendation)
-        path.write_text(exporter.export(recommendation), encoding="utf-8")
-        left_out = list(exporter.not_expressible(recommendation))
-        written.append(
-            {"format": exporter.name, "path": str(path), "usage": exporter.usage, "not_expressible": left_out}
-        )
-        if not as_json:
-            output.print(f"{path}  {exporter.usage}", soft_wrap=True, markup=False)
-            for sentence in left_out:
-                errors.print(f"  not expressed: {sentence}", style="yellow", markup=False)
+        if recommendation is None:
+            raise StoreError(
+                f"study {study.study_id} has no recommendation ({study.state.value}): "
+                f"`steptune resume {study.study_id}` goes on with it"
+            )
+        if str(folder) == "-":
+            for exporter in chosen:
+                output.file.write(exporter.export(recommendation))
+            return
+        if format_ is None:
+            report = write_report(study.study_id, store, folder)
+    paths = write_exports(recommendation, folder, chosen)
+    left_out = [list(exporter.not_expressible(recommendation)) for exporter in chosen]
     if as_json:
-        print_json(written)
+        exports = [
+            {"format": exporter.name, "path": str(path), "usage": exporter.usage, "not_expressible": sentences}
+            for exporter, path, sentences in zip(chosen, paths, left_out, strict=True)
+        ]
+        print_json({"report": str(report) if report else None, "exports": exports})
+        return
+    if report is not None:
+        output.print(f"{report}  open it in a browser", soft_wrap=True, markup=False)
+    for exporter, path, sentences in zip(chosen, paths, left_out, strict=True):
+        output.print(f"{path}  {exporter.usage}", soft_wrap=True, markup=False)
+        for sentence in sentences:
+            say(f"  not expressed: {sentence}", style="yellow")
 
 
 def verify(
@@ -144,7 +160,7 @@ def verify(
                 recommendation,
                 steps,
                 settings,
-                lambda p: status.update(p.text),
+                lambda p: status.update(escape(p.text)),
                 python=str(python) if python else None,
             )
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,7 +16,9 @@ from rich.text import Text
 
 from dashboards import units
 from tuner.records import Decision, SampleUnit
-from tuner.search.driver import StudyView
+
+if TYPE_CHECKING:  # the search brings SciPy, which `steptune list` need not wait for
+    from tuner.search.driver import StudyView
 
 RECENT_DECISIONS = 6
 REFRESH_PER_S = 2.0
@@ -56,11 +59,15 @@ class Progress:
             "sentinel",
         ):
             self._stage = view.stage
-            self._console.print(f"[{units.duration(view.elapsed_s)}] {view.stage}")
+            self._print(view, view.stage)
         for decision in view.decisions[self._told :]:
             if decision.verdict != "not_tried":
-                self._console.print(f"[{units.duration(view.elapsed_s)}] {decision_text(decision)}", markup=False)
+                self._print(view, decision_text(decision))
         self._told = len(view.decisions)
+
+    def _print(self, view: StudyView, text: str) -> None:
+        """One line, however long: a log is searched by lines."""
+        self._console.print(f"[{units.duration(view.elapsed_s)}] {text}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -78,7 +85,8 @@ def draw(view: StudyView) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", justify="right")
     facts.add_column()
-    facts.add_row("now", Text(f"{view.stage}: {view.current}", overflow="ellipsis", no_wrap=True))
+    now = f"{view.stage}: {view.current}" if view.current and view.current != view.stage else view.stage
+    facts.add_row("now", Text(now, overflow="ellipsis", no_wrap=True))
     facts.add_row("", Text(view.activity, style="dim", overflow="ellipsis", no_wrap=True))
     if view.baseline_units_per_s:
         facts.add_row("baseline", units.rate(view.baseline_units_per_s, SampleUnit(view.unit)))
@@ -88,7 +96,7 @@ def draw(view: StudyView) -> RenderableType:
             Text(f"{view.best_gain:+.1%}  {view.best_label}", style="green" if view.best_gain > 0 else ""),
         )
     if view.findings:
-        facts.add_row("finding", view.findings[0].message)
+        facts.add_row("finding", Text(view.findings[0].message))
     left = max(0.0, view.budget_s - view.elapsed_s)
     trials = f"{view.num_trials}" + (f" of {view.max_trials}" if view.max_trials else "")
     facts.add_row("time left", f"{units.duration(left)} of {units.duration(view.budget_s)}, {trials} trials done")

@@ -7,14 +7,14 @@ import traceback
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 import tuner
 from service.cli import catalogue, database, diagnose, inspect_study, tune
-from service.cli.console import errors
+from service.cli.console import INTERRUPTED, errors, say
 from tuner.errors import SteptuneError
 
 USER_ERROR = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="steptune",
@@ -46,22 +46,20 @@ def main() -> None:
     if debug:
         sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app()
+        app(prog_name="steptune")
     except SteptuneError as error:
         if debug:
             traceback.print_exc()
-        errors.print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False)
+        errors.print(
+            Text("error: ", style="bold red").append(str(error), style="default not bold"),
+            soft_wrap=not errors.is_terminal,
+        )
         for note in getattr(error, "__notes__", ()) if debug else ():
-            errors.print(_plain(note), highlight=False)
+            say(note)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
-        errors.print("interrupted")
+        say("interrupted")
         sys.exit(INTERRUPTED)
-
-
-def _plain(text: str) -> str:
-    """Text in which brackets are brackets, not markup."""
-    return text.replace("[", "\\[")
 
 
 if __name__ == "__main__":

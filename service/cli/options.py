@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.errors import ChoiceError
+
 Database = Annotated[
     str | None,
     typer.Option(
@@ -24,6 +26,24 @@ Python = Annotated[
     Path | None, typer.Option("--python", help="Interpreter in which trials run; default this one.", show_default=False)
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu or cuda; default cuda where there is one.", show_default=False)
+    str | None,
+    typer.Option(
+        "--device",
+        help="cpu or cuda; default cuda where there is one.",
+        show_default=False,
+        callback=lambda value: _known_device(value),
+    ),
+]
+ForeignLoad = Annotated[
+    float,
+    typer.Option(
+        "--foreign-load", min=0.0, help="Share of the cores that other programs may use while a window is timed."
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples and the initial state.")]
+
+
+def _known_device(name: str | None) -> str | None:
+    if name not in (None, "cpu", "cuda"):
+        raise ChoiceError(f"--device {name}: a device is `cpu` or `cuda`")
+    return name

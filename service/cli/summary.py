@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -17,9 +18,11 @@ from dashboards.headline import get_headline_info
 from dashboards.sources import TrialSource
 from dashboards.story import get_not_tried_info, get_tried_info
 from dashboards.theme import category_colour
+from service.cli.console import plain_table, short_name
 from tuner.records import Part, Recommendation, choice_label
 
 BAR_WIDTH = 48
+SHADES = "█▓▒░"
 SHOWN_CHOICES = 3
 _VERDICTS = {"accepted": "green", "confirmed": "green", "failed": "red", "guard_rejected": "red"}
 _TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
@@ -31,7 +34,7 @@ def print_summary(console: Console, source: TrialSource, study_id: str) -> None:
     console.print(_headline(source, study_id))
     breakdown = get_breakdown_info(source, study_id)
     if len(breakdown):
-        console.print(_breakdown(breakdown))
+        console.print(_breakdown(breakdown, coloured=console.color_system is not None and not console.no_color))
     if recommendation is not None and recommendation.parts:
         console.print(_parts(recommendation))
     tried = get_tried_info(source, study_id)
@@ -47,7 +50,7 @@ def _headline(source: TrialSource, study_id: str) -> RenderableType:
     tone = _TONES[info.tone]
     title = Text(f"{info.figure} {info.title}".strip(), style=f"bold {tone}")
     facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
+    facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     for fact in info.facts:
         value = Text(fact.value)
@@ -55,12 +58,14 @@ def _headline(source: TrialSource, study_id: str) -> RenderableType:
             value.append(f"  {fact.note}", style="dim")
         facts.add_row(fact.name, value)
     return Panel(
-        Group(title, Text(info.sentence), Text(), facts), border_style=tone, title=source.get_study(study_id).workload
+        Group(title, Text(info.sentence), Text(), facts),
+        border_style=tone,
+        title=escape(short_name(source.get_study(study_id).workload)),
     )
 
 
-def _breakdown(info: pd.DataFrame) -> RenderableType:
-    """Stacked bars on one scale, and a table of the categories side by side."""
+def _breakdown(info: pd.DataFrame, *, coloured: bool) -> RenderableType:
+    """Stacked bars on one scale, and a table of the categories side by side; shades where colours are off."""
     rows = _records(info)
     steps_ms: dict[str, dict[str, float]] = {}
     titles: dict[str, str] = {}
@@ -68,19 +73,21 @@ def _breakdown(info: pd.DataFrame) -> RenderableType:
         steps_ms.setdefault(row["configuration"], {})[row["category"]] = row["ms_per_step"]
         titles[row["category"]] = row["title"]
     longest = max(sum(step.values()) for step in steps_ms.values())
-    bars = Table.grid(padding=(0, 1))
+    first = next(iter(steps_ms.values()))
+    order = sorted(titles, key=lambda name: -first.get(name, 0.0))
+    fills = {category: "█" if coloured else SHADES[number % len(SHADES)] for number, category in enumerate(order)}
+    bars = Table.grid(padding=(0, 2, 0, 0))
     for name, step in steps_ms.items():
         bar = Text()
-        for category, value in step.items():
-            bar.append("█" * round(value / longest * BAR_WIDTH), style=category_colour(category))
-        bars.add_row(Text(name, style="bold"), bar, units.milliseconds(sum(step.values())))
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("where the step goes")
+        for category in order:
+            width = round(step.get(category, 0.0) / longest * BAR_WIDTH)
+            bar.append(fills[category] * width, style=category_colour(category))
+        bars.add_row(Text(name, style="bold", no_wrap=True), bar, units.milliseconds(sum(step.values())))
+    table = plain_table("where the step goes")
     for name in steps_ms:
-        table.add_column(name, justify="right")
-    first = next(iter(steps_ms.values()))
-    for category in sorted(titles, key=lambda name: -first.get(name, 0.0)):
-        label = Text("■ ", style=category_colour(category)).append(titles[category], style="default")
+        table.add_column(name, justify="right", no_wrap=True)
+    for category in order:
+        label = Text(f"{fills[category]} ", style=category_colour(category)).append(titles[category], style="default")
         values = (step.get(category) for step in steps_ms.values())
         table.add_row(label, *("–" if value is None else units.milliseconds(value) for value in values))
     return Group(Text(), bars, Text(), table)
@@ -92,16 +99,20 @@ def _records(info: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _parts(recommendation: Recommendation) -> RenderableType:
-    table = Table(title="Recommended changes", title_justify="left", box=None, padding=(0, 2), header_style="dim")
-    for name in ("change", "own gain", "95 % interval", "numerics", "because"):
-        table.add_column(name, overflow="fold")
+    table = _figures("own gain", "95 % interval", "numerics", "change, and why", title="Recommended changes")
     for part in recommendation.parts:
-        table.add_row(_change(part), units.ratio(part.gain), _interval(part), part.numerics.value, part.reason)
+        change = Text(f"{part.strategy}: {choice_label(part.choice)}", style="bold")
+        change.append(f"\n{part.reason}", style="dim not bold")
+        table.add_row(units.ratio(part.gain), _interval(part), part.numerics.value, change)
     return Group(Text(), table)
 
 
-def _change(part: Part) -> Text:
-    return Text(part.strategy, style="bold").append(f"  {choice_label(part.choice)}", style="default")
+def _figures(*names: str, title: str) -> Table:
+    """Figures that stay whole, then one column of text that takes the room that is left."""
+    table = plain_table(*names, title=title)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    return table
 
 
 def _interval(part: Part) -> str:
@@ -109,24 +120,23 @@ def _interval(part: Part) -> str:
 
 
 def _tried(info: pd.DataFrame) -> RenderableType:
-    table = Table(title="What was tried", title_justify="left", box=None, padding=(0, 2), header_style="dim")
-    for name in ("changed", "verdict", "measured", "could gain", "why"):
-        table.add_column(name, overflow="fold")
+    table = _figures("verdict", "measured", "could gain", "change, and why", title="What was tried")
     for row in _records(info):
         verdict = Text(units.words(row["verdict"]), style=_VERDICTS.get(row["verdict"], ""))
         measured = "" if math.isnan(row["gain"]) else units.ratio(row["gain"])
         limit = "" if math.isnan(row["limit"]) else f"≤ {units.ratio(row['limit'])}"
-        table.add_row(Text(row["changed"]), verdict, measured, limit, Text(row["reason"]))
+        change = Text(row["changed"]).append(f"\n{row['reason']}" if row["reason"] else "", style="dim")
+        table.add_row(verdict, measured, limit, change)
     return Group(Text(), table)
 
 
 def _not_tried(info: pd.DataFrame) -> RenderableType:
-    table = Table(title="What was not tried", title_justify="left", box=None, padding=(0, 2), header_style="dim")
-    for name in ("strategy", "choices", "why not"):
-        table.add_column(name, overflow="fold")
+    table = _figures("strategy", "why not, and which choices", title="What was not tried")
+    last = ""
     for row in _records(info):
         choices = row["choices"]
         shown = "; ".join(choices[:SHOWN_CHOICES])
         more = f" and {len(choices) - SHOWN_CHOICES} more" if len(choices) > SHOWN_CHOICES else ""
-        table.add_row(row["strategy"], Text(shown + more), Text(row["reason"]))
+        strategy, last = ("" if row["strategy"] == last else row["strategy"]), row["strategy"]
+        table.add_row(strategy, Text(row["reason"]).append(f": {shown}{more}", style="dim"))
     return Group(Text(), table)

@@ -8,16 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import errors, opened_store, output, print_json, settings_with
+from service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from service.cli.inspect_study import resolve
 from service.cli.live import live_progress
-from service.cli.options import AsJson, Database, Device, Python, Seed, StudyId, WorkloadName
+from service.cli.options import AsJson, Database, Device, ForeignLoad, Python, Seed, StudyId, WorkloadName
 from service.quantities import parse_bytes, parse_duration_s
 from service.settings import Settings
 from service.store import SqlStudyStore
-from tuner.errors import ChoiceError, StoreError
+from tuner.errors import ChoiceError, StorageFull, StoreError
 from tuner.hardware import check_platform
-from tuner.records import Numerics, Study, StudySettings, StudyState
+from tuner.records import MeasureSettings, Numerics, Study, StudySettings, StudyState
+
+RESULTS = Path("steptune-results")
+"""Holds a folder for each study that was given none."""
 
 Output = Annotated[
     Path | None,
@@ -40,7 +43,12 @@ def tune(
     workload: WorkloadName,
     budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
     trials: Annotated[
-        int | None, typer.Option(min=1, help="At most this many suggestions of the search.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1,
+            help="At most this many suggestions of the search, starts of the baseline included.",
+            show_default=False,
+        ),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -61,13 +69,14 @@ def tune(
             help="Longest phase of a trial; default multiples of what the baseline takes.", show_default=False
         ),
     ] = None,
+    foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training."""
-    from service.studies import begin_study
+    from service.studies import begin_study, check_writable
 
     check_platform()
     settings = StudySettings(
@@ -81,8 +90,10 @@ def tune(
         device=device,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
         phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
+        measure=MeasureSettings(foreign_cpu_share=foreign_load),
     )
     service_settings = settings_with(database)
+    check_writable(output_folder or RESULTS)
     with opened_store(service_settings) as store:
         study = begin_study(workload, settings, store, service_settings)
         _run(study, store, service_settings, output_folder, python, as_json)
@@ -96,10 +107,11 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
-    from service.studies import check_unchanged
+    from service.studies import check_unchanged, check_writable
 
     check_platform()
     service_settings = settings_with(database)
+    check_writable(output_folder or RESULTS)
     with opened_store(service_settings) as store:
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED:
@@ -118,12 +130,18 @@ def _run(
 ) -> None:
     from service.studies import run_study, write_results
 
-    folder = folder or Path("steptune-results") / study.study_id
-    errors.print(f"study {study.study_id}", style="dim")
-    with _terminated_as_interrupt(), live_progress(errors, quiet=as_json) as progress:
-        recommendation = run_study(
-            study, store, service_settings, on_change=progress, python=str(python) if python else None
-        )
+    folder = folder or RESULTS / study.study_id
+    say(f"study {study.study_id}", style="dim")
+    try:
+        with _terminated_as_interrupt(), live_progress(errors, quiet=as_json) as progress:
+            recommendation = run_study(
+                study, store, service_settings, on_change=progress, python=str(python) if python else None
+            )
+    except KeyboardInterrupt:
+        say(f"interrupted before there was an answer: `steptune resume {study.study_id}` goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    except StorageFull as error:
+        raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
     results = write_results(study.study_id, store, recommendation, folder)
     if as_json:
         print_json(recommendation)
@@ -136,6 +154,8 @@ def _run(
     for path in results.exports:
         output.print(f"export   {path}", soft_wrap=True)
     output.print(f"study    {study.study_id}  (`steptune show {study.study_id[-8:]}`)", soft_wrap=True)
+    if store.get_study(study.study_id).state is StudyState.INTERRUPTED:
+        say(f"interrupted: `steptune resume {study.study_id}` goes on with the search", style="yellow")
 
 
 class _terminated_as_interrupt:

@@ -180,7 +180,7 @@ class TestTrouble:
         with engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         on_each_connection(engine, f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(StorageFull, match=rf"{path} is full.*free some space and run the command again"):
+        with pytest.raises(StorageFull, match=rf"{path} is full.*free some space; everything recorded before is kept"):
             store.add_event(STUDY_ID, "large", {"text": "x" * 100_000})
         assert store.events(STUDY_ID) == []
         assert store.list_studies() == [sample_study()]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
+import sysconfig
 import traceback
+from pathlib import Path
 
+import tuner
 from tuner.errors import RunnerError, SteptuneError
 from tuner.records import Failure, FailureKind, Phase
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
+
+_WORKER_TRACEBACK = "Original Traceback (most recent call last):"
+_NOT_THE_USERS = (
+    Path(tuner.__file__).parent,
+    *{Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")},
+)
 
 
 class UnsupportedHere(Exception):
@@ -24,7 +34,7 @@ def classify(error: BaseException) -> FailureKind:
     """The kind of an exception that ended a rank."""
     if is_out_of_memory(error):
         return FailureKind.OUT_OF_MEMORY
-    if isinstance(error, RunnerError):
+    if isinstance(error, RunnerError) or _is_disk_full(error):
         return FailureKind.INFRASTRUCTURE
     if isinstance(error, NumericsLeft):
         return FailureKind.NUMERICS
@@ -48,6 +58,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
 
 
+def _is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _from_compiler(error: BaseException) -> bool:
     module = type(error).__module__ or ""
     return module.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
@@ -55,22 +69,42 @@ def _from_compiler(error: BaseException) -> bool:
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
     """The record of an exception."""
-    name = type(error).__name__
-    text = str(error).strip()
-    message = (
-        text
-        if isinstance(error, SteptuneError | UnsupportedHere | NumericsLeft)
-        else f"{name}: {text}"
-        if text
-        else name
-    )
+    ours = isinstance(error, SteptuneError | UnsupportedHere | NumericsLeft)
     return Failure(
         kind=classify(error),
         phase=phase,
-        message=_first_lines(message),
+        message=_first_lines(str(error).strip() if ours else _told(error)),
         rank=rank,
         traceback="".join(traceback.format_exception(error))[-8000:],
     )
+
+
+def _told(error: BaseException) -> str:
+    """What an exception says, and the line of the user's code that it came from."""
+    name, text = type(error).__name__, str(error).strip()
+    if _WORKER_TRACEBACK in text:  # torch hands on what a loader worker raised as the text of its traceback
+        where, _, told = text.partition(_WORKER_TRACEBACK)
+        lines = re.findall(r'File "([^"]+)", line (\d+)', told)
+        place = next((f"{path}, line {line}" for path, line in reversed(lines) if _is_users(path)), "")
+        worker = re.search(r"in (.+?)\.?$", where.strip())
+        text = told.strip().rpartition("\n")[2].removeprefix(f"{name}:").strip()
+        place = ", in ".join(part for part in (place, worker[1] if worker else "") if part)
+    else:
+        place = _place(error)
+    message = f"{name}: {text}" if text else name
+    if _is_disk_full(error):
+        message = f"{message}: free space, or put the studies elsewhere with STEPTUNE_DATA_DIRECTORY"
+    return f"{message} ({place})" if place else message
+
+
+def _place(error: BaseException) -> str:
+    """`/home/me/train.py, line 12`: the innermost line of code that is neither ours nor a library's."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{frame.filename}, line {frame.lineno}" for frame in frames if _is_users(frame.filename)), "")
+
+
+def _is_users(path: str) -> bool:
+    return not path.startswith("<") and not any(Path(path).is_relative_to(folder) for folder in _NOT_THE_USERS)
 
 
 def failure_of_exit(

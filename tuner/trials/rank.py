@@ -60,7 +60,8 @@ def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
 def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, worker_code: int | None = None) -> int:
     from tuner.trials.failures import failure_of
 
-    traceback.print_exc()
+    with contextlib.suppress(OSError):  # the log may be on the disk whose being full is the failure
+        traceback.print_exc()
     failure = failure_of(error, phase, rank)
     if worker_code is not None:
         end = f"was killed by signal {-worker_code}" if worker_code < 0 else f"exited with status {worker_code}"

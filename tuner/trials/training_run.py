@@ -13,8 +13,11 @@ from tuner.training.initial_state import build_initialised
 from tuner.trials.measure import Stepper
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import loader_worker_init, rank_device
+from tuner.trials.trial import fill_cache, loader_worker_init, rank_device
 from tuner.workloads.loading import load_workload
+
+MAX_UNTIMED_STEPS = 10
+"""At the beginning: compilation, the start of loader workers, the filling of their queue."""
 
 
 class TrainRequest(Record):
@@ -29,11 +32,13 @@ class TrainRequest(Record):
 
 
 class LossCurve(Record):
-    """Losses step by step, and the time that the steps took."""
+    """Losses step by step, and the time that the steps took once the first were done."""
 
     losses: tuple[float, ...]
     duration_s: float
+    """Of the steps after the first `num_untimed_steps`, as are `num_units`."""
     num_units: int
+    num_untimed_steps: int = 0
 
     @property
     def finite(self) -> bool:
@@ -57,15 +62,26 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
         batch_sampler=order,
         worker_init=loader_worker_init,
     )
+    fill_cache(job, files, num_ranks)
     torch.manual_seed(request.seed)
     stepper = Stepper(job, order)
+    num_untimed = min(MAX_UNTIMED_STEPS, request.num_steps // 2)
     losses, units = [], 0
     began = last_said = time.monotonic()
     for number in range(request.num_steps):
+        if number == num_untimed:
+            stepper.synchronise()
+            began, units = time.monotonic(), 0
         batch = stepper.next_batch()
         units += workload.num_units(batch)
         losses.append(float(job.step(batch)))
         if time.monotonic() - last_said > 1.0:
             last_said = time.monotonic()
             channel.send(TaskProgress(text=f"step {number + 1} of {request.num_steps}, loss {losses[-1]:.4g}"))
-    return LossCurve(losses=tuple(losses), duration_s=time.monotonic() - began, num_units=units)
+    stepper.synchronise()
+    return LossCurve(
+        losses=tuple(losses),
+        duration_s=time.monotonic() - began,
+        num_units=units,
+        num_untimed_steps=num_untimed,
+    )

@@ -29,7 +29,7 @@ def load_workload(reference: str | WorkloadReference) -> Workload:
     else:
         module = _import_file(parsed) if parsed.kind == "file" else _import_module(parsed.source)
         if not hasattr(module, parsed.name):
-            raise WorkloadNotFound(f"{parsed.source} has no attribute {parsed.name}")
+            raise WorkloadNotFound(f"{parsed.source} has no class {parsed.name}: {_workloads_in(module)}")
         factory = getattr(module, parsed.name)
     if isinstance(factory, Workload):
         return validate(factory)
@@ -42,6 +42,15 @@ def load_workload(reference: str | WorkloadReference) -> Workload:
             raise WorkloadRejected(f"{parsed.name}({parsed.arguments}) cannot be made: {error}") from error
         raise
     return validate(workload)
+
+
+def _workloads_in(module: ModuleType) -> str:
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Workload) and value is not Workload
+    ]
+    return f"its workloads are {', '.join(names)}" if names else "it has no workload at all"
 
 
 def _import_module(name: str) -> ModuleType:

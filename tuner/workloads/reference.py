@@ -90,7 +90,9 @@ def _check_file(path: Path, name: str) -> None:
         raise WorkloadNotFound(f"{path} does not exist: give the path of a Python file with the class {name}")
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except SyntaxError as error:
+        raise WorkloadRejected(f"{path}, line {error.lineno}: this is not valid Python: {error.msg}") from None
+    except UnicodeDecodeError as error:
         raise WorkloadRejected(f"{path} is not valid Python: {error}") from None
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

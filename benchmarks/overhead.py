@@ -31,7 +31,7 @@ BRIEF = MeasureSettings(cap_s=0.0, min_rounds=1, max_rounds=1)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="trials of the large model")
+    parser.add_argument("--repeats", type=int, default=5, help="trials of the large model, minutes each on a CPU")
     parser.add_argument("--only", choices=("toy", "large"))
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     arguments = parser.parse_args()

@@ -45,10 +45,12 @@ from tuner.trials.messages import (
     WindowTaken,
 )
 
-PATIENCE_WITH_LOAD = 3
-"""Rounds without a clean window after which the load of others counts as this machine's usual one."""
+RECENT_WINDOWS = 5
+"""Windows of the group whose median load of others counts as this machine's usual one."""
 UNUSUAL = 1.5
 """Times the usual load of others at which a window is void all the same."""
+PATIENCE = 3
+"""Times the cap (or a second) after which a group without two clean rounds is given up."""
 STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
 """Phases that a trial enters by itself; the later ones are told when they are asked for."""
 
@@ -134,7 +136,7 @@ class GroupRun:
         self._settings = settings
         self._listener = listener
         self._random = random.Random(seed)
-        self._limits: dict[str, float] = {}
+        self._foreign_shares: list[float] = []
         self.members: list[Member] = []
 
     def run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
@@ -179,7 +181,8 @@ class GroupRun:
             clean_rounds += all(number in member.clean for member in self._alive())
             if clean_rounds >= settings.min_rounds and self._precise():
                 return
-            if clean_rounds >= 2 and time.monotonic() - began > settings.cap_s:
+            elapsed_s = time.monotonic() - began
+            if elapsed_s > (settings.cap_s if clean_rounds >= 2 else PATIENCE * max(1.0, settings.cap_s)):
                 return
 
     def _base_steps(self, alive: Sequence[Member]) -> int:
@@ -192,19 +195,17 @@ class GroupRun:
         positions = member.ready.num_positions
         position = number * base % positions if positions else -1
         self._say(member, f"window {number + 1}")
-        command = TakeWindow(round=number, position=position, num_steps=base, foreign_limit=self._foreign_limit(member))
+        command = TakeWindow(round=number, position=position, num_steps=base, foreign_limit=self._foreign_limit())
         self._request(member, command, WindowTaken)
+        self._foreign_shares += [window.foreign_cpu_share for window in member.windows[-1:]]
 
-    def _foreign_limit(self, member: Member) -> float:
+    def _foreign_limit(self) -> float:
         """The load of others that voids a window: the setting, or half as much again as the usual load of a
         machine that is never quiet. There, drift cancels between trials that take turns; bursts do not.
         """
-        shares = [window.foreign_cpu_share for window in member.windows]
-        if member.clean or len(shares) < PATIENCE_WITH_LOAD:
-            return self._limits.get(member.spec.trial_id, self._settings.foreign_cpu_share)
-        limit = max(self._settings.foreign_cpu_share, UNUSUAL * statistics.median(shares))
-        self._limits[member.spec.trial_id] = limit
-        return limit
+        recent = self._foreign_shares[-RECENT_WINDOWS:]
+        usual = statistics.median(recent) if len(recent) == RECENT_WINDOWS else 0.0
+        return max(self._settings.foreign_cpu_share, UNUSUAL * usual)
 
     def _precise(self) -> bool:
         """Whether every ratio to the first trial (or the rate of a single one) is known well enough."""

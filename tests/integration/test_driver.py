@@ -77,8 +77,8 @@ class TestAnswer:
         certificate = study.run().certificate
         reasons = {decision.moves[0].strategy: decision.reason for decision in certificate.not_tried}
         assert reasons["layout"] == "left out by --skip"
-        assert reasons["threads"] == "the budget was spent"
-        assert certificate.ended == "budget spent"
+        assert reasons["threads"] == "the trials were spent"
+        assert certificate.ended == "trials spent"
         assert certificate.remaining_bound > 0.05
 
 

@@ -393,6 +393,7 @@ class Designer:
     def _conclude(self) -> None:
         """Writes down everything that was not tried, and why the search ended."""
         left = 0
+        spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
         for move, bound in self.knowledge.untried(self.incumbent):
             above = bound > self.knowledge.threshold
             impossible = self.space.why_impossible(self.incumbent, move)
@@ -400,13 +401,13 @@ class Designer:
                 why = impossible
             elif above:
                 left += 1
-                why = "the budget was spent"
+                why = f"the {spent} {'were' if spent == 'trials' else 'was'} spent"
             else:
                 why = f"could save at most {bound:.1%} of the step: below the noise"
             self._record("end", "not_tried", why, moves=[move], bound=bound)
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])
-        self.ended = "budget spent" if left else "no bound above noise"
+        self.ended = f"{spent} spent" if left else "no bound above noise"
 
     def _advance(self, outcome: Outcome | None) -> None:
         try:

@@ -171,7 +171,9 @@ class LocalRunner:
                 "global_batch or model, a machine with more memory, or allow more of it with --memory-limit"
             )
             failure = msgspec.structs.replace(failure, message=message)
-        if failure.kind is FailureKind.INFRASTRUCTURE or entry == "describe":
+        if failure.kind is FailureKind.INFRASTRUCTURE:
+            raise RunnerError(f"{failure.message} (files and logs of the study: {self._files.directory})")
+        if entry == "describe":
             raise RunnerError(failure.message)
         error = WorkloadError(failure.message)
         error.add_note(failure.traceback)

@@ -1,0 +1,119 @@
+"""What is wrong with a user's input is refused with status 2: what was wrong, its value, and the way out."""
+
+from pathlib import Path
+
+import pytest
+from command import PATIENT, WORKLOADS
+
+FLAWED = WORKLOADS / "flawed.py"
+FINE = f"{FLAWED}:Fine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tune", "nowhere.py:Model"], ["nowhere.py does not exist", "give the path of a Python file"]),
+        (["tune", "train.py"], ["'train.py' names no class", "path/to/file.py:ClassName", "zoo:NAME"]),
+        (["tune", "zoo:nothing"], ["the zoo has no 'nothing'", "synthetic"]),
+        (["tune", FINE, "--budget", "soon"], ["'soon' is not a duration", "5m"]),
+        (["tune", FINE, "--budget", "0s"], ["'0s'", "positive"]),
+        (["tune", FINE, "--budget", "-5m"], ["'-5m' is not a duration"]),
+        (["tune", FINE, "--phase-timeout", "ages"], ["'ages' is not a duration"]),
+        (["tune", FINE, "--memory-limit", "lots"], ["'lots' is not a size", "8g"]),
+        (["tune", FINE, "--only", "data_loding"], ["no strategy 'data_loding'", "data_loading"]),
+        (["tune", FINE, "--skip", "compile,magic"], ["no strategy 'magic'", "precision"]),
+        (["tune", FINE, "--only", "precision=O9"], ["no strategy 'precision=O9'", "precision"]),
+        (["tune", FINE, "--allow", "anything"], ["--allow anything", "lossy", "recipe"]),
+        (["tune", FINE, "--device", "tpu"], ["--device tpu", "cpu", "cuda"]),
+        (["tune", FINE, "--database", "nonsense"], ["'nonsense' is not a database URL", "sqlite:///steptune.db"]),
+        (["profile", "nowhere.py:Model"], ["nowhere.py does not exist"]),
+        (["resume", "last"], ["no study yet", "steptune tune"]),
+        (["show", "last"], ["no study yet", "steptune tune"]),
+        (["show", "zzzz"], ["no study 'zzzz'", "steptune tune"]),
+        (["resume", "zzzz"], ["no study 'zzzz'", "steptune tune"]),
+        (["export", "zzzz"], ["no study 'zzzz'", "steptune tune"]),
+        (["verify", "zzzz", "--json"], ["no study 'zzzz'", "steptune tune"]),
+        (["export", "--format", "docx"], ["'docx'", "json, yaml, python"]),
+    ],
+    ids=lambda value: " ".join(value).replace(str(WORKLOADS), "") if isinstance(value, list) else None,
+)
+def test_wrong_arguments_are_refused_before_anything_runs(inside, arguments, said):
+    message = inside(*arguments, status=2).error
+    for part in said:
+        assert part in message
+    assert not list(Path(".steptune").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "said"),
+    [
+        ("NotAWorkload", [], ["NotAWorkload is not a workload", "subclass tuner.Workload"]),
+        ("NanLoss", [], ["the loss of the first batch is nan", "check its data"]),
+        ("SmallerThanABatch", [], ["5 samples, fewer than one batch of 8", "smaller global_batch"]),
+        ("DetachedLoss", [], ["does not depend on the model's parameters", "without detach()"]),
+        ("UnknownChoice", [], ["num_wrokers", "num_workers"]),
+        ("RaisingWorker", [], ["ValueError: this sample is damaged", "flawed.py, line ", "worker process"]),
+        ("EndlessStep", ["--phase-timeout", "2s"], ["did not end within 2 s", "--phase-timeout"]),
+        ("HugeModel", ["--memory-limit", "2g"], ["does not fit into memory", "smaller global_batch or model"]),
+        ("SlowStep", ["--budget", "10s"], ["the budget of 10 s is too short", "larger --budget"]),
+        ("Fine", ["--device", "cuda"], ["no CUDA device", "--device cpu"]),
+    ],
+)
+def test_a_workload_that_cannot_be_tuned_is_refused_and_remembered(steptune, workload, options, said):
+    message = steptune.refused(
+        "tune", f"{FLAWED}:{workload}", *PATIENT, *options, variables={"CUDA_VISIBLE_DEVICES": ""}
+    )
+    for part in said:
+        assert part in message
+    [entry] = steptune.studies()
+    assert entry["study"]["state"] == "failed"
+    assert entry["study"]["message"] == message
+    assert entry["recommendation"] is None
+
+
+def test_a_class_that_the_file_does_not_have_is_named_with_those_that_it_has(steptune):
+    message = steptune.refused("profile", f"{FLAWED}:Absent")
+    assert "no class Absent" in message
+    assert "Fine" in message
+
+
+def test_a_syntax_error_is_named_with_file_and_line(steptune):
+    (steptune.folder / "broken.py").write_text("import torch\n\nclass Model(:\n")
+    message = steptune.refused("tune", "broken.py:Model")
+    assert f"{steptune.folder / 'broken.py'}, line 3" in message
+    assert "not valid Python" in message
+
+
+def test_an_import_that_fails_is_named_with_file_and_line(steptune):
+    (steptune.folder / "helper.py").write_text("x = 1\nimport package_that_nobody_has\n")
+    (steptune.folder / "train.py").write_text("import helper\n\nclass Model:\n    pass\n")
+    message = steptune.refused("tune", "train.py:Model")
+    assert "No module named 'package_that_nobody_has'" in message
+    assert f"{steptune.folder / 'helper.py'}, line 2" in message
+
+
+def test_debug_shows_where_it_was_raised(inside):
+    ended = inside("--debug", "tune", "nowhere.py:Model", status=2)
+    assert "Traceback (most recent call last)" in ended.err
+    assert ended.err.rstrip().splitlines()[-1].startswith("error: ")
+
+
+def test_a_usage_error_names_the_option(inside):
+    """Typer's own errors have the same status and stay off standard output too."""
+    ended = inside("tune", "zoo:synthetic", "--trials", "0", status=2)
+    assert "--trials" in ended.err
+    assert "steptune tune -h" in ended.err
+    assert not ended.out
+
+
+def test_a_message_is_one_line_however_narrow_the_output(steptune):
+    long = Path("a" * 60) / ("b" * 60 + ".py")
+    assert str(long) in steptune.refused("tune", f"{long}:Model", variables={"COLUMNS": "40"})
+
+
+def test_brackets_in_a_message_are_not_markup(inside):
+    assert "[bold]x[/]" in inside("tune", "[bold]x[/].py:Model", status=2).error
+
+
+def test_a_script_that_reads_json_gets_nothing_but_the_status_from_a_refusal(steptune):
+    assert "'zzzz'" in steptune.refused("show", "zzzz", "--json")

@@ -1,0 +1,105 @@
+"""What a machine and a workload look like before anything is tuned."""
+
+import gzip
+import io
+import json
+import re
+
+import msgspec
+from command import PATIENT, TUNED
+from rich.console import Console
+
+from service.profiling import WorkloadProfile, print_profile
+from tuner.strategies import STRATEGIES
+from tuner.workloads.zoo import ZOO
+
+
+def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):
+    found = steptune("profile", TUNED, "--trace", "trace.json.gz", "--json", *PATIENT).json
+    assert found["bottleneck"] == "input"
+    for breakdown in found["breakdowns"]:
+        assert sum(breakdown["categories"].values()) == breakdown["step_time_ns"]
+    with gzip.open(steptune.folder / "trace.json.gz", "rt") as file:
+        assert json.load(file)["traceEvents"]
+
+    console = Console(file=io.StringIO(), width=80)
+    print_profile(console, msgspec.convert(found, WorkloadProfile))
+    text = console.file.getvalue()
+    first, *_ = text.splitlines()
+    assert re.match(r"[\d.]+ ms a step, [\d.]+ samples/s; limited by input, on ", first)
+    assert re.search(r"^waiting for data +[\d.]+ ms +\d+ % +█", text, re.MULTILINE)
+    assert "data_loading" in text
+    assert "could gain at most" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_strategies_are_listed_with_what_is_unsupported_and_why(steptune):
+    listed = steptune("strategies", "--device", "cpu").out
+    assert all(len(line) <= 80 for line in listed.splitlines())
+    for strategy in STRATEGIES:
+        assert re.search(rf"^{strategy.name}  ", listed, re.MULTILINE)
+    assert re.search("not here, needs CUDA: .*cudnn_benchmark=on", listed)
+
+
+def test_strategies_are_judged_for_a_workload(steptune):
+    rows = {row["name"]: row for row in steptune("strategies", "--workload", TUNED, "--json").json}
+    assert list(rows) == [strategy.name for strategy in STRATEGIES]
+    [layout] = rows["memory_format"]["unsupported"]
+    assert layout["choice"] == {"layout": "channels_last"}
+    assert "convolution" in layout["reason"]
+    assert rows["data_loading"]["neutral"]["num_workers"] == 0
+    assert {"num_workers": 2, "persistent_workers": True} in [c["choice"] for c in rows["data_loading"]["choices"]]
+
+
+def test_the_zoo_names_its_workloads_and_what_must_be_installed(inside):
+    rows = inside("zoo", "--json").json
+    assert [row["reference"] for row in rows] == [f"zoo:{entry.name}" for entry in ZOO]
+    listed = inside("zoo").out
+    for row in rows:
+        assert re.search(rf"^{row['reference']} ", listed, re.MULTILINE)
+        assert not row["missing"] or f"pip install {' '.join(row['missing'])}" in listed
+
+
+def test_the_doctor_says_what_the_machine_offers(steptune):
+    """Its status is 1 where there is a problem; a busy machine is one too."""
+    ended = steptune("doctor", "--json", status=None)
+    levels = {finding["subject"]: finding["level"] for finding in ended.json}
+    assert {"device", "arithmetic", "versions", "C++ compiler", "cores", "memory", "disk"} <= set(levels)
+    assert ended.status == int("problem" in levels.values())
+
+
+def test_the_doctor_names_a_problem_and_the_way_out(steptune):
+    out = steptune("doctor", status=1, variables={"PATH": "/nowhere", "CXX": ""}).out
+    assert re.search(r"^!  C\+\+ compiler +none *\n +torch.compile cannot be tried: install g\+\+", out, re.MULTILINE)
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_a_database_is_made_by_upgrade_and_is_then_current(inside):
+    url = "sqlite:///made.db"
+    assert inside("db", "upgrade", "--database", url, "--json").json == {"database": url, "upgraded": True}
+    assert "this version's schema" in inside("db", "upgrade", "--database", url).out
+    assert inside("list", "--database", url, "--json").json == []
+
+
+def test_an_empty_list_says_how_to_begin(inside):
+    assert "steptune tune" in inside("list").out
+
+
+def test_help_names_every_command_and_its_program(inside):
+    overview = inside("--help").out
+    for command in [
+        "tune",
+        "resume",
+        "show",
+        "list",
+        "export",
+        "verify",
+        "zoo",
+        "strategies",
+        "profile",
+        "doctor",
+        "db",
+    ]:
+        assert re.search(rf"^│ {command} ", overview, re.MULTILINE)
+        assert f"Usage: steptune {command}" in inside(command, "--help").out
+    assert re.fullmatch(r"steptune \d+\.\d+\.\d+\n", inside("--version").out)

@@ -1,0 +1,192 @@
+"""One command tunes a workload, and the other commands read, export and check what it found."""
+
+import json
+import re
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import yaml
+from command import CONTROL, TUNED
+
+from tuner.records import Recommendation
+
+pytestmark = pytest.mark.xdist_group("tuned_study")
+
+UNITLESS = re.compile("(time|duration|memory|latency|rate)(?!.*(_ns|_s|_ms|_bytes)$)")
+"""Names of quantities that have a unit, without one."""
+
+
+@pytest.fixture
+def recommendation(tuned_inside):
+    return tuned_inside("show", "--json").json["recommendation"]
+
+
+@pytest.fixture
+def study_id(tuned_inside):
+    return tuned_inside("list", "--json").json[0]["study"]["study_id"]
+
+
+def test_the_summary_has_the_claim_the_reasons_and_the_rejections(tuning, recommendation):
+    out = tuning.out
+    assert re.search(r"\d+\.\d+× as fast as today's settings", out)
+    assert re.search(r"[\d.,]+ samples/s with today's settings, [\d.,]+ samples/s as recommended", out)
+    assert re.search(r"95 % interval\s+[\d.,]+× to [\d.,]+×", out)
+    assert re.search(r"Bottleneck\s+\w+\s+before: input", out)
+    assert re.search(r"where the step goes +today +recommended", out)
+    accepted = out.partition("Recommended changes")[2].partition("What was tried")[0]
+    for part in recommendation["parts"]:
+        assert f"{part['strategy']}:" in accepted
+        assert f"{part['gain']:.2f}×" in accepted
+    assert "left out by --only" in out.partition("What was not tried")[2]
+
+
+def test_the_claim_is_supported_by_its_interval(recommendation):
+    assert recommendation["verdict"] == "faster"
+    low, high = recommendation["gain"]["interval"]["low"], recommendation["gain"]["interval"]["high"]
+    assert 1 < low < recommendation["gain"]["ratio"] < high
+    assert recommendation["baseline_units_per_s"] < recommendation["units_per_s"]
+
+
+def test_progress_off_a_terminal_is_one_line_for_each_thing_that_happened(tuning):
+    assert not CONTROL.search(tuning.err)
+    study, *lines = tuning.err.splitlines()
+    assert re.fullmatch(r"study [0-9a-z]{26}", study)
+    assert all(re.match(r"\[[^]]+ (s|min|h)\] \S", line) for line in lines), tuning.err
+    assert any("accepted" in line for line in lines)
+    assert len(lines) < 30
+
+
+def test_the_report_is_one_file_that_needs_no_network(tuned):
+    html = (tuned.folder / "results" / "report.html").read_text()
+    loaded = re.findall(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)\s*=\s*["']?([^"'\s>]+)""", html)
+    assert [address for address in loaded if not address.startswith("data:")] == []
+    assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", html)
+    assert "as fast as" in html
+
+
+@pytest.mark.parametrize("part", [slice(12), slice(-8, None)], ids=["beginning", "end"])
+def test_show_reads_a_study_back_by_a_part_of_its_id(tuned_inside, tuning, study_id, part):
+    assert tuned_inside("show", study_id[part]).out == tuning.out.partition("\nreport ")[0]
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_a_narrow_terminal_breaks_neither_ids_nor_figures(tuned, study_id, columns):
+    listed = tuned("list", variables={"COLUMNS": str(columns)}).out
+    assert re.search(rf"^{study_id}  \d{{4}}-\d\d-\d\d \d\d:\d\d  \d", listed, re.MULTILINE)
+    shown = tuned("show", variables={"COLUMNS": str(columns)}).out
+    assert all(len(line) <= columns for line in (listed + shown).splitlines())
+    recommended = shown.partition("Recommended changes")[2]
+    assert re.search(r"^[\d.]+× +[\d.]+× to [\d.]+× +sampling +data_loading: ", recommended, re.MULTILINE)
+
+
+def test_output_has_no_colours_off_a_terminal_or_when_they_are_refused(tuned, tuning):
+    assert not CONTROL.search(tuning.out)
+    assert not CONTROL.search(tuned("show", variables={"NO_COLOR": "1", "TERM": "xterm-256color"}).out)
+
+
+def test_the_bar_is_readable_without_colours(tuning):
+    """Neighbours in a bar differ by their shade."""
+    [bar] = [line for line in tuning.out.splitlines() if line.startswith("today  ")]
+    assert len(set(bar) & set("█▓▒░")) > 1
+
+
+def test_exports_of_all_formats_say_the_same(tuned, tuned_inside, tmp_path, recommendation):
+    written = tuned_inside("export", "--output", str(tmp_path), "--json").json
+    paths = {entry["format"]: entry["path"] for entry in written["exports"]}
+    assert set(paths) == {"json", "yaml", "python"}
+    in_json = json.loads((tmp_path / "steptune.json").read_text())
+    in_yaml = yaml.safe_load((tmp_path / "steptune.yaml").read_text())
+    assert in_json == in_yaml
+    text = json.dumps(in_json)
+    for strategy, choice in recommendation["candidate"]["choices"].items():
+        assert strategy in text
+        for value in choice.values():
+            assert json.dumps(value) in text
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    for name in paths.values():
+        assert (tuned.folder / "results" / name.rpartition("/")[2]).read_text() == (tmp_path / name).read_text()
+
+
+def test_one_format_goes_to_standard_output(tuned, tuned_inside):
+    ended = tuned_inside("export", "--format", "yaml", "--output", "-")
+    assert ended.out == (tuned.folder / "results" / "steptune.yaml").read_text()
+    assert not ended.err
+
+
+@pytest.mark.parametrize("command", ["show", "list"])
+def test_json_names_carry_units(tuned_inside, command):
+    assert not list(_unitless(tuned_inside(command, "--json").json))
+
+
+def _unitless(value, name=""):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not key.startswith("shares_"):  # by category of the step
+                yield from _unitless(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _unitless(inner, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and UNITLESS.search(name):
+        yield name
+
+
+def test_json_is_the_record(tuned, recommendation):
+    """What `--json` prints can be read back by the type that it came from."""
+    read = msgspec.convert(recommendation, Recommendation)
+    assert json.loads(msgspec.json.encode(read)) == recommendation
+
+
+def test_a_complete_study_is_not_resumed(tuned_inside, study_id):
+    message = tuned_inside("resume", study_id, status=2).error
+    assert "is complete" in message
+    assert f"steptune show {study_id}" in message
+
+
+def test_apply_in_a_plain_script_gives_the_measured_configuration(tuned, tmp_path, recommendation):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import json, sys, tuner\n"
+        "from tuner.workloads.zoo.synthetic import Synthetic\n"
+        "job = tuner.apply(sys.argv[1], Synthetic(load_ms=20, compute_ms=2, batch=4))\n"
+        "batch = next(iter(job.loader))\n"
+        "loss = job.step(batch)\n"
+        "print(json.dumps({'num_workers': job.loader.num_workers, 'loss': float(loss)}))\n"
+    )
+    found = json.loads(_python(tuned, script, "results/steptune.json"))
+    loading = recommendation["choices"]["data_loading"]
+    assert found["num_workers"] == loading["num_workers"]
+    assert found["loss"] > 0
+
+
+def test_the_exported_script_trains(tuned):
+    assert "loss" in _python(tuned, "results/train_recommended.py", "--steps", "3")
+
+
+def _python(tuned, *arguments):
+    process = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=tuned.folder,
+        env=tuned.environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_verify_trains_both_and_compares(tuned):
+    found = tuned("verify", "--steps", "6", "--json").json
+    assert found["same"] is True
+    assert [len(curve["losses"]) for curve in found["baseline"]] == [6, 6, 6]
+    assert found["recommended"]["losses"] == pytest.approx(found["baseline"][0]["losses"], rel=1e-4)
+    # The start of workers and a compilation are no part of a speed.
+    assert found["recommended"]["num_untimed_steps"] == 3
+    assert found["recommended"]["num_units"] == 3 * 4
+    assert found["recommended_units_per_s"] == pytest.approx(12 / found["recommended"]["duration_s"])
+
+
+def test_a_reference_with_arguments_is_kept(tuned_inside):
+    assert tuned_inside("show", "--json").json["study"]["workload"] == TUNED

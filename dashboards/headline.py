@@ -59,8 +59,7 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "neutral",
             "1×",
             "No significant gain",
-            "Nothing that was tried is faster than today's settings beyond the noise of this machine: keep them. "
-            f"They train at {before}.",
+            f"{_nothing_faster(r)}: keep today's settings. They train at {before}.",
         ),
         Verdict.ENABLES_TRAINING: (
             "good",
@@ -77,6 +76,12 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
         ),
     }[r.verdict]
     return HeadlineInfo(tone, figure, title, sentence, _facts(r))
+
+
+def _nothing_faster(r: Recommendation) -> str:
+    if r.gain is None:
+        return "The search came upon nothing faster, and had nothing to confirm"
+    return "Nothing that was tried is faster than today's settings beyond the noise of this machine"
 
 
 def _facts(r: Recommendation) -> tuple[Fact, ...]:

@@ -627,8 +627,8 @@ class Decision(Record):
     sequence: int
     stage: str
     verdict: str
-    """"accepted", "no_gain", "inconclusive", "failed", "guard_rejected", "no_effect", "measured",
-    "confirmed", "not_tried"."""
+    """"accepted", "no_gain", "inconclusive", "failed", "contended" (others used the machine),
+    "guard_rejected", "no_effect", "measured", "confirmed", "not_confirmed", "not_tried"."""
     reason: str
     candidate: Candidate | None = None
     moves: tuple[Move, ...] = ()

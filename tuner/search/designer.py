@@ -292,7 +292,7 @@ class Designer:
         candidate, incumbent = proposal.candidate, self.incumbent
         outcomes: list[Outcome] = []
         verdict = "inconclusive"
-        while verdict == "inconclusive" and len(outcomes) < MAX_STARTS and self._affordable(candidate):
+        while verdict in ("inconclusive", "contended") and len(outcomes) < MAX_STARTS and self._affordable(candidate):
             outcome = yield Suggestion(
                 candidate=candidate,
                 purpose=_purpose(stage, len(outcomes)),
@@ -318,6 +318,8 @@ class Designer:
     def _judge(self, result: TrialResult, candidate: Candidate, incumbent: Candidate, simpler: bool) -> str:
         """A `simpler` candidate (something left out) is accepted when it is about as good."""
         if not result.ok:
+            if result.failure is None and result.contended:
+                return "contended"
             numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
             return "guard_rejected" if numerics and result.guard is not None else "failed"
         if any(not effect.took and effect.strategy in candidate.choices for effect in result.effects):

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import statistics
-import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-from tuner import __version__
+from stamp import RESULTS, stamp
+
 from tuner.estimates import units_per_s
 from tuner.memory_store import MemoryStudyStore
 from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, Study, StudySettings, TrialSpec, new_id
@@ -34,9 +32,7 @@ from tuner.search.space import Space
 from tuner.trials.fake import NOISE, SURFACES, FakeRunner, Surface
 
 WITHIN = 1.02
-ROOT = Path(__file__).parents[1]
 CODE = ("tuner/search", "tuner/trials/fake.py", "tuner/estimates.py", "benchmarks/designer.py")
-PACKAGES = ("numpy", "scipy", "optuna", "msgspec")
 NO_LIMIT_S = 1e9
 
 
@@ -45,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 20), metavar=("A", "B"), help="from A to below B")
     parser.add_argument("--trials", type=int, default=25, help="trials of one search")
     parser.add_argument("--noise", type=float, default=0.03, help="standard deviation between process starts")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/designer.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "designer.json")
     arguments = parser.parse_args()
     seeds = range(*arguments.seeds)
     rows = []
@@ -60,12 +56,11 @@ def main() -> None:
             print(f"{'':12s} missed by seed: {row['designer']['missed']}", flush=True)
     report = {
         "question": f"answers within {WITHIN - 1:.0%} of the best; on pure noise: answers that are the baseline",
-        "command": f"python benchmarks/designer.py --seeds {seeds.start} {seeds.stop} "
-        f"--trials {arguments.trials} --noise {arguments.noise:g}",
-        "date": datetime.now(UTC).date().isoformat(),
-        "code": code_version(),
-        "python": platform.python_version(),
-        "versions": {"steptune": __version__, **{name: version(name) for name in PACKAGES}},
+        **stamp(
+            f"python benchmarks/designer.py --seeds {seeds.start} {seeds.stop} "
+            f"--trials {arguments.trials} --noise {arguments.noise:g}",
+            code=CODE,
+        ),
         "seeds": [seeds.start, seeds.stop],
         "trials": arguments.trials,
         "noise": arguments.noise,
@@ -115,16 +110,6 @@ def draw(surface: Surface, seed: int, trials: int, noise: float) -> Candidate:
         if result.ok and units_per_s(result) > fastest:
             best, fastest = candidate, units_per_s(result)
     return best
-
-
-def code_version() -> str:
-    """The last commit of what the figures depend on."""
-    commit = _git("log", "-1", "--format=%h", "--", *CODE)
-    return f"{commit} with changes" if _git("status", "--porcelain", "--", *CODE) else commit
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _run(runner: FakeRunner, candidate: Candidate, purpose: Purpose):

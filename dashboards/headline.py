@@ -59,7 +59,7 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "neutral",
             "1×",
             "No significant gain",
-            f"{_nothing_faster(r)}: keep today's settings. They train at {before}.",
+            f"{_nothing_faster(r)}: keep them. They train at {before}.",
         ),
         Verdict.ENABLES_TRAINING: (
             "good",
@@ -80,7 +80,7 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
 
 def _nothing_faster(r: Recommendation) -> str:
     if r.gain is None:
-        return "The search came upon nothing faster, and had nothing to confirm"
+        return "The search came upon nothing faster than today's settings, and had nothing to confirm"
     return "Nothing that was tried is faster than today's settings beyond the noise of this machine"
 
 

@@ -1,10 +1,16 @@
 """What holds for all tests."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start background jobs with SIGINT ignored, and what is ignored stays so in child processes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 # A busy machine makes an example slow; that is no failure.
 settings.register_profile("steptune", deadline=None)

@@ -26,22 +26,24 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--budget", default="4m")
+    parser.add_argument("--keep", type=Path, help="folder for database and results of the last answer")
     parser.add_argument("--out", type=Path, default=RESULTS / "answers.jsonl")
     arguments = parser.parse_args()
     command = " ".join(["python", "benchmarks/answers.py", *sys.argv[1:]])
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(arguments.repeats):
-        row = {**stamp(command), "seed": seed, **answer(arguments.workload, arguments.budget, seed)}
+        row = {**stamp(command), "seed": seed, **answer(arguments.workload, arguments.budget, seed, arguments.keep)}
         with arguments.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         shown = ("verdict", "ratio", "interval", "bottleneck_before", "bottleneck_after", "seconds")
         print({key: row[key] for key in shown}, row["recommended"], flush=True)
 
 
-def answer(workload: str, budget: str, seed: int) -> dict:
+def answer(workload: str, budget: str, seed: int, keep: Path | None) -> dict:
     """One run of the command."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or temporary
         place = ["--database", f"sqlite:///{folder}/answers.db", "--output", f"{folder}/results"]
         options = ["--budget", budget, "--seed", str(seed), *place]
         command = [sys.executable, "-m", "service.cli.main", "tune", workload, *options]

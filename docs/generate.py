@@ -25,22 +25,18 @@ from pydantic_core import PydanticUndefined
 import tuner.errors
 from service.cli.console import INTERRUPTED
 from service.cli.main import USER_ERROR, app
+from service.probing import workload_with_everything
 from service.settings import Settings
 from tuner.profiling.breakdown import MAX_MISSING, MAX_OVERHEAD, MAX_UNLINKED
 from tuner.profiling.categories import CATEGORIES, GROUPS
 from tuner.profiling.diagnosis import RULES, Rule
 from tuner.records import (
     Choice,
-    DatasetFacts,
     Device,
     Environment,
     FailureKind,
     HardwareProfile,
-    ModelFacts,
-    OptimizerFacts,
-    SampleUnit,
     Scalar,
-    WorkloadFacts,
     choice_label,
 )
 from tuner.strategies import STRATEGIES, Strategy, Unsupported
@@ -293,7 +289,7 @@ def _tried(strategy: Strategy) -> list[tuple[str, ...]]:
     """Every choice that differs from the defaults, and where it is legal."""
     verdicts: dict[str, tuple[Choice, dict[str, str]]] = {}
     for kind in ("cpu", "cuda"):
-        environment, facts = _environment(kind), _facts()
+        environment, facts = _environment(kind), workload_with_everything()
         for choice in strategy.choices(environment, facts):
             difference = strategy.difference(choice, facts)
             if difference:
@@ -334,33 +330,6 @@ def _environment(kind: str) -> Environment:
         compiler="g++",
         free_disk_bytes=1 << 40,
         free_memory_bytes=64 << 30,
-    )
-
-
-def _facts() -> WorkloadFacts:
-    return WorkloadFacts(
-        reference="",
-        name="",
-        signature="",
-        global_batch=32,
-        sample_unit=SampleUnit.SAMPLE,
-        dataset=DatasetFacts(
-            kind="map", length=1, sample_bytes=1, sample_ns=1, deterministic=True, splits=True, load_deterministic=True
-        ),
-        model=ModelFacts(
-            num_parameters=1,
-            parameter_bytes=4,
-            num_parameter_tensors=1,
-            module_types={"Conv2d": 1},
-            num_blocks=12,
-            uses_attention=True,
-        ),
-        optimizer=OptimizerFacts(
-            name="AdamW",
-            module="torch.optim",
-            implementation="default",
-            implementations=("for_loop", "foreach", "fused"),
-        ),
     )
 
 

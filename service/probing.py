@@ -24,12 +24,12 @@ def look_here(workload: str | None, device: str | None) -> tuple[Environment, Wo
         runner = LocalRunner(workload=reference, directory=Path(folder), device=device or "")
         try:
             environment = runner.describe()
-            return environment, runner.inspect() if workload else _anything()
+            return environment, runner.inspect() if workload else workload_with_everything()
         finally:
             runner.close()
 
 
-def _anything() -> WorkloadFacts:
+def workload_with_everything() -> WorkloadFacts:
     """A workload to which every strategy applies, so that only the machine limits them."""
     return WorkloadFacts(
         reference="",

@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10, help="confirmations of each workload")
     parser.add_argument("--blocks", type=int, default=5, help="starts of each side in one confirmation")
-    parser.add_argument("--cap", type=float, default=0.5, help="seconds of windows in one block")
+    parser.add_argument("--cap", type=float, default=4.0, help="seconds of windows in one block; 4: a two-minute study")
     parser.add_argument("--out", type=Path, default=RESULTS / "repeatability.json")
     arguments = parser.parse_args()
     rows, machine = [], {}

@@ -58,6 +58,23 @@ class TestIntervals:
         one, three = gain_of(ratios, 1), gain_of(ratios, 3)
         assert three.interval.low < one.interval.low < one.ratio == three.ratio < one.interval.high
 
+    def test_a_machine_that_drifts_widens_the_prediction_alone(self):
+        """Blocks of a minute cannot show what an hour does to the ratio; the baseline's scatter hints at it."""
+        ratios = simulated(0, (1.1,))[0]
+        steady, drifting = gain_of(ratios, 1, [7.0] * 9), gain_of(ratios, 1, [7.0, 7.2, 6.9] * 3)
+        assert steady == gain_of(ratios, 1)
+        assert drifting.interval == steady.interval
+        assert drifting.prediction.low < steady.prediction.low
+        assert drifting.prediction.high > steady.prediction.high
+
+    def test_the_prediction_takes_in_what_the_search_saw_of_the_baseline(self):
+        blocks = TestJudging().blocks()
+        slow = run_one(FakeRunner(SMALL), BASE, Purpose.BASELINE)
+        slow = replace(slow, windows=tuple(replace(w, duration_ns=2 * w.duration_ns) for w in slow.windows))
+        before, after = judge(BASE, [FAST], blocks)[0], judge(BASE, [FAST], blocks, [slow])[0]
+        assert after.gain.interval == before.gain.interval
+        assert after.gain.prediction.low < before.gain.prediction.low
+
     def test_need_two_blocks(self):
         assert gain_of([0.1], 1) is None
 

@@ -7,12 +7,17 @@ of each, in random order, taking turns where they fit together. Only these figur
 The number of blocks is fixed before the first one from the noise that the search saw. Intervals are
 those of Student over the blocks' log ratios, widened for the number of finalists (Bonferroni), so that
 they hold for all finalists at once and choosing the best of them is allowed.
+
+Where a further confirmation would fall is said more carefully. Blocks taken within a minute do not see
+how a shared machine changes over an hour, and a machine that slows down seldom slows two configurations
+alike. So the scatter of the baseline over the whole study enters the prediction.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +27,9 @@ from tuner.records import Candidate, Gain, Interval, TrialResult
 LEVEL = 0.95
 MAX_BLOCKS = 12
 POWER = 0.8
+UNSHARED = 0.5
+"""How much of a change of the machine's speed one configuration feels and another does not: between none of
+it (the ratio never changes) and all of it. benchmarks/repeatability.py shows whether a half is enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,36 +85,47 @@ def plan_blocks(reference: Candidate, finalists: Sequence[Candidate], count: int
 
 
 def judge(
-    reference: Candidate, finalists: Sequence[Candidate], blocks: Sequence[dict[str, TrialResult]]
+    reference: Candidate,
+    finalists: Sequence[Candidate],
+    blocks: Sequence[dict[str, TrialResult]],
+    earlier: Sequence[TrialResult] = (),
 ) -> list[Finalist]:
     """The gain of every finalist with its simultaneous interval.
 
     Args:
         blocks: Of each block, the good results by candidate key.
+        earlier: What the search saw of the reference.
 
     Returns:
         The finalists, the best first; those of fewer than two complete blocks have no gain.
     """
     judged = []
+    levels = [log_rate(result).mean for result in (*earlier, *(b[reference.key] for b in blocks if reference.key in b))]
     for candidate in finalists:
         both = [b for b in blocks if reference.key in b and candidate.key in b]
         ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
-        judged.append(Finalist(candidate=candidate, log_ratios=ratios, gain=gain_of(ratios, len(finalists))))
+        judged.append(Finalist(candidate=candidate, log_ratios=ratios, gain=gain_of(ratios, len(finalists), levels)))
     judged.sort(key=lambda finalist: -(finalist.gain.ratio if finalist.gain else 0.0))
     return judged
 
 
-def gain_of(log_ratios: Sequence[float], num_finalists: int) -> Gain | None:
-    """Ratio, simultaneous interval, and where a further confirmation of the same size would fall."""
+def gain_of(log_ratios: Sequence[float], num_finalists: int, levels: Sequence[float] = ()) -> Gain | None:
+    """Ratio, simultaneous interval, and where a further confirmation of the same size would fall.
+
+    Args:
+        log_ratios: Over the baseline, by block.
+        levels: Log rates of the baseline over the whole study.
+    """
     if len(log_ratios) < 2:
         return None
     estimate = plain_mean(log_ratios)
     quantile = _quantile(len(log_ratios), num_finalists)
     half = quantile * estimate.standard_error
+    drift = UNSHARED * _quantile(len(levels), num_finalists) * statistics.stdev(levels) if len(levels) > 1 else 0.0
     return Gain(
         ratio=math.exp(estimate.mean),
         interval=_interval(estimate.mean, half),
-        prediction=_interval(estimate.mean, half * math.sqrt(2)),
+        prediction=_interval(estimate.mean, math.hypot(half, half, drift)),
         num_blocks=len(log_ratios),
         num_finalists=num_finalists,
     )

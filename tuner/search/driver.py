@@ -380,7 +380,7 @@ class StudyDriver:
     def _finish(self, state: StudyState) -> Recommendation:
         designer = self._designer
         assert designer is not None
-        judged = judge(designer.reference, self._finalists, self._blocks) if self._blocks else []
+        judged = self._judged()
         recommendation = recommend(
             self.study,
             designer,
@@ -396,6 +396,12 @@ class StudyDriver:
         self._store.add_event(self.study.study_id, "recommended", {"verdict": recommendation.verdict.value})
         self._say(stage="done", current="", activity="")
         return recommendation
+
+    def _judged(self) -> list[Finalist]:
+        assert self._designer is not None
+        if not self._blocks:
+            return []
+        return judge(self._designer.reference, self._finalists, self._blocks, self._baseline_results())
 
     def _finish_interrupted(self) -> Recommendation:
         """The best so far, where a baseline was measured; else nothing can be said."""

@@ -68,7 +68,7 @@ def render_report(source: TrialSource, study_id: str) -> str:
     Raises:
         StudyNotFound: There is no such study.
     """
-    template = _templates().get_template("report.html")
+    template = templates().get_template("report.html")
     return template.render(plotly_js=get_plotlyjs(), **report_context(source, study_id))
 
 
@@ -185,7 +185,8 @@ def _figures(breakdown: pd.DataFrame, history: pd.DataFrame, gains: pd.DataFrame
     return {name: figure.to_json() for name, figure in figures.items()}
 
 
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
+    """The pages, with the filters that they use."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("dashboards"),
         autoescape=True,
@@ -204,5 +205,11 @@ def _templates() -> jinja2.Environment:
         known=lambda value: value == value,
         change=units.change,
         counted=units.counted,
+        short_time=units.short_time,
+        short_time_change=units.short_time_change,
+        kernel_name=units.kernel_name,
+        per_second=units.per_second,
+        place_name=units.place_name,
+        gain_limit=units.gain_limit,
     )
     return environment

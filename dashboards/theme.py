@@ -26,8 +26,10 @@ CATEGORY_COLOURS: dict[str, str] = {
     "compute_elementwise": "#3077cd",
     "compute_other": "#b4defc",
     "optimizer": "#00566e",
+    "recompute": "#8fd3df",
     "copy_on_device": "#3f9aae",
     "communication": "#f3e242",
+    "pipeline_bubble": "#909050",
     "copy_host_to_device": "#e4ac59",
     "copy_device_to_host": "#8c431f",
     "data_wait": "#e77412",
@@ -37,6 +39,7 @@ CATEGORY_COLOURS: dict[str, str] = {
     "optimizer_host": "#3e3d3b",
     "host": "#93928f",
     "launch_latency": "#d2d1ce",
+    "dispatch": "#a5a3a0",
     "queued": "#73716f",
     "unknown": "#f4f1ea",
 }

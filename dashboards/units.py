@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from tuner.records import Interval, Move, SampleUnit, choice_label
 
 UNKNOWN = "unknown"
+_LAMBDAS = re.compile(r"\([^()]*\)(?=::\{lambda)|::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?")
+_RUNS = re.compile(r": [\d.e+-]+ ms in \d+ runs$")
+_NAMESPACES = re.compile(r"\(anonymous namespace\)::|\bat::native::|\bat::cuda::|\bstd::")
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -27,6 +31,49 @@ def rate(units_per_s: float, unit: SampleUnit) -> str:
 
 def milliseconds(value_ms: float) -> str:
     return f"{significant(value_ms)} ms"
+
+
+def short_time(time_ns: float) -> str:
+    """`640 ns`, `12.3 µs`, `4.56 ms`, `1.23 s`: in the unit that fits."""
+    if not math.isfinite(time_ns):
+        return UNKNOWN
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        # What would round up to a thousand of a unit is one of the next.
+        if abs(time_ns) >= 0.9995 * size:
+            value = math.copysign(max(1.0, abs(time_ns) / size), time_ns)
+            return f"{significant(value)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def short_time_change(time_ns: float) -> str:
+    """`+1.20 ms`, `−340 µs`."""
+    sign = "+" if time_ns > 0 else "−" if time_ns < 0 else ""
+    return f"{sign}{short_time(abs(time_ns))}"
+
+
+def kernel_name(name: str) -> str:
+    """A kernel's name without what all have: return type, arguments and the namespaces of PyTorch."""
+    name = _LAMBDAS.sub("", _NAMESPACES.sub("", name.removeprefix("void ")))
+    depth = 0
+    for position, letter in enumerate(name):
+        depth += {"<": 1, ">": -1}.get(letter, 0)
+        if letter == "(" and depth == 0 and position and not name.lower().startswith("mem"):
+            return name[:position]
+    return name
+
+
+def per_second(value: float, unit: str) -> str:
+    """`7.66 TFLOP/s`, `122 MB/s`."""
+    prefix, size = next(((p, s) for p, s in (("T", 1e12), ("G", 1e9)) if value >= s), ("M", 1e6))
+    if unit == "B" and prefix == "T":
+        prefix, size = "G", 1e9
+    return f"{significant(value / size)} {prefix}{unit}/s"
+
+
+def place_name(place: str) -> str:
+    """A place that a finding names, such as `KERNEL: 3.5 ms in 30 runs`, with the kernel's name short."""
+    found = _RUNS.search(place)
+    return kernel_name(place[: found.start()]) + found.group() if found else _NAMESPACES.sub("", place)
 
 
 def change(value_ms: float) -> str:

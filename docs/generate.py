@@ -27,9 +27,9 @@ from service.cli.console import INTERRUPTED
 from service.cli.main import USER_ERROR, app
 from service.probing import workload_with_everything
 from service.settings import Settings
-from tuner.profiling.breakdown import MAX_MISSING, MAX_OVERHEAD, MAX_UNLINKED
 from tuner.profiling.categories import CATEGORIES, GROUPS
-from tuner.profiling.diagnosis import RULES, Rule
+from tuner.profiling.diagnosis import BUSY, RULES, Rule
+from tuner.profiling.quality import MAX_MISSING, MAX_OVERHEAD, MAX_UNKNOWN, MAX_UNLINKED
 from tuner.records import (
     Choice,
     Device,
@@ -86,7 +86,9 @@ step. From the first threshold on it fires as a note, from the second as a warni
 most that its advice could save is that share. Findings are listed by it, the largest first, and the first ones decide
 what the search tries first.
 
-The evidence of a finding is the time of each of its categories, in milliseconds per step.
+The evidence of a finding is the time of each of its categories, in milliseconds per step; of an analysed trace also
+where it happens: the longest gaps blamed on it, with the operator and the line of code where call stacks were recorded,
+and the longest kernels.
 """
 
 THRESHOLD_SOURCES = {
@@ -96,18 +98,41 @@ THRESHOLD_SOURCES = {
     "launch_bound": "3 %: TensorFlow's analysis of kernel launches. 10 %: XProf, for a core that idles. 30 %: our own.",
     "python_bound": "Our own.",
     "synchronisation": "Our own.",
+    "allocation": "Our own.",
+    "blocked": "Our own.",
     "exposed_communication": "5 %: our own. 10 %: torch-tb-profiler. 30 %: XProf, for collectives.",
+    "pipeline_bubble": "Those of exposed communication.",
+    "recomputation": "Our own.",
     "optimizer": "Our own.",
     "unfused": "Our own.",
     "single_precision": "Our own. That eligible work does not use tensor cores is a rule of torch-tb-profiler and of "
     "torch.profiler's pattern matcher, which have no threshold.",
+    "idle_tensor_cores": "Those of single_precision.",
     "inefficient_compute": "Our own.",
+    "unsteady_steps": "10 %: our own; SageMaker's rules call a step an outlier beyond three standard deviations.",
+    "memory_nearly_full": "90 %: torch-tb-profiler and gpuprof. 97 %: gpuprof. 85 %: our own.",
 }
 
 CONDITIONS = {
     "_products_would_pay": "The incumbent computes in FP32, and the measured peak of bfloat16, float16 or TF32 is more "
     "than 1.5 times that of FP32.",
+    "_tensor_cores_idle": "In an analysed trace, less than a tenth of the time in matrix kernels uses tensor cores.",
     "_far_from_roofline": "Compute takes more than three times its roofline (unknown peaks: the rule does not fire).",
+}
+
+
+MEASURES = {
+    "_step_variation": "the standard deviation of the steps' times over their mean, in an analysed trace. It bounds no "
+    "gain.",
+    "_memory_filled": "the allocator's reserved peak over the device's memory, where the trace records memory. It "
+    "bounds no gain.",
+}
+
+CAUSES = {
+    "input_bound": "`restart`, where starting epochs takes more than waiting for batches. Of a trial, where the "
+    f"processes that make batches were watched: `preprocessing`, where they compute or queue for a core at least "
+    f"{BUSY:.0%} of their time, else `storage` (they sleep: a disk, a network, a lock). Each has its "
+    "own advice and strategies.",
 }
 
 
@@ -123,8 +148,9 @@ def diagnosis() -> str:
     sections = [_rule(rule, CONDITIONS.get(conditions.get(rule.name, ""))) for rule in RULES]
     capture = (
         "## bad_capture\n\nWhere a profile cannot be trusted, this is the only finding: more than "
-        f"{_percent(MAX_UNLINKED)} of the device work has no recorded launch, more than {_percent(MAX_MISSING)} of the "
-        f"launches have no recorded device work, or the profiler made the step more than {MAX_OVERHEAD} times as "
+        f"{_percent(MAX_UNLINKED)} of the device work has no recorded launch and more than {_percent(MAX_UNKNOWN)} of "
+        f"the step is unknown for that reason, more than {_percent(MAX_MISSING)} of the launches have no recorded "
+        f"device work, the file ends in the middle, or the profiler made the step more than {MAX_OVERHEAD} times as "
         "long.\n\nAdvice: profile again with more warm-up and less detail."
     )
     return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, capture])
@@ -136,7 +162,9 @@ def _rule(rule: Rule, condition: str | None) -> str:
     )
     lines = [
         f"- Says: {rule.message.format(share='…')}",
-        f"- Adds up: {', '.join(f'`{c.value}`' for c in rule.categories)}",
+        *([f"- Adds up: {', '.join(f'`{c.value}`' for c in rule.categories)}"] if rule.categories else []),
+        *([f"- Compares: {MEASURES[rule.measure.__name__]}"] if rule.measure else []),
+        *([f"- Causes: {CAUSES[rule.name]}"] if rule.name in CAUSES else []),
         *([f"- Only where: {condition[0].lower()}{condition[1:]}"] if condition else []),
         f"- Advice: {rule.advice}",
         f"- Strategies that act on it: {strategies}",

@@ -16,9 +16,9 @@ from dashboards.theme import category_colour, category_title
 from service.studies import compressed
 from tuner.errors import BaselineFailed
 from tuner.estimates import units_per_s
-from tuner.profiling.bounds import Situation
+from tuner.profiling.bounds import situation_of
 from tuner.profiling.categories import bottleneck
-from tuner.profiling.diagnosis import diagnose
+from tuner.profiling.diagnosis import Evidence, diagnose
 from tuner.protocols import ProgressListener
 from tuner.records import (
     BASELINE,
@@ -102,7 +102,8 @@ def profile_workload(
     if trace is not None:
         kept = StudyFiles(directory).trace(spec.trial_id)
         shutil.copyfile(compressed(kept) if trace.suffix == ".gz" else kept, trace)
-    situation = Situation(breakdown=result.breakdowns[0], workload=facts, environment=environment, choices=choices)
+    situation = situation_of(result, facts, environment, choices)
+    assert situation is not None, "a result with breakdowns has a situation"
     return WorkloadProfile(
         workload=reference,
         hardware=environment.hardware.label,
@@ -111,7 +112,7 @@ def profile_workload(
         step_time_ns=situation.step_ns,
         bottleneck=bottleneck(situation.breakdown.per_step_ns),
         breakdowns=result.breakdowns,
-        findings=diagnose(situation),
+        findings=diagnose(Evidence(situation=situation)),
     )
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.profiling import breakdown as product
+from tuner.profiling import gaps, steps
+from tuner.profiling import regions as product
 from tuner.profiling.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel, classify_operator
 
 HOST_KINDS = ("cpu_op", "operator", "user_annotation")
@@ -38,6 +39,9 @@ class Span:
     thread: tuple[str, str]
     correlation: int
     device: int
+    collective: str
+    forward_again: bool
+    """Recorded with gradients on, outside the autograd engine's own operators."""
 
     def covers(self, start: int, end: int) -> bool:
         return self.start <= start and end <= self.end and self.end > self.start
@@ -60,6 +64,10 @@ def _span(event: dict[str, Any]) -> Span:
         thread=(str(event["pid"]), str(event["tid"])),
         correlation=int(args.get("correlation", -1)),
         device=int(args.get("device", 0)),
+        collective=str(args.get("Collective name", "")),
+        forward_again="Sequence number" in args
+        and args.get("Fwd thread id") == 0
+        and not re.search(product.BACKWARD, event["name"]),
     )
 
 
@@ -73,17 +81,35 @@ def _found(pattern: str, name: str) -> bool:
 
 
 def _stretch(spans: list[Span]) -> tuple[int, int, tuple[str, str]]:
-    """From the first marked step to the end of the last and of all device work launched in any."""
+    """From where the first marked step begins on the device to the end of the last and of all device work
+    launched in any; a last step that was cut off is left out.
+    """
     marks = sorted(_of(spans, HOST_KINDS, r"^ProfilerStep#\d+$"), key=lambda s: (s.start, -s.end))
     thread = marks[0].thread
     marks = [m for m in marks if m.thread == thread]
     calls = _calls(spans)
-    ends = [m.end for m in marks]
-    for work in _of(spans, KERNEL_KINDS + COPY_KINDS):
+    every = _of(spans, KERNEL_KINDS + COPY_KINDS)
+    launched: list[list[Span]] = [[] for _ in marks]
+    for work in every:
         call = calls.get(work.correlation)
-        if call and any(m.start <= call.start < m.end for m in marks):
-            ends.append(work.end)
-    return marks[0].start, max(ends), thread
+        if call:
+            inside = [n for n, m in enumerate(marks) if m.start <= call.start < m.end]
+            if inside:
+                launched[inside[-1]].append(work)
+    first = marks[0].start
+    if launched[0]:
+        first_own = min(w.start for w in launched[0])
+        starts = [(w, calls.get(w.correlation)) for w in every]
+        earlier = [w.end for w, call in starts if (call.start < first if call else w.start < first_own)]
+        first = max([first, *earlier]) if max(earlier, default=0) <= first_own else first
+    ends = [max([m.end, *(w.end for w in works)]) for m, works in zip(marks, launched, strict=True)]
+    counts = [len(works) for works in launched]
+    if len(marks) > 1 and counts[-1] < steps.COMPLETE * np.median(counts[:-1]):
+        # The one before it ends where the dropped one begins, if its work is done by then.
+        done = max((w.end for w in launched[-2]), default=0) <= marks[-1].start
+        last = max(*ends[:-1], marks[-1].start) if done else max(ends[:-1])
+        return first, max(first, last), thread
+    return first, max(ends), thread
 
 
 def _calls(spans: list[Span]) -> dict[int, Span]:
@@ -97,10 +123,9 @@ def device_breakdown(spans: list[Span], device: int) -> Counter[str]:
     work = [s for s in _of(spans, KERNEL_KINDS + COPY_KINDS) if s.device == device]
     work = sorted((s for s in work if s.end > low and s.start < high), key=lambda s: (s.start, -s.end))
     optimizer = _of(spans, HOST_KINDS, product.OPTIMIZER)
-    classes = {id(s): _device_category(s, calls, optimizer) for s in work}
-    delays = [s.start - calls[s.correlation].start for s in work if s.correlation in calls]
-    delays = [d for d in delays if d > 0]
-    latency = int(np.clip(np.quantile(delays, 0.25), 5000, 30_000)) if delays else 10_000
+    again = _recomputing(spans)
+    classes = {id(s): _device_category(s, calls, optimizer, again) for s in work}
+    latency = _latency(work, calls)
     blame = _host_reasons(spans)
     work = [s for s in work if s.end > s.start]  # what took no time ends no gap
     changes = sorted([(s.start, 1, s) for s in work] + [(s.end, -1, s) for s in work], key=lambda c: (c[0], c[1]))
@@ -127,6 +152,26 @@ def device_breakdown(spans: list[Span], device: int) -> Counter[str]:
     return totals
 
 
+def _latency(work: list[Span], calls: dict[int, Span]) -> int:
+    """Of launches that found the device with nothing left to do: the ninth decile."""
+    delays = []
+    for number, span in enumerate(work):
+        call = calls.get(span.correlation)
+        busy_until = max((s.end for s in work[:number]), default=0)
+        if call and span.kind in KERNEL_KINDS and call.start >= busy_until and span.start > call.start:
+            delays.append(span.start - call.start)
+    if not delays:
+        return gaps.USUAL_LATENCY_NS
+    return int(np.clip(np.quantile(delays, gaps.LATENCY_QUANTILE), *gaps.LATENCY_RANGE_NS))
+
+
+def _recomputing(spans: list[Span]) -> list[Span]:
+    """Operators of the forward pass that begin while the same thread runs the backward pass."""
+    backward = _of(spans, HOST_KINDS, product.BACKWARD)
+    again = [s for s in _of(spans, ("cpu_op", "operator")) if s.forward_again]
+    return [s for s in again if any(b.thread == s.thread and b.start <= s.start < b.end for b in backward)]
+
+
 def _share_gap(totals, blame, calls, latency, gap_start, start, end, next_work, main) -> None:
     """One idle piece, up to the work that ends it."""
     call = calls.get(next_work.correlation) if next_work else None
@@ -136,22 +181,26 @@ def _share_gap(totals, blame, calls, latency, gap_start, start, end, next_work, 
     cut = max(call.start, gap_start) if call else end
     thread = call.thread if call else main
     reasons = blame.get(thread, [])
-    edges = {start, end, cut, cut + latency} | {edge for _, s in reasons for edge in (s.start, s.end)}
+    latency_end = max(call.start + latency, cut) if call else cut
+    edges = {start, end, cut, cut + latency, latency_end} | {edge for _, s in reasons for edge in (s.start, s.end)}
     for a, b in pairwise(sorted(e for e in edges if start <= e <= end)):
         if a < cut:
             found = [category for category, s in reasons if s.covers(a, b)]
             totals[found[0] if found else Category.HOST] += b - a
         else:
-            totals[Category.LAUNCH_LATENCY if a < cut + latency else Category.QUEUED] += b - a
+            after = Category.DISPATCH if a < cut + latency else Category.QUEUED
+            totals[Category.LAUNCH_LATENCY if a < latency_end else after] += b - a
 
 
-def _device_category(span: Span, calls: dict[int, Span], optimizer: list[Span]) -> Category:
+def _device_category(span: Span, calls: dict[int, Span], optimizer: list[Span], again: list[Span]) -> Category:
+    if span.collective:
+        return Category.PIPELINE_BUBBLE if span.collective in ("send", "recv") else Category.COMMUNICATION
     category = classify_copy(span.name) if span.kind in COPY_KINDS else _kernel_category(span.name)
     call = calls.get(span.correlation)
     if category in COMPUTE and call:
-        for around in optimizer:
-            if around.thread == call.thread and around.start <= call.start < around.end:
-                return Category.OPTIMIZER
+        for found, regions in ((Category.OPTIMIZER, optimizer), (Category.RECOMPUTE, again)):
+            if any(a.thread == call.thread and a.start <= call.start < a.end for a in regions):
+                return found
     return category
 
 
@@ -178,7 +227,9 @@ def cpu_breakdown(spans: list[Span]) -> Counter[str]:
     low, high, thread = _stretch(spans)
     host = _of(spans, HOST_KINDS)
     own = sorted((s for s in host if s.thread == thread), key=lambda s: (s.start, -s.end))
-    collectives = [s for s in host if re.search(r"^(gloo|nccl):", s.name)]
+    again = _recomputing(spans)
+    pairs = [s for s in host if re.search(r"^(gloo|nccl):(send|recv)", s.name)]
+    collectives = [s for s in host if re.search(r"^(gloo|nccl):", s.name) and s not in pairs]
     edges = sorted({low, high, *(min(max(e, low), high) for s in host for e in (s.start, s.end))})
     totals: Counter[str] = Counter()
     for start, end in pairwise(edges):
@@ -188,9 +239,14 @@ def cpu_breakdown(spans: list[Span]) -> Counter[str]:
             found = _cpu_category(span.name)
             if found is not None and category not in STICKY:
                 category = found
+        innermost = operators[-1] if operators else None
+        if category in COMPUTE and any(a.thread == thread and a.start <= innermost.start < a.end for a in again):
+            category = Category.RECOMPUTE
         dispatching = any(s.kind != "user_annotation" for s in operators)
         if category == Category.HOST and not dispatching and any(c.covers(start, end) for c in collectives):
             category = Category.COMMUNICATION
+        elif category == Category.HOST and not dispatching and any(p.covers(start, end) for p in pairs):
+            category = Category.PIPELINE_BUBBLE
         totals[category] += end - start
     return totals
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tuner.profiling.trace import Trace, read_trace
+from tuner.profiling.reader import read_trace
+from tuner.profiling.trace import Trace
 
 Event = dict[str, Any]
 MAIN, OTHER = 1, 2
@@ -45,6 +46,11 @@ def kernel(name: str, start: float, end: float, correlation: int = -1, device: i
 
 def copy(name: str, start: float, end: float, correlation: int = -1, device: int = 0) -> Event:
     return event("gpu_memcpy", name, start, end, 1099, correlation=correlation, device=device, stream=99)
+
+
+def recomputed(name: str, start: float, end: float, thread: int = MAIN) -> Event:
+    """An operator of the forward pass as it is recorded with gradients on."""
+    return event("cpu_op", name, start, end, thread, **{"Sequence number": 7, "Fwd thread id": 0})
 
 
 def launched(name: str, call: float, start: float, end: float, correlation: int, thread: int = MAIN) -> list[Event]:

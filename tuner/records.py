@@ -87,6 +87,16 @@ class Phase(StrEnum):
     REPORT = "report"
 
 
+class StepPhase(StrEnum):
+    """Which part of the training step computes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
 class FailureKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     UNSUPPORTED = "unsupported"
@@ -379,6 +389,18 @@ class MeasureSettings(Record):
     """A window is void when processes outside the group used more than this share of the cores."""
 
 
+class InputActivity(Record):
+    """What those who make batches (worker processes, or the main thread) did during a window."""
+
+    num_workers: int
+    wait_ns: int
+    """Of the main thread, in the loader's `next()`."""
+    runnable_share: float
+    """Of the makers' time (the main thread: of `wait_ns`): computing or queueing for a core, not sleeping."""
+    read_bytes_per_s: float
+    """From storage; what the page cache holds costs nothing and is not counted."""
+
+
 class Window(Record):
     """One timed, unprofiled stretch of whole steps."""
 
@@ -400,6 +422,7 @@ class Window(Record):
     """CPU time used by others, as a share of all cores, while the window ran."""
     void: str | None = None
     """Why the window does not count, or None."""
+    input: InputActivity | None = None
 
     @property
     def units_per_s(self) -> float:
@@ -450,6 +473,8 @@ class CaptureQuality(Record):
     overhead_ratio: float = 1.0
     """Profiled step time over unprofiled step time."""
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader should know, but what changes no verdict."""
 
 
 class Breakdown(Record):
@@ -468,6 +493,10 @@ class Breakdown(Record):
     """Per step: host categories shrunk so that the sum is the unprofiled step; empty if unknown."""
     overlapped: dict[str, int] = {}
     """Beside the sum: communication and copies hidden behind compute."""
+    steps: tuple[dict[str, int], ...] = ()
+    """The categories of each step that are not zero; together they are `categories`."""
+    phases: dict[str, int] = {}
+    """The compute categories once more, by the part of the step that computes."""
     operators: tuple[str, ...] = ()
     """Names of the operators and kernels with the most time, longest first."""
 

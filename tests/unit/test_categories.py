@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 from traces import needs_traces, trace_file
 
@@ -19,7 +20,8 @@ from tuner.profiling.categories import (
     group_shares,
     is_communication,
 )
-from tuner.profiling.trace import Kind, read_trace
+from tuner.profiling.reader import read_trace
+from tuner.profiling.trace import Kind
 
 C = Category
 
@@ -116,8 +118,9 @@ def kernel_time(name: str) -> Counter[str]:
     """Nanoseconds by kernel name of a real capture."""
     trace = read_trace(trace_file(name))
     time: Counter[str] = Counter()
-    for index in trace.indices(Kind.KERNEL).tolist():
-        time[trace.name_of(index)] += int(trace.end[index] - trace.start[index])
+    work = trace.work
+    for row in np.flatnonzero(work.kind == Kind.KERNEL).tolist():
+        time[trace.names[work.name[row]]] += int(work.end[row] - work.start[row])
     return time
 
 

@@ -15,12 +15,17 @@ TORCH_FREE = (
     "tuner.search.driver",
     "tuner.export",
     "tuner.memory_store",
+    "tuner.profiling.analysis",
+    "tuner.profiling.comparison",
+    "tuner.profiling.perfetto",
     "tuner.strategies.composition",
     "tuner.trials.runner",
     "tuner.workloads.zoo",
     "service.cli.main",
+    "service.cli.trace_summary",
     "service.store",
     "dashboards.report",
+    "dashboards.trace_page",
 )
 
 

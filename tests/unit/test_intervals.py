@@ -1,10 +1,12 @@
 """Interval arithmetic against sets of integers."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.profiling.intervals import Ints, cover, union_length
+from tuner.profiling.intervals import Ints, contains, cover, histogram, pieces, union, union_length
 
 Pairs = list[tuple[int, int]]
 pairs = st.lists(st.tuples(st.integers(-30, 60), st.integers(0, 25)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
@@ -33,6 +35,57 @@ class TestUnion:
 
     def test_of_nothing_is_nothing(self) -> None:
         assert union_length(*arrays([])) == 0
+
+    @given(intervals=pairs)
+    def test_is_disjoint_sorted_and_covers_the_same_points(self, intervals: Pairs) -> None:
+        start, end = union(*arrays(intervals))
+        assert (end > start).all()
+        assert (start[1:] > end[:-1]).all(), "touching intervals are one"
+        assert points(list(zip(start.tolist(), end.tolist(), strict=True))) == points(intervals)
+
+
+class TestContains:
+    @given(intervals=pairs, asked=st.lists(st.integers(-40, 100)))
+    def test_a_point_is_inside_where_some_interval_holds_it(self, intervals: Pairs, asked: list[int]) -> None:
+        found = contains(union(*arrays(intervals)), np.array(asked, dtype=np.int64))
+        held = points(intervals)
+        assert found.tolist() == [point in held for point in asked]
+
+
+class TestPieces:
+    @given(intervals=pairs, edges=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6))
+    def test_are_what_intervals_and_cuts_share(self, intervals: Pairs, edges: Pairs) -> None:
+        """Cuts may touch; each piece names where it comes from."""
+        cuts, position = [], -30
+        for gap, length in edges:
+            cuts.append((position + gap, position + gap + length + 1))
+            position = cuts[-1][1]
+        found = [array.tolist() for array in pieces(*arrays(intervals), arrays(cuts))]
+        assert list(zip(*found, strict=True)) == [
+            (max(start, low), min(end, high), whole, cut)
+            for whole, (start, end) in enumerate(intervals)
+            for cut, (low, high) in enumerate(cuts)
+            if min(end, high) > max(start, low)
+        ]
+
+
+class TestHistogram:
+    @given(
+        intervals=pairs,
+        codes=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+        edges=st.sets(st.integers(-30, 90), min_size=2),
+    )
+    def test_adds_up_lengths_by_code_between_boundaries(
+        self, intervals: Pairs, codes: list[int], edges: set[int]
+    ) -> None:
+        boundaries = sorted(edges)
+        code = np.array(codes[: len(intervals)], dtype=np.int64)
+        found = histogram(*arrays(intervals), code, 3, np.array(boundaries))
+        expected = np.zeros((len(boundaries) - 1, 3), dtype=np.int64)
+        for row, window in enumerate(pairwise(boundaries)):
+            for interval, number in zip(intervals, codes, strict=False):
+                expected[row, number] += len(points([interval]) & points([window]))
+        assert np.array_equal(found, expected)
 
 
 class TestCover:

@@ -5,58 +5,128 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiled import breakdown_of
 
-from tuner.profiling.breakdown import rescale, with_epoch_restart
+from tuner.profiling.breakdown import MAX_EVENT_OVERHEAD_NS, rescale, with_epoch_restart
 from tuner.profiling.categories import HOST_CATEGORIES, Category
 from tuner.records import Breakdown
 
-times = st.dictionaries(st.sampled_from([c.value for c in Category]), st.integers(0, 10**9), min_size=1)
+names = st.sampled_from([c.value for c in Category])
+times = st.dictionaries(names, st.integers(0, 10**9), min_size=1)
+NOTHING: dict[str, int] = {}
 
 
-@given(categories=times, num_steps=st.integers(1, 9), unprofiled=st.integers(1, 10**7), on_cpu=st.booleans())
+@given(
+    categories=times,
+    num_recorded=st.dictionaries(names, st.integers(0, 1000)),
+    num_steps=st.integers(1, 9),
+    unprofiled=st.integers(1, 10**7),
+    on_cpu=st.booleans(),
+)
 def test_the_sum_is_the_unprofiled_step(
-    categories: dict[str, int], num_steps: int, unprofiled: int, on_cpu: bool
+    categories: dict[str, int], num_recorded: dict[str, int], num_steps: int, unprofiled: int, on_cpu: bool
 ) -> None:
+    scaled = rescale(categories, num_steps, unprofiled, num_recorded=num_recorded, on_cpu=on_cpu)
     if not any(categories.values()):
-        assert rescale(categories, num_steps, unprofiled, on_cpu=on_cpu) == {}
+        assert scaled == {}
         return
-    scaled = rescale(categories, num_steps, unprofiled, on_cpu=on_cpu)
     assert sum(scaled.values()) == unprofiled
     assert min(scaled.values()) >= 0
     assert set(scaled) == set(categories)
 
 
-def test_on_a_device_only_host_categories_shrink() -> None:
-    """The profiler does not make kernels longer."""
-    categories = {Category.MATMUL: 40, Category.DATA_WAIT: 20, Category.HOST: 30, Category.LAUNCH_LATENCY: 10}
-    named = {category.value: 1000 * value for category, value in categories.items()}
-    assert rescale(named, 1, 80_000, on_cpu=False) == {
+@given(categories=times, num_recorded=st.dictionaries(names, st.integers(0, 1000)), share=st.floats(0.01, 1))
+def test_nothing_grows_where_the_profiler_made_the_step_longer(
+    categories: dict[str, int], num_recorded: dict[str, int], share: float
+) -> None:
+    """But for the rounding to whole nanoseconds."""
+    unprofiled = int(share * sum(categories.values()))
+    scaled = rescale(categories, 1, unprofiled, num_recorded=num_recorded, on_cpu=False)
+    assert all(scaled[name] <= categories[name] + 1 for name in scaled)
+
+
+CATEGORIES = {"compute_matmul": 40_000, "data_wait": 20_000, "host": 30_000, "launch_latency": 10_000}
+
+
+def test_the_excess_is_taken_in_proportion_to_what_was_recorded() -> None:
+    """On a device the profiler does not make kernels longer, however many it records."""
+    recorded = {"compute_matmul": 500, "data_wait": 4, "host": 12, "launch_latency": 4}
+    assert rescale(CATEGORIES, 1, 80_000, num_recorded=recorded, on_cpu=False) == {
         "compute_matmul": 40_000,
-        "data_wait": 20_000,
-        "host": 15_000,
-        "launch_latency": 5_000,
+        "data_wait": 16_000,
+        "host": 18_000,
+        "launch_latency": 6_000,
     }
 
 
-def test_on_a_cpu_all_but_the_wait_for_data_shrinks() -> None:
-    """The host records every operator that it runs; a loader's worker does not run slower for that."""
+def test_on_a_cpu_operators_are_slowed_too() -> None:
+    recorded = {"compute_matmul": 30, "host": 10}
+    assert rescale(CATEGORIES, 1, 80_000, num_recorded=recorded, on_cpu=True) == {
+        "compute_matmul": 25_000,
+        "data_wait": 20_000,
+        "host": 25_000,
+        "launch_latency": 10_000,
+    }
+
+
+def test_none_gives_more_than_it_has_and_the_others_give_the_rest() -> None:
+    recorded = {"host": 10, "launch_latency": 90}
+    assert rescale(CATEGORIES, 1, 75_000, num_recorded=recorded, on_cpu=False) == {
+        "compute_matmul": 40_000,
+        "data_wait": 20_000,
+        "host": 15_000,
+        "launch_latency": 0,
+    }
+
+
+def test_what_records_do_not_explain_is_chance_and_taken_from_host_and_waits_alike() -> None:
+    assert rescale(CATEGORIES, 1, 80_000, num_recorded=NOTHING, on_cpu=False) == {
+        "compute_matmul": 40_000,
+        "data_wait": 13_333,
+        "host": 20_000,
+        "launch_latency": 6_667,
+    }
+
+
+def test_an_event_explains_a_few_microseconds_at_most() -> None:
+    """A loader that happened to be slow while it was profiled is not the overhead of the few events beside it."""
+    assert rescale(CATEGORIES, 1, 80_000, num_recorded={"host": 1}, on_cpu=False) == {
+        "compute_matmul": 40_000,
+        "data_wait": 14_035,
+        "host": (30_000 - MAX_EVENT_OVERHEAD_NS) * 40 // 57,
+        "launch_latency": 7_018,
+    }
+
+
+def test_on_a_cpu_without_records_all_shrinks_alike() -> None:
     named = {"compute_matmul": 60_000, "host": 20_000, "data_wait": 20_000}
-    assert rescale(named, 1, 60_000, on_cpu=True) == {"compute_matmul": 30_000, "host": 10_000, "data_wait": 20_000}
+    assert rescale(named, 1, 60_000, num_recorded=NOTHING, on_cpu=True) == {
+        "compute_matmul": 36_000,
+        "host": 12_000,
+        "data_wait": 12_000,
+    }
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_where_profiled_steps_were_the_faster_ones_all_grow_alike(on_cpu: bool) -> None:
     named = {"compute_matmul": 60_000, "host": 20_000, "data_wait": 20_000}
-    grown = rescale(named, 1, 200_000, on_cpu=on_cpu)
+    grown = rescale(named, 1, 200_000, num_recorded={"host": 5}, on_cpu=on_cpu)
     assert grown == {name: 2 * value for name, value in named.items()}
 
 
-def test_where_the_host_has_too_little_to_give_all_shrink_alike() -> None:
-    named = {"compute_matmul": 90_000, "host": 10_000}
-    assert rescale(named, 1, 50_000, on_cpu=False) == {"compute_matmul": 45_000, "host": 5_000}
+def test_where_the_host_has_too_little_to_give_the_rest_is_taken_from_all() -> None:
+    named = {"compute_matmul": 60_000, "communication": 30_000, "host": 10_000}
+    assert rescale(named, 1, 45_000, num_recorded={"host": 5}, on_cpu=False) == {
+        "compute_matmul": 30_000,
+        "communication": 15_000,
+        "host": 0,
+    }
 
 
 def test_steps_are_averaged() -> None:
-    assert rescale({"compute_matmul": 90_000}, 3, 30_000, on_cpu=True) == {"compute_matmul": 30_000}
+    named = {"compute_matmul": 60_000, "host": 30_000}
+    assert rescale(named, 3, 26_000, num_recorded={"host": 90}, on_cpu=False) == {
+        "compute_matmul": 20_000,
+        "host": 6_000,
+    }
 
 
 def test_only_the_documented_categories_are_the_host_s() -> None:

@@ -3,19 +3,26 @@
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_events import OTHER, event, kernel, launched, note, operator, runtime, step, trace_of
+from trace_events import MAIN, OTHER, Event, event, kernel, launched, note, operator, runtime, step, trace_of
 from traces import needs_traces, trace_file
 
-from tuner.profiling.steps import find_steps
-from tuner.profiling.trace import read_trace
+from tuner.profiling.launches import find_launches
+from tuner.profiling.reader import read_trace
+from tuner.profiling.steps import StepWindows, find_steps
+from tuner.profiling.trace import Kind, Trace
 
 
-def windows(directory: Path, events: list) -> list[tuple[float, float]]:
+def steps_of(trace: Trace) -> StepWindows:
+    return find_steps(trace, find_launches(trace))
+
+
+def windows(directory: Path, events: list[Event]) -> list[tuple[float, float]]:
     """In microseconds after the first event."""
-    return [(start / 1000, end / 1000) for start, end in find_steps(trace_of(directory, events)).windows]
+    return list(pairwise((steps_of(trace_of(directory, events)).boundaries / 1000).tolist()))
 
 
 class TestCpu:
@@ -34,7 +41,14 @@ class TestCpu:
         assert windows(tmp_path, [step(0, 0, 10), step(1, 10, 11)]) == [(0, 10), (10, 11)]
 
     def test_without_annotations_there_is_one_window_over_everything(self, tmp_path: Path) -> None:
-        assert windows(tmp_path, [operator("a", 3, 5), operator("b", 7, 13)]) == [(0, 10)]
+        trace = trace_of(tmp_path, [operator("a", 3, 5), operator("b", 7, 13)])
+        steps = steps_of(trace)
+        assert (steps.span, len(steps), steps.marked) == ((0, 10_000), 1, False)
+
+    def test_steps_belong_to_the_thread_that_marks_them(self, tmp_path: Path) -> None:
+        trace = trace_of(tmp_path, [operator("other", 0, 50, OTHER), step(0, 10, 20)])
+        steps = steps_of(trace)
+        assert (trace.threads[steps.thread], steps.marked) == (("100", str(MAIN)), True)
 
     def test_names_that_only_resemble_a_step_are_none(self, tmp_path: Path) -> None:
         events = [note("ProfilerStep#", 0, 50), note("my ProfilerStep#1", 0, 50), step(7, 10, 20)]
@@ -82,6 +96,29 @@ class TestDevice:
         events += [kernel("k", 20 + 10 * number, 28 + 10 * number, 9) for number in range(3)]
         assert windows(tmp_path, events) == [(0, 48)]
 
+    def test_a_last_step_that_was_cut_off_is_left_out(self, tmp_path: Path) -> None:
+        """It launched less than four fifths of what the others did."""
+        events = [step(0, 0, 10), step(1, 10, 20), step(2, 20, 30)]
+        for number, call in enumerate([1, 3, 11, 13, 21]):
+            events += launched("k", call, call + 2, call + 3, number)
+        steps = steps_of(trace_of(tmp_path, events))
+        assert (steps.boundaries.tolist(), steps.num_dropped) == ([0, 10_000, 20_000], 1)
+        complete = steps_of(trace_of(tmp_path, [*events, *launched("k", 23, 25, 26, 9)]))
+        assert (len(complete), complete.num_dropped) == (3, 0)
+
+    def test_the_first_step_begins_where_earlier_work_has_ended(self, tmp_path: Path) -> None:
+        """The device still does what was launched before: that is not this step's."""
+        events = [*launched("warm-up", 0, 2, 14, 1), step(0, 10, 20), *launched("k", 12, 15, 25, 2)]
+        assert windows(tmp_path, events) == [(14, 25)]
+
+    def test_where_own_work_begins_first_so_does_the_step(self, tmp_path: Path) -> None:
+        events = [*launched("warm-up", 0, 2, 16, 1), step(0, 10, 20), *launched("k", 12, 15, 25, 2)]
+        assert windows(tmp_path, events) == [(10, 25)]
+
+    def test_waits_are_no_work_to_wait_for(self, tmp_path: Path) -> None:
+        wait = event("cuda_sync", "Stream Sync", 5, 90, 1007, correlation=1, device=0, stream=7)
+        assert windows(tmp_path, [step(0, 0, 10), *launched("k", 1, 2, 3, 1), wait]) == [(0, 10)]
+
     @given(st.data())
     def test_windows_tile_whatever_the_trace(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -94,15 +131,16 @@ class TestDevice:
             call = data.draw(st.integers(0, 150))
             begin = call + data.draw(st.integers(0, 50))
             events += launched("k", call, begin, begin + data.draw(st.integers(0, 50)), number)
-        found = find_steps(trace_of(tmp_path_factory.getbasetemp(), events)).windows
-        assert all(start <= end for start, end in found)
-        assert all(first[1] == second[0] for first, second in pairwise(found))
+        trace = trace_of(tmp_path_factory.getbasetemp(), events)
+        steps = steps_of(trace)
+        assert (np.diff(steps.boundaries) >= 0).all()
+        assert 1 <= len(steps) <= len(trace.host_rows(r"^ProfilerStep#", Kind.ANNOTATION))
 
 
 @needs_traces
 def test_a_graph_s_steps_last_as_long_as_the_device_needs() -> None:
     """The annotations of the graph capture are 0.8 ms apart, its steps take 8.9 ms without the profiler."""
-    steps = find_steps(read_trace(trace_file("h200_resnet50_cuda_graph"))).windows
+    steps = steps_of(read_trace(trace_file("h200_resnet50_cuda_graph")))
     assert len(steps) == 5
-    for start, end in steps[1:]:
-        assert 8.8e6 < end - start < 9.4e6
+    lengths = np.diff(steps.boundaries)
+    assert ((lengths[1:] > 8.8e6) & (lengths[1:] < 9.4e6)).all()

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Breakdown, Choice, Environment, WorkloadFacts
+from tuner.records import Breakdown, Choice, Environment, InputActivity, TrialResult, WorkloadFacts
 
 FLOAT32 = "float32"
 
@@ -29,6 +29,8 @@ class Situation:
     environment: Environment
     choices: dict[str, Choice]
     """The complete choices of the incumbent."""
+    input: InputActivity | None = None
+    """Of its last clean window, where it was measured."""
 
     @property
     def step_ns(self) -> float:
@@ -37,6 +39,22 @@ class Situation:
     def time_ns(self, categories: Iterable[str]) -> float:
         times = self.breakdown.per_step_ns
         return sum(times.get(category, 0.0) for category in categories)
+
+
+def situation_of(
+    result: TrialResult, workload: WorkloadFacts, environment: Environment, choices: dict[str, Choice]
+) -> Situation | None:
+    """Of a trial that was profiled."""
+    if not result.breakdowns:
+        return None
+    activity = next((w.input for w in reversed(result.clean_windows) if w.input is not None), None)
+    return Situation(
+        breakdown=result.breakdowns[0],
+        workload=workload,
+        environment=environment,
+        choices=choices,
+        input=activity,
+    )
 
 
 def removable(situation: Situation, *categories: Category) -> float:

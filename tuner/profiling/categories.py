@@ -24,7 +24,9 @@ class Category(StrEnum):
     ELEMENTWISE = "compute_elementwise"
     OTHER_COMPUTE = "compute_other"
     OPTIMIZER = "optimizer"
+    RECOMPUTE = "recompute"
     COMMUNICATION = "communication"
+    PIPELINE_BUBBLE = "pipeline_bubble"
     COPY_H2D = "copy_host_to_device"
     COPY_D2H = "copy_device_to_host"
     COPY_D2D = "copy_on_device"
@@ -35,6 +37,7 @@ class Category(StrEnum):
     OPTIMIZER_HOST = "optimizer_host"
     HOST = "host"
     LAUNCH_LATENCY = "launch_latency"
+    DISPATCH = "dispatch"
     QUEUED = "queued"
     UNKNOWN = "unknown"
 
@@ -95,10 +98,22 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         counts="compute inside the optimizer's step and zero_grad",
     ),
     CategoryInfo(
+        category=Category.RECOMPUTE,
+        group="compute",
+        title="recomputation",
+        counts="the forward pass again inside the backward pass: the price of activation checkpointing",
+    ),
+    CategoryInfo(
         category=Category.COMMUNICATION,
         group="communication",
         title="exposed communication",
         counts="collectives while nothing is computed",
+    ),
+    CategoryInfo(
+        category=Category.PIPELINE_BUBBLE,
+        group="communication",
+        title="pipeline bubble",
+        counts="a send to or receive from one other rank runs, or waits for it, while nothing is computed",
     ),
     CategoryInfo(
         category=Category.COPY_H2D,
@@ -166,6 +181,13 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         host=True,
     ),
     CategoryInfo(
+        category=Category.DISPATCH,
+        group="gaps",
+        title="between queued kernels",
+        counts="the device goes from one operation to the next although both were launched before: what remains on a "
+        "device that is never short of work, up to the usual latency",
+    ),
+    CategoryInfo(
         category=Category.QUEUED,
         group="gaps",
         title="queued but blocked",
@@ -190,6 +212,14 @@ COMPUTE: tuple[Category, ...] = (
     Category.ELEMENTWISE,
     Category.OTHER_COMPUTE,
 )
+COMPUTING: tuple[Category, ...] = (*COMPUTE, Category.OPTIMIZER, Category.RECOMPUTE)
+WAITS: dict[str, tuple[Category, ...]] = {
+    "input": (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D),
+    "communication": (Category.COMMUNICATION, Category.PIPELINE_BUBBLE),
+    "host": (Category.HOST, Category.LAUNCH_LATENCY, Category.ALLOCATION, Category.OPTIMIZER_HOST),
+    "synchronisation": (Category.SYNCHRONISATION, Category.QUEUED),
+}
+"""What a step can wait for, by the names that people see as what limits it."""
 HOST_CATEGORIES: frozenset[str] = frozenset(info.category.value for info in CATEGORIES if info.host)
 
 _Rules = tuple[tuple[Category, re.Pattern[str]], ...]
@@ -298,21 +328,13 @@ def group_shares(per_step_ns: dict[str, float]) -> dict[str, float]:
 
 
 def bottleneck(per_step_ns: dict[str, float]) -> str:
-    """The name of what limits a step: the largest of compute, optimizer, communication, data, gaps.
+    """The name of what limits a step: one of `WAITS`, or the optimizer, or compute.
 
     Compute only counts as the bottleneck when nothing else takes a fifth of the step: time that
     computes is useful, time that waits is not.
     """
     total = max(1.0, sum(per_step_ns.values()))
-    waits = {
-        "input": sum(per_step_ns.get(c, 0.0) for c in (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D)),
-        "communication": per_step_ns.get(Category.COMMUNICATION, 0.0),
-        "host": sum(
-            per_step_ns.get(c, 0.0)
-            for c in (Category.HOST, Category.LAUNCH_LATENCY, Category.ALLOCATION, Category.OPTIMIZER_HOST)
-        ),
-        "synchronisation": per_step_ns.get(Category.SYNCHRONISATION, 0.0) + per_step_ns.get(Category.QUEUED, 0.0),
-    }
+    waits = {name: sum(per_step_ns.get(category, 0.0) for category in categories) for name, categories in WAITS.items()}
     name, value = max(waits.items(), key=lambda item: item[1])
     if value / total >= 0.2:
         return name

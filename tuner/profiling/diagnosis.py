@@ -13,9 +13,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.profiling.bounds import Situation, compute_floor_ns, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Finding
+from tuner.profiling.bounds import Situation, compute_floor_ns
+from tuner.profiling.categories import COMPUTE, COMPUTING, Category
+from tuner.records import Breakdown, Finding
+from tuner.trace_records import RankAnalysis
+
+PLACES = 3
+"""How many kernels or gaps a finding names."""
+BUSY = 0.8
+"""Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a diagnosis can draw on: a trial's situation, the analysis of a trace, or both.
+
+    Attributes:
+        analysis: Of one rank; its first device's breakdown is judged where there is no situation.
+    """
+
+    situation: Situation | None = None
+    analysis: RankAnalysis | None = None
+
+    @property
+    def breakdown(self) -> Breakdown:
+        if self.situation is not None:
+            return self.situation.breakdown
+        assert self.analysis is not None, "evidence is of a trial or of a trace"
+        return self.analysis.breakdowns[0]
+
+    @property
+    def device_kind(self) -> str:
+        if self.situation is not None:
+            return self.situation.environment.hardware.device_kind
+        return "cpu" if self.breakdown.device == "cpu" else "cuda"
+
+    def share(self, *categories: Category) -> float:
+        return self.breakdown.share(*categories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a rule's condition holds, where that changes what to do."""
+
+    name: str
+    message: str
+    advice: str
+    strategies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +73,9 @@ class Rule:
         strategies: What would act on it.
         devices: Kinds of device on which it makes sense.
         applies: A further condition.
+        measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
+            rule bounds no gain.
+        cause: Tells causes apart that need different advice.
     """
 
     name: str
@@ -38,18 +85,74 @@ class Rule:
     advice: str
     strategies: tuple[str, ...]
     devices: tuple[str, ...] = ("cpu", "cuda")
-    applies: Callable[[Situation], bool] = lambda situation: True
+    applies: Callable[[Evidence], bool] = lambda evidence: True
+    measure: Callable[[Evidence], float | None] | None = None
+    cause: Callable[[Evidence], Cause | None] = lambda evidence: None
 
 
-def _products_would_pay(situation: Situation) -> bool:
+def _products_would_pay(evidence: Evidence) -> bool:
+    situation = evidence.situation
+    if situation is None:
+        return False
     peaks = situation.environment.calibration.matmul_flops_per_s
     fastest = max((peaks.get(d, 0.0) for d in ("bfloat16", "float16", "tf32")), default=0.0)
     return situation.choices.get("precision", {}).get("level") == "fp32" and fastest > 1.5 * peaks.get("float32", 0.0)
 
 
-def _far_from_roofline(situation: Situation) -> bool:
-    floor = compute_floor_ns(situation)
-    return floor > 0 and situation.time_ns(COMPUTE) > 3 * floor
+def _tensor_cores_idle(evidence: Evidence) -> bool:
+    share = evidence.analysis.tensor_core_share if evidence.analysis else None
+    return share is not None and share < 0.1
+
+
+def _far_from_roofline(evidence: Evidence) -> bool:
+    situation = evidence.situation
+    floor = compute_floor_ns(situation) if situation is not None else 0.0
+    return situation is not None and floor > 0 and situation.time_ns(COMPUTE) > 3 * floor
+
+
+def _step_variation(evidence: Evidence) -> float | None:
+    return evidence.analysis.step_time_cv if evidence.analysis else None
+
+
+def _memory_filled(evidence: Evidence) -> float | None:
+    """Share of the device's memory that the allocator had reserved at its peak."""
+    stats = evidence.analysis.memory if evidence.analysis else ()
+    filled = [s.peak_reserved_bytes / s.total_memory_bytes for s in stats if s.total_memory_bytes]
+    return max(filled, default=None)
+
+
+def _input_cause(evidence: Evidence) -> Cause | None:
+    """Restart, preprocessing or storage; None where nothing was measured of the loader's processes."""
+    if evidence.share(Category.EPOCH_RESTART) > evidence.share(Category.DATA_WAIT):
+        return Cause(
+            name="restart",
+            message="most of it starts the loader anew for every epoch",
+            advice="keep the worker processes between epochs",
+            strategies=("data_loading",),
+        )
+    activity = evidence.situation.input if evidence.situation else None
+    if activity is None:
+        return None
+    if activity.num_workers:
+        makers, compute, sleep = "the worker processes", "compute", "sleep"
+    else:
+        makers, compute, sleep = "the main process, which makes the batches itself,", "computes", "sleeps"
+    if activity.runnable_share >= BUSY:
+        return Cause(
+            name="preprocessing",
+            message=f"{makers} {compute} for {activity.runnable_share:.0%} of their time: samples cost much to make",
+            advice="use as many worker processes as there are cores to spare, keep decoded samples, or make the "
+            "transforms cheaper",
+            strategies=("data_loading", "dataset_cache", "cpu_threads"),
+        )
+    return Cause(
+        name="storage",
+        message=f"{makers} {sleep} for {1 - activity.runnable_share:.0%} of their time, reading "
+        f"{activity.read_bytes_per_s / 1e6:.0f} MB/s from storage: they wait for a disk, a network or a lock",
+        advice="read ahead with more worker processes than cores, keep samples in memory or on a local disk, or "
+        "pack small files",
+        strategies=("data_loading", "dataset_cache"),
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -60,6 +163,7 @@ RULES: tuple[Rule, ...] = (
         message="input-bound: {share} of the step waits for data",
         advice="load with worker processes, keep them between epochs, or keep decoded samples",
         strategies=("data_loading", "dataset_cache", "cpu_threads"),
+        cause=_input_cause,
     ),
     Rule(
         name="exposed_copies",
@@ -98,12 +202,46 @@ RULES: tuple[Rule, ...] = (
         devices=("cuda",),
     ),
     Rule(
+        name="allocation",
+        categories=(Category.ALLOCATION,),
+        thresholds=(0.01, 0.03, 0.10),
+        message="for {share} of the step the device is empty because memory is allocated or freed",
+        advice="let the allocator keep its memory: steps of one shape, no empty_cache(), expandable segments",
+        strategies=(),
+        devices=("cuda",),
+    ),
+    Rule(
+        name="blocked",
+        categories=(Category.QUEUED,),
+        thresholds=(0.05, 0.10, 0.30),
+        message="for {share} of the step work is launched, but waits: for another stream, a peer or a full queue",
+        advice="look for the collective or copy that the next kernel waits for, and for waits between streams",
+        strategies=(),
+        devices=("cuda",),
+    ),
+    Rule(
         name="exposed_communication",
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
         message="{share} of the step communicates while nothing is computed",
         advice="overlap communication with the backward pass, or communicate less often",
         strategies=("micro_batch",),
+    ),
+    Rule(
+        name="pipeline_bubble",
+        categories=(Category.PIPELINE_BUBBLE,),
+        thresholds=(0.05, 0.10, 0.30),
+        message="for {share} of the step a pipeline stage sends to or waits for its neighbour",
+        advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal length",
+        strategies=("micro_batch",),
+    ),
+    Rule(
+        name="recomputation",
+        categories=(Category.RECOMPUTE,),
+        thresholds=(0.05, 0.15, 0.25),
+        message="{share} of the step computes the forward pass again",
+        advice="checkpoint fewer blocks, as far as memory allows",
+        strategies=("activation_checkpointing",),
     ),
     Rule(
         name="optimizer",
@@ -131,6 +269,16 @@ RULES: tuple[Rule, ...] = (
         applies=_products_would_pay,
     ),
     Rule(
+        name="idle_tensor_cores",
+        categories=(Category.MATMUL, Category.ATTENTION),
+        thresholds=(0.10, 0.20, 0.40),
+        message="{share} of the step multiplies, hardly any of it on tensor cores",
+        advice="use TF32 or 16-bit products, with dimensions that are multiples of 8",
+        strategies=("precision",),
+        devices=("cuda",),
+        applies=_tensor_cores_idle,
+    ),
+    Rule(
         name="inefficient_compute",
         categories=COMPUTE,
         thresholds=(0.30, 0.50, 0.80),
@@ -139,14 +287,33 @@ RULES: tuple[Rule, ...] = (
         strategies=("compile", "cpu_threads", "memory_format", "micro_batch", "backend_flags"),
         applies=_far_from_roofline,
     ),
+    Rule(
+        name="unsteady_steps",
+        categories=(),
+        thresholds=(0.10, 0.20, 0.50),
+        message="the steps' times scatter by {share} around their mean: a verdict on a few of them is uncertain",
+        advice="profile more steps, after a longer warm-up, on a machine that is otherwise idle",
+        strategies=(),
+        measure=_step_variation,
+    ),
+    Rule(
+        name="memory_nearly_full",
+        categories=(),
+        thresholds=(0.85, 0.90, 0.97),
+        message="{share} of the device's memory is reserved at the peak",
+        advice="checkpoint activations or use smaller micro-batches, before fragmentation stops the run",
+        strategies=("activation_checkpointing", "micro_batch"),
+        devices=("cuda",),
+        measure=_memory_filled,
+    ),
 )
 
 _SEVERITIES = ("note", "warning", "high")
 
 
-def diagnose(situation: Situation) -> tuple[Finding, ...]:
+def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """The findings of a breakdown, the largest bound first; only the capture's problems if it is bad."""
-    problems = situation.breakdown.quality.problems
+    problems = evidence.breakdown.quality.problems
     if problems:
         return tuple(
             Finding(
@@ -159,24 +326,53 @@ def diagnose(situation: Situation) -> tuple[Finding, ...]:
             )
             for problem in problems
         )
-    found = [finding for rule in RULES if (finding := _apply(rule, situation)) is not None]
+    found = [finding for rule in RULES if (finding := _apply(rule, evidence)) is not None]
     return tuple(sorted(found, key=lambda finding: -finding.bound))
 
 
-def _apply(rule: Rule, situation: Situation) -> Finding | None:
-    share = removable(situation, *rule.categories)
-    if situation.environment.hardware.device_kind not in rule.devices or share < rule.thresholds[0]:
+def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
+    share = rule.measure(evidence) if rule.measure is not None else evidence.share(*rule.categories)
+    if evidence.device_kind not in rule.devices or share is None or share < rule.thresholds[0]:
         return None
-    if not rule.applies(situation):
+    if not rule.applies(evidence):
         return None
     level = sum(share >= threshold for threshold in rule.thresholds) - 1
-    per_step_ms = {c.value: situation.time_ns((c,)) / 1e6 for c in rule.categories}
+    cause = rule.cause(evidence)
+    message = rule.message.format(share=f"{share:.0%}")
     return Finding(
         rule=rule.name,
         severity=_SEVERITIES[level],
-        message=rule.message.format(share=f"{share:.0%}"),
-        advice=rule.advice,
-        strategies=rule.strategies,
-        bound=share,
-        evidence={f"{name}_ms": round(value, 4) for name, value in per_step_ms.items() if value > 0},
+        message=f"{message}; {cause.message}" if cause else message,
+        advice=cause.advice if cause else rule.advice,
+        strategies=cause.strategies if cause else rule.strategies,
+        bound=share if rule.categories else 0.0,
+        evidence={**_times(rule, evidence), **({"cause": cause.name} if cause else {}), **_places(rule, evidence)},
     )
+
+
+def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
+    """Milliseconds per step of each category."""
+    per_step = evidence.breakdown.per_step_ns
+    times = {category.value: per_step.get(category, 0.0) / 1e6 for category in rule.categories}
+    return {f"{name}_ms": round(value, 4) for name, value in times.items() if value > 0}
+
+
+def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
+    """Where it happens: the longest gaps blamed on it, and the longest kernels of its categories."""
+    analysis, device = evidence.analysis, evidence.breakdown.device
+    if analysis is None:
+        return {}
+    gaps = analysis.gaps[device].longest if device in analysis.gaps else ()
+    found = [
+        f"{gap.length_ns / 1e6:.3g} ms before {gap.operator_after or gap.kernel_after or 'the end'}"
+        + (f" ({gap.source})" if gap.source else "")
+        for gap in gaps
+        if gap.category in rule.categories
+    ]
+    computing = [c for c in rule.categories if c in COMPUTING]
+    found += [
+        f"{kernel.name}: {kernel.total_ns / 1e6:.3g} ms in {kernel.count} runs"
+        for kernel in analysis.kernels
+        if kernel.category in computing
+    ]
+    return {f"at_{number}": place for number, place in enumerate(found[:PLACES], 1)}

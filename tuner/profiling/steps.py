@@ -6,65 +6,94 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.profiling.intervals import Ints
+from tuner.profiling.launches import Launches
 from tuner.profiling.trace import Kind, Trace
+
+COMPLETE = 0.8
+"""A last step that launched less than this share of what the others did was cut off by the end of the capture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWindows:
-    """Adjacent half-open windows that tile the profiled stretch."""
+    """Adjacent half-open windows that tile the profiled stretch.
 
-    windows: tuple[tuple[int, int], ...]
+    Attributes:
+        boundaries: int64 of length steps + 1: each window's start, and the last one's end.
+        thread: The thread that ran the steps.
+        marked: Whether the trace says where steps begin; without marks all of it is one window.
+        num_dropped: Incomplete steps at the end that are left out.
+    """
+
+    boundaries: Ints
     thread: int
-    """The thread that ran the steps."""
+    marked: bool
+    num_dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.boundaries) - 1
 
     @property
     def span(self) -> tuple[int, int]:
-        return self.windows[0][0], self.windows[-1][1]
+        return int(self.boundaries[0]), int(self.boundaries[-1])
 
 
-def find_steps(trace: Trace) -> StepWindows:
+def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     """Device-adjusted windows of the steps that the profiler marked.
 
     A step ends when its CPU part and all device work launched inside it have ended; the next begins
-    there. A trace without marks is one window over everything. On a trace without device work the
-    windows are those of the CPU.
+    there, and the first one where the work of the step before it has ended. A trace without marks is one
+    window over everything. On a trace without device work the windows are those of the CPU.
     """
-    marks = trace.matching(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
+    host = trace.host
+    marks = trace.host_rows(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
     if len(marks) == 0:
-        low, high = int(trace.start.min()), int(trace.end.max())
-        return StepWindows(windows=((low, high),), thread=_busiest_thread(trace))
-    thread = int(trace.thread[marks[0]])
-    marks = marks[trace.thread[marks] == thread]
-    launched_end = _launched_ends(trace, trace.start[marks], trace.end[marks])
-    boundary = int(trace.start[marks[0]])
-    windows = []
-    for number, mark in enumerate(marks):
-        end = max(int(trace.end[mark]), int(launched_end[number]))
-        if number + 1 < len(marks) and launched_end[number] <= trace.start[marks[number + 1]]:
-            end = max(end, int(trace.start[marks[number + 1]]))
-        end = max(end, boundary)
-        windows.append((boundary, end))
-        boundary = end
-    return StepWindows(windows=tuple(windows), thread=thread)
+        return StepWindows(boundaries=np.array(trace.span), thread=_busiest_thread(trace), marked=False)
+    thread = int(host.thread[marks[0]])
+    marks = marks[host.thread[marks] == thread]
+    start, end = host.start[marks], host.end[marks]
+    launched_end, num_launched = _launched(trace, launches, start, end)
+    kept = len(marks)
+    if kept > 1 and num_launched[-1] < COMPLETE * np.median(num_launched[:-1]):
+        kept -= 1
+    follows = np.concatenate([start[1:], end[-1:]])
+    # Where the device is done before the next step begins, what lies between belongs to the step before.
+    ends = np.where(launched_end <= follows, np.maximum(end, follows), launched_end)
+    ends = np.maximum.accumulate(np.maximum(ends, end))
+    if kept == len(marks):
+        ends[-1] = max(int(end[-1]), int(launched_end[-1]), int(ends[-2]) if kept > 1 else 0)
+    first = _first_start(trace, launches, int(start[0]), int(end[0]))
+    boundaries = np.concatenate([[first], np.maximum(ends[:kept], first)])
+    return StepWindows(boundaries=boundaries, thread=thread, marked=True, num_dropped=len(marks) - kept)
 
 
-def _launched_ends(trace: Trace, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Last end of the device work that was launched inside each CPU window (0 if none)."""
-    device = trace.indices(Kind.KERNEL, Kind.COPY)
-    runtime = trace.indices(Kind.RUNTIME)
+def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
+    """Where the first step begins on the device: after what was launched before it, if that comes first."""
+    work = trace.work
+    real = work.kind != Kind.SYNC
+    known = launches.row >= 0
+    own = real & known & (launches.start >= start) & (launches.start < end)
+    if not own.any():
+        return start
+    first_own = int(work.start[own].min())
+    earlier = real & np.where(known, launches.start < start, work.start < first_own)
+    last = int(work.end[earlier].max(initial=start))
+    return max(start, last) if last <= first_own else start
+
+
+def _launched(trace: Trace, launches: Launches, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Of each CPU window: last end (0 if none) and number of the device operations launched inside it."""
+    work = trace.work
+    rows = np.flatnonzero((launches.row >= 0) & (work.kind != Kind.SYNC))
+    step = np.searchsorted(start, launches.start[rows], side="right") - 1
+    inside = (step >= 0) & (launches.start[rows] < end[np.maximum(step, 0)])
+    rows, step = rows[inside], step[inside]
     last = np.zeros(len(start), dtype=np.int64)
-    if len(device) == 0 or len(runtime) == 0:
-        return last
-    launch_of = dict(zip(trace.correlation[runtime].tolist(), trace.start[runtime].tolist(), strict=True))
-    launches = np.array([launch_of.get(c, -1) for c in trace.correlation[device].tolist()], dtype=np.int64)
-    step = np.searchsorted(start, launches, side="right") - 1
-    inside = (launches >= 0) & (step >= 0)
-    inside[inside] &= launches[inside] < end[step[inside]]
-    np.maximum.at(last, step[inside], trace.end[device][inside])
-    return last
+    np.maximum.at(last, step, work.end[rows])
+    return last, np.bincount(step, minlength=len(start))
 
 
 def _busiest_thread(trace: Trace) -> int:
-    operators = trace.indices(Kind.OPERATOR, Kind.ANNOTATION)
-    chosen = operators if len(operators) else np.arange(len(trace))
-    return int(np.bincount(trace.thread[chosen]).argmax())
+    operators = np.flatnonzero(np.isin(trace.host.kind, (Kind.OPERATOR, Kind.ANNOTATION)))
+    threads = trace.host.thread[operators] if len(operators) else trace.host.thread
+    return int(np.bincount(threads).argmax()) if len(threads) else 0

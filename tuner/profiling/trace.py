@@ -1,20 +1,16 @@
-"""Reading a Kineto trace (the JSON of torch.profiler) into columns of integer nanoseconds.
+"""A trace as columns: what the host did, what the devices did, and how both are linked.
 
-The format and its traps are documented where the fields are read. Events keep only what a breakdown
-needs; names are dictionary-encoded. Times are relative to the first event, so that no precision is
-lost to a float.
+Times are integer nanoseconds relative to the first event. Names, argument shapes and call stacks are
+dictionary-encoded. `reader.read_trace` makes a trace from a file.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,177 +24,181 @@ class TraceError(SteptuneError):
 
 
 class Kind(IntEnum):
+    """What an event is. The first group happens on host threads, the second on devices."""
+
     OPERATOR = 0
     ANNOTATION = 1
     RUNTIME = 2
-    KERNEL = 3
-    COPY = 4
-    SYNC = 5
-    OVERHEAD = 6
-
-
-_KINDS: dict[str, Kind] = {
-    "cpu_op": Kind.OPERATOR,
-    "operator": Kind.OPERATOR,
-    "user_annotation": Kind.ANNOTATION,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "runtime": Kind.RUNTIME,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.COPY,
-    "gpu_memset": Kind.COPY,
-    "memcpy": Kind.COPY,
-    "memset": Kind.COPY,
-    "cuda_sync": Kind.SYNC,
-    "overhead": Kind.OVERHEAD,
-}
-
-
-class _Args(msgspec.Struct, rename={"external_id": "External id", "external_id_old": "external id"}):
-    correlation: int | float | None = None
-    external_id: Any = None
-    external_id_old: Any = None
-    device: Any = None
-    stream: Any = None
-
-
-class _Event(msgspec.Struct):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    ts: float | int | str | None = None
-    dur: float | int | str | None = None
-    pid: Any = None
-    tid: Any = None
-    args: _Args | None = None
-
-
-class _File(msgspec.Struct):
-    traceEvents: list[_Event] = []
-    deviceProperties: list[Any] = []
-    distributedInfo: Any = None
+    OVERHEAD = 3
+    PYTHON = 4
+    KERNEL = 5
+    COPY = 6
+    SYNC = 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """Events as parallel columns, sorted by start (longer first on ties).
+class Host:
+    """Events of host threads, sorted by start (longer first on ties).
 
     Attributes:
-        start, end: int64 nanoseconds relative to the first event.
-        kind: `Kind` of each event.
-        name: Index into `names`.
-        thread: Dense number of the (pid, tid) pair.
-        device, correlation: -1 where the event has none.
+        start, end: int64 nanoseconds.
+        kind: `Kind`, int8.
+        name: int32 index into `Trace.names`.
+        thread: int32 index into `Trace.threads`.
+        correlation: int64 of a runtime call; -1 elsewhere.
+        external: int64 id that kernels name to say which operator they belong to; -1 if none.
+        sequence: int64 autograd sequence number; -1 if none.
+        forward_thread: int32 thread of the forward operator of a backward one; 0 in the forward pass, -1 if none.
+        shape: int32 index into `Trace.shapes`; -1 if not recorded.
+        stack: int32 index into `Trace.stacks`; -1 if not recorded.
     """
 
-    names: tuple[str, ...]
     start: Ints
     end: Ints
-    kind: Ints
-    name: Ints
-    thread: Ints
-    device: Ints
+    kind: npt.NDArray[np.int8]
+    name: npt.NDArray[np.int32]
+    thread: npt.NDArray[np.int32]
     correlation: Ints
-    rank: int
-    num_ranks: int
+    external: Ints
+    sequence: Ints
+    forward_thread: npt.NDArray[np.int32]
+    shape: npt.NDArray[np.int32]
+    stack: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def indices(self, *kinds: Kind) -> Ints:
-        return np.flatnonzero(np.isin(self.kind, kinds))
 
-    def name_of(self, index: int) -> str:
-        return self.names[int(self.name[index])]
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Operations of devices, sorted by start (longer first on ties).
 
-    def matching(self, pattern: str, *kinds: Kind) -> Ints:
-        """Indices of events of these kinds whose name matches."""
-        found = re.compile(pattern)
-        names = np.fromiter((bool(found.search(name)) for name in self.names), dtype=bool, count=len(self.names))
-        chosen = self.indices(*kinds)
-        matched: Ints = chosen[names[self.name[chosen]]]
-        return matched
-
-
-def read_trace(path: Path) -> Trace:
-    """Reads `.json` or `.json.gz`.
-
-    Raises:
-        TraceError: The file is empty, not JSON, or holds no timed event.
+    Attributes:
+        start, end: int64 nanoseconds.
+        kind: `Kind`, int8: a kernel, a copy or memset, or a wait (which is no work).
+        name: int32 index into `Trace.names`.
+        device, stream: int32.
+        correlation, external: int64 links to the host; -1 if none.
+        num_bytes: int64 of a copy; -1 if not recorded.
+        occupancy: float32 estimated achieved occupancy, 0 to 1; NaN if not recorded.
+        blocks_per_sm: float32; NaN if not recorded.
+        graph_node: int64 node of a CUDA graph; -1 outside graphs.
     """
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        file = msgspec.json.decode(data, type=_File)
-    except (OSError, EOFError) as error:
-        raise TraceError(f"{path} cannot be read: {error}") from None
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path} is not a torch.profiler trace: {error}") from None
-    distributed = file.distributedInfo if isinstance(file.distributedInfo, dict) else {}
-    return _columns(path, file.traceEvents, int(distributed.get("rank", 0)), int(distributed.get("world_size", 1)))
+
+    start: Ints
+    end: Ints
+    kind: npt.NDArray[np.int8]
+    name: npt.NDArray[np.int32]
+    device: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32]
+    correlation: Ints
+    external: Ints
+    num_bytes: Ints
+    occupancy: npt.NDArray[np.float32]
+    blocks_per_sm: npt.NDArray[np.float32]
+    graph_node: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
 
 
-def _columns(path: Path, events: list[_Event], rank: int, num_ranks: int) -> Trace:
-    names: dict[str, int] = {}
-    threads: dict[tuple[str, str], int] = {}
-    rows: list[tuple[int, int, int, int, int, int, int]] = []
-    for event in events:
-        kind = _KINDS.get(event.cat.lower())
-        if event.ph != "X" or kind is None or event.ts is None:
-            continue
-        start = _nanoseconds(event.ts)
-        duration = _nanoseconds(event.dur or 0)
-        args = event.args
-        on_device = kind in (Kind.KERNEL, Kind.COPY, Kind.SYNC)
-        rows.append(
-            (
-                start,
-                start + max(0, duration),
-                int(kind),
-                names.setdefault(event.name, len(names)),
-                threads.setdefault((str(event.pid), str(event.tid)), len(threads)),
-                _integer(args.device if args else None, default=0) if on_device else -1,
-                _integer(args.correlation if args else None, default=-1),
-            )
-        )
-    if not rows:
-        raise TraceError(f"{path} holds no timed event: record it with torch.profiler.profile(...)")
-    table = np.array(rows, dtype=np.int64)
-    table[:, :2] -= table[:, 0].min()
-    table = table[np.lexsort((-table[:, 1], table[:, 0]))]
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What the trace says of one communication call.
 
-    def column(number: int) -> Ints:
-        return np.ascontiguousarray(table[:, number])
+    Attributes:
+        external: Links a host record to its kernels; -1 if none.
+        correlation: Of the kernel itself; -1 on a host record.
+        name: As the library names it: "allreduce", "_allgather_base", "send", ...
+        message_elements: The larger of what goes in and what comes out.
+    """
 
-    return Trace(
-        names=tuple(names),
-        start=column(0),
-        end=column(1),
-        kind=column(2),
-        name=column(3),
-        thread=column(4),
-        device=column(5),
-        correlation=column(6),
-        rank=rank,
-        num_ranks=num_ranks,
-    )
+    external: int
+    correlation: int
+    name: str
+    message_elements: int
+    dtype: str
+    group_name: str
+    group_size: int
+    sequence: int
 
 
-def _nanoseconds(microseconds: float | int | str) -> int:
-    """Microseconds with three decimals to integer nanoseconds, exactly where a float is exact."""
-    if isinstance(microseconds, int):
-        return microseconds * 1000
-    value = float(microseconds)
-    if value != value:
-        return 0
-    whole = int(value)
-    return whole * 1000 + round((value - whole) * 1000)
+@dataclass(frozen=True, kw_only=True)
+class MemoryPoint:
+    """Allocator totals at one moment."""
+
+    time: int
+    device: str
+    allocated_bytes: int
+    reserved_bytes: int
 
 
-def _integer(value: Any, default: int) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return default
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device as the trace describes it."""
+
+    number: int
+    name: str
+    total_memory_bytes: int
+    num_sms: int
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One rank's trace.
+
+    Attributes:
+        rank, num_ranks: None and 1 where the trace does not say.
+        framing: "chunked" or "whole file": how the file was read.
+        num_events: Of every kind, those without a duration included.
+        num_lost: Events that were there but could not be decoded.
+        losses: What was lost or repaired on reading, in words.
+        origin_ns: What was subtracted from all times; with `base_time_ns` it is the wall clock.
+    """
+
+    names: tuple[str, ...]
+    threads: tuple[tuple[str, str], ...]
+    shapes: tuple[bytes, ...]
+    stacks: tuple[str, ...]
+    host: Host
+    work: Work
+    collectives: tuple[Collective, ...]
+    memory: tuple[MemoryPoint, ...]
+    devices: tuple[Device, ...]
+    rank: int | None
+    num_ranks: int
+    distributed: dict[str, Any]
+    origin_ns: int
+    base_time_ns: int
+    framing: str
+    num_events: int
+    num_lost: int
+    losses: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.host) + len(self.work)
+
+    def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
+        """Mask over `names`."""
+        search = re.compile(pattern).search
+        return np.fromiter((search(name) is not None for name in self.names), dtype=bool, count=len(self.names))
+
+    def host_rows(self, pattern: str, *kinds: Kind) -> Ints:
+        """Rows of host events of these kinds whose name matches."""
+        wanted = self.names_matching(pattern)[self.host.name] & np.isin(self.host.kind, kinds)
+        return np.flatnonzero(wanted)
+
+    def work_rows(self, device: int | None = None) -> Ints:
+        """Rows of what devices (or one) really did: kernels and copies, no waits."""
+        wanted = self.work.kind != Kind.SYNC
+        if device is not None:
+            wanted &= self.work.device == device
+        return np.flatnonzero(wanted)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First start and last end of all events."""
+        starts = [int(table.start[0]) for table in (self.host, self.work) if len(table)]
+        ends = [int(table.end.max()) for table in (self.host, self.work) if len(table)]
+        return min(starts), max(ends)

@@ -27,7 +27,7 @@ import math
 import random
 from collections.abc import Generator, Iterable, Sequence
 
-from tuner.profiling.diagnosis import diagnose
+from tuner.profiling.diagnosis import Evidence, diagnose
 from tuner.records import (
     BASELINE,
     Candidate,
@@ -178,7 +178,7 @@ class Designer:
                 self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])
                 return
         situation = self.knowledge.situation(self.reference)
-        self.findings = diagnose(situation) if situation else ()
+        self.findings = diagnose(Evidence(situation=situation)) if situation else ()
         self._record("baseline", "measured", f"{BASELINE_STARTS} starts", self.reference)
 
     def _what_does_not_fit(self) -> Story:

@@ -16,8 +16,8 @@ import msgspec
 import tuner
 from tuner.errors import BaselineFailed, BudgetError, SteptuneError, StoreError
 from tuner.estimates import log_rate, units_per_s
-from tuner.profiling.bounds import Situation
-from tuner.profiling.diagnosis import diagnose
+from tuner.profiling.bounds import situation_of
+from tuner.profiling.diagnosis import Evidence, diagnose
 from tuner.protocols import Progress, StudyStore, TrialRunner
 from tuner.records import (
     BASELINE,
@@ -295,15 +295,10 @@ class StudyDriver:
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
             failure = msgspec.structs.replace(failure, kind=FailureKind.UNSUPPORTED)
             result = msgspec.structs.replace(result, failure=failure)
-        if not result.breakdowns:
+        situation = situation_of(result, self._space.workload, self._space.environment, spec.choices)
+        if situation is None:
             return result
-        situation = Situation(
-            breakdown=result.breakdowns[0],
-            workload=self._space.workload,
-            environment=self._space.environment,
-            choices=spec.choices,
-        )
-        return msgspec.structs.replace(result, findings=diagnose(situation))
+        return msgspec.structs.replace(result, findings=diagnose(Evidence(situation=situation)))
 
     # --- the confirmation ---------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tuner.estimates import log_rate, log_ratio
-from tuner.profiling.bounds import Situation
+from tuner.profiling.bounds import Situation, situation_of
 from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
 from tuner.search.effects import Difference, EffectModel, Observation
 from tuner.search.profile_evidence import profile_log_ratio
@@ -69,13 +69,10 @@ class Knowledge:
         self.unpaired_since_sentinel += 1
         if not result.ok:
             return
-        if result.breakdowns:
-            self._situations[result.candidate.key] = Situation(
-                breakdown=result.breakdowns[0],
-                workload=self.space.workload,
-                environment=self.space.environment,
-                choices=self.space.complete(result.candidate),
-            )
+        choices = self.space.complete(result.candidate)
+        situation = situation_of(result, self.space.workload, self.space.environment, choices)
+        if situation is not None:
+            self._situations[result.candidate.key] = situation
         paired = log_ratio(result, companion) if companion is not None and companion.ok else None
         if paired is not None and companion is not None:
             self.unpaired_since_sentinel = 0

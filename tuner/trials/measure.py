@@ -21,6 +21,7 @@ import numpy as np
 from tuner.records import Window
 from tuner.training.loader import outstanding_batches, ready_batches
 from tuner.trials.contention import foreign_share, own_seconds, read_cpu
+from tuner.trials.input_activity import InputMeter
 from tuner.workloads.batches import EndlessBatches
 from tuner.workloads.workload import first_length
 
@@ -106,10 +107,11 @@ def take_window(
     num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)
     depth_start = ready_batches(stepper.iterator)
+    meter = InputMeter(stepper.iterator)
     before = read_cpu(time.perf_counter())
     ticks[0] = time.perf_counter_ns()
     for number in range(num_steps):
-        batch = stepper.next_batch()
+        batch = meter.next(stepper.next_batch)
         num_samples += first_length(batch)
         num_units += workload.num_units(batch)
         stepper.last_loss = stepper.job.step(batch)
@@ -117,6 +119,7 @@ def take_window(
     stepper.synchronise()
     end = time.perf_counter_ns()
     after = read_cpu(time.perf_counter())
+    activity = meter.finish()
     depth_end = ready_batches(stepper.iterator)
     stepper.pause()
     steps = np.diff(ticks)
@@ -138,6 +141,7 @@ def take_window(
         queue_depth_end=depth_end,
         foreign_cpu_share=share,
         void=void,
+        input=activity,
     )
 
 

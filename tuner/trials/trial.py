@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.profiling.breakdown import analyse, with_epoch_restart
-from tuner.profiling.trace import read_trace
+from tuner.profiling.reader import read_trace
 from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan

@@ -1,0 +1,176 @@
+"""How fast is a trace analysed, and in how much memory, beside HTA (Holistic Trace Analysis)?
+
+    python benchmarks/trace_analysis.py --large
+
+The same files and the same questions: load, launches joined with kernels, busy time, idle time by cause,
+overlap of communication and compute. Files are a real trace, repeated (`repeated_trace.py`); every run
+is a process of its own, Steptune and HTA in turns. Imports do not count as time, but as memory. HTA
+joins launches and kernels while loading; its statistics per launch are not asked for, as Steptune's
+breakdown does not answer that. HTA answers "temporal", "idle" and "overlap" one after the other;
+Steptune's breakdown is all three, and per step.
+
+HTA runs in an environment that this script makes with pip, in the cache folder, beside the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from stamp import RESULTS, ROOT, stamp
+
+from tuner.hardware import cpu_name
+
+HERE = Path(__file__).parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steptune" / "trace_analysis"
+TRACES = Path(os.environ.get("STEPTUNE_TRACES") or ROOT.parent / "shared" / "traces")
+HTA = "traceinsight==0.6.1"
+LARGE = 10_000_000
+MIB = 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, default=TRACES / "h200_swin_t_launch_bound.json.gz")
+    parser.add_argument("--events", type=int, nargs="+", default=[200_000, 1_000_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--large", action="store_true", help="10 million events too, HTA once: half an hour, 12 GiB")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="for the traces and HTA's environment")
+    parser.add_argument("--out", type=Path, default=RESULTS / "trace_analysis.json")
+    arguments = parser.parse_args()
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    commands = {
+        "steptune": [sys.executable, str(HERE / "steptune_questions.py")],
+        "hta": [str(hta_python(arguments.cache)), str(HERE / "hta_questions.py")],
+    }
+    rows = [
+        compare(commands, arguments, size, {"steptune": arguments.repeats, "hta": arguments.repeats})
+        for size in arguments.events
+    ]
+    if arguments.large:
+        rows.append(compare(commands, arguments, LARGE, {"steptune": arguments.repeats, "hta": 1}))
+    report = {
+        "question": "seconds and peak memory of analysing one trace, beside HTA",
+        **stamp(" ".join(["python", "benchmarks/trace_analysis.py", *sys.argv[1:]])),
+        "hta": rows[0].pop("hta_versions"),
+        "hardware": machine(),
+        "source": arguments.source.name,
+        "sizes": [{key: value for key, value in row.items() if key != "hta_versions"} for row in rows],
+        "ns_per_event": {row["num_events"]: row["steptune"]["ns_per_event"] for row in rows},
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def compare(commands: dict[str, list[str]], arguments: argparse.Namespace, size: int, repeats: dict[str, int]) -> dict:
+    """Both on one file, in turns."""
+    path, num_events = repeated(arguments.source, arguments.cache, size)
+    runs: dict[str, list[dict]] = {name: [] for name in commands}
+    for turn in range(max(repeats.values())):
+        for name, command in commands.items():
+            if turn < repeats[name]:
+                runs[name].append(ask(command, path))
+                last = runs[name][-1]
+                print(
+                    f"{num_events:>9} events, {name:8} {total_s(last):8.2f} s {last['peak_bytes'] // MIB:6} MiB",
+                    flush=True,
+                )
+    row = {
+        "num_events": num_events,
+        "compressed_mib": round(path.stat().st_size / MIB, 1),
+        **{name: summary(found, num_events) for name, found in runs.items()},
+        "times_faster": round(median_s(runs["hta"]) / median_s(runs["steptune"]), 2),
+        "times_faster_by_turn": [
+            round(total_s(hta) / total_s(own), 2) for own, hta in zip(runs["steptune"], runs["hta"], strict=False)
+        ],
+        "memory_share": round(peak_bytes(runs["steptune"]) / peak_bytes(runs["hta"]), 3),
+        "hta_versions": runs["hta"][0]["versions"],
+    }
+    print(f"{num_events:>9} events: {row['times_faster']} times faster, {row['memory_share']:.0%} of HTA's memory")
+    return row
+
+
+def ask(command: list[str], path: Path) -> dict:
+    """One run in a process of its own.
+
+    Raises:
+        RuntimeError: It failed; its last words are in the message.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    if command[0] != sys.executable:
+        environment.pop("PYTHONPATH")
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def repeated(source: Path, cache: Path, size: int) -> tuple[Path, int]:
+    """The file of at least this many events, made once; by another process, so that this one stays small."""
+    path = cache / f"{source.name.removesuffix('.json.gz')}_{size}.json.gz"
+    count = path.with_suffix(".count")
+    if not count.exists():
+        command = [sys.executable, str(HERE / "repeated_trace.py"), str(source), str(path), str(size)]
+        count.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return path, int(count.read_text())
+
+
+def hta_python(cache: Path) -> Path:
+    """The interpreter of an environment that has HTA."""
+    folder = cache / HTA.replace("==", "-")
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-I", "-m", "pip", "install", "--quiet", HTA], check=True)
+        (folder / "complete").touch()
+    return python
+
+
+def summary(runs: list[dict], num_events: int) -> dict:
+    totals = [total_s(run) for run in runs]
+    return {
+        "median_s": round(statistics.median(totals), 3),
+        "min_s": round(min(totals), 3),
+        "max_s": round(max(totals), 3),
+        "num_runs": len(runs),
+        "events_per_s": round(num_events / statistics.median(totals)),
+        "ns_per_event": round(1e9 * statistics.median(totals) / num_events),
+        "stages_s": {
+            stage: round(statistics.median(run["seconds"][stage] for run in runs), 3) for stage in runs[0]["seconds"]
+        },
+        "peak_mib": round(peak_bytes(runs) / MIB),
+        "compute_percent": runs[0]["compute_percent"],
+    }
+
+
+def total_s(run: dict) -> float:
+    return sum(run["seconds"].values())
+
+
+def median_s(runs: list[dict]) -> float:
+    return statistics.median(map(total_s, runs))
+
+
+def peak_bytes(runs: list[dict]) -> float:
+    return statistics.median(run["peak_bytes"] for run in runs)
+
+
+def machine() -> dict:
+    """Names and numbers of the machine; never its own name or address."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "load_1min": round(os.getloadavg()[0], 1),
+        "machine": "shared",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Figures of a trace's analysis."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboards import theme, units
+from tuner.trace_records import MemoryStats, Timeline
+
+MAX_TIMELINES = 8
+"""More devices make pages slow, and rows that nobody can tell apart."""
+
+
+def plot_steps(info: pd.DataFrame) -> go.Figure:
+    """A stacked bar a step, devices one below the other."""
+    labels = [f"{device}, step {step}" for device, step in zip(info["device"], info["step"], strict=True)]
+    if info["device"].nunique() == 1:
+        labels = [f"step {step}" for step in info["step"]]
+    info = info.assign(label=labels)
+    bars = list(dict.fromkeys(labels))
+    figure = theme.new_figure(height=90 + 26 * len(bars), barmode="stack", bargap=0.25)
+    order = {i.category.value: number for number, i in enumerate(theme.categories_in_order())}
+    for category in sorted(info["category"].unique(), key=lambda name: order.get(name, len(order))):
+        rows = info[info["category"] == category]
+        figure.add_bar(
+            name=theme.plain(theme.category_title(category)),
+            orientation="h",
+            y=list(rows["label"]),
+            x=list(rows["ms"]),
+            marker={"color": theme.category_colour(category), "line": {"width": 0}},
+            hovertemplate="%{fullData.name}<br><b>%{x:.3f} ms</b><extra>%{y}</extra>",
+            showlegend=False,
+        )
+    figure.update_xaxes(title={"text": "milliseconds, as profiled"})
+    figure.update_yaxes(
+        autorange="reversed", showgrid=False, ticklabelstandoff=8, categoryorder="array", categoryarray=bars
+    )
+    return figure
+
+
+def get_timeline_info(timeline: Timeline) -> pd.DataFrame:
+    """One row a bucket: `start_ms`, `end_ms` and the share of it that each category takes, a column each."""
+    ends = pd.Series(timeline.end_ns, dtype="int64")
+    starts = ends.shift(1, fill_value=0)
+    times = pd.DataFrame(list(timeline.time_ns)).fillna(0.0)
+    shares = times.div(ends - starts, axis=0)
+    return pd.concat([pd.DataFrame({"start_ms": starts / 1e6, "end_ms": ends / 1e6}), shares], axis=1)
+
+
+def plot_timelines(timelines: dict[str, Timeline]) -> go.Figure:
+    """Of every device a band: what share of each moment's bucket goes where."""
+    shown = dict(list(timelines.items())[:MAX_TIMELINES])
+    rows = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(shown))
+    figure = theme.new_figure(height=80 + 105 * len(shown), hovermode="x", showlegend=False)
+    rows.update_layout(figure.layout)
+    for number, (label, timeline) in enumerate(shown.items(), 1):
+        _add_band(rows, number, label, timeline)
+    rows.update_xaxes(figure.layout.xaxis)
+    # This one can be looked at closely: drag to zoom, double-click to go back.
+    rows.update_layout(dragmode="zoom")
+    rows.update_xaxes(fixedrange=False, showgrid=False)
+    rows.update_xaxes(title={"text": "milliseconds from the first step's beginning"}, row=len(shown))
+    return rows
+
+
+def _add_band(figure: go.Figure, number: int, label: str, timeline: Timeline) -> None:
+    info = get_timeline_info(timeline)
+    order = [i.category.value for i in theme.categories_in_order() if i.category.value in info.columns]
+    edges = [*info["start_ms"], timeline.end_ns[-1] / 1e6]
+    for category in order:
+        heights = [round(value, 4) for value in info[category]]
+        figure.add_scatter(
+            name=theme.plain(theme.category_title(category)),
+            x=edges,
+            # A step's height holds up to the next edge; the last one needs its end.
+            y=[*heights, heights[-1]],
+            mode="lines",
+            line={"width": 0, "shape": "hv"},
+            stackgroup="one",
+            fillcolor=theme.category_colour(category),
+            hoverinfo="skip",
+            row=number,
+            col=1,
+        )
+    figure.add_scatter(
+        x=list((info["start_ms"] + info["end_ms"]) / 2),
+        y=[0.5] * len(info),
+        mode="markers",
+        marker={"opacity": 0},
+        text=[_bucket_text(row) for row in info[order].to_dict("records")],
+        hovertemplate="%{x:.3f} ms<br>%{text}<extra></extra>",
+        row=number,
+        col=1,
+    )
+    for boundary in timeline.step_boundaries_ns:
+        figure.add_vline(x=boundary / 1e6, line={"color": "#d6249f", "width": 1.5}, row=number, col=1)
+    figure.update_yaxes(
+        range=[0, 1],
+        showticklabels=False,
+        showgrid=False,
+        fixedrange=True,
+        zeroline=False,
+        title={"text": theme.plain(label), "font": {"size": 12}},
+        automargin=True,
+        row=number,
+    )
+
+
+def _bucket_text(shares: dict[object, float]) -> str:
+    held = sorted(((value, str(name)) for name, value in shares.items() if value > 0.005), reverse=True)[:4]
+    return "<br>".join(f"{theme.plain(theme.category_title(name))} {units.percent(value)}" for value, name in held)
+
+
+def plot_gaps(info: pd.DataFrame) -> go.Figure:
+    """Time per step in gaps by their length, with how many there are."""
+    several = info["device"].nunique() > 1
+    figure = theme.new_figure(height=260, barmode="group", bargap=0.3, showlegend=several)
+    for number, (device, rows) in enumerate(info.groupby("device", sort=False)):
+        figure.add_bar(
+            name=theme.plain(str(device)),
+            x=[length.replace(" us", " µs") for length in rows["length"]],
+            y=list(rows["ms"]),
+            text=["" if several else _count(count) for count in rows["count"]],
+            textposition="outside",
+            cliponaxis=False,
+            customdata=[_count(count) for count in rows["count"]],
+            marker={"color": (theme.NEUTRAL, theme.GOOD, theme.BAD, theme.MUTED)[number % 4]},
+            hovertemplate="%{x}<br><b>%{y:.3f} ms</b> in %{customdata} a step<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title={"text": "length of a gap"}, showgrid=False)
+    figure.update_yaxes(title={"text": "ms per step"}, rangemode="tozero")
+    figure.update_layout(margin={"t": 24})
+    return figure
+
+
+def _count(per_step: float) -> str:
+    if per_step == 0:
+        return ""
+    return units.counted(round(per_step), "gap") if per_step >= 0.95 else "under 1 gap"
+
+
+def plot_memory(memory: MemoryStats) -> go.Figure:
+    """Allocated and reserved memory over time."""
+    figure = theme.new_figure(height=260)
+    times = [time / 1e6 for time, _, _ in memory.timeline]
+    for name, column, colour in (("reserved", 2, theme.MUTED), ("allocated", 1, theme.GOOD)):
+        # A CPU's allocator reserves nothing.
+        if not any(point[column] for point in memory.timeline):
+            continue
+        figure.add_scatter(
+            name=name,
+            x=times,
+            y=[point[column] / (1 << 20) for point in memory.timeline],
+            mode="lines",
+            line={"color": colour, "width": 1.5, "shape": "hv"},
+            hovertemplate="%{x:.2f} ms: %{y:,.1f} MiB<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title={"text": "milliseconds"})
+    figure.update_yaxes(title={"text": "MiB"}, rangemode="tozero")
+    return figure
+
+
+def plot_kernels(info: pd.DataFrame) -> go.Figure:
+    """A bar a kernel: its time per step, in the colour of its category."""
+    figure = theme.new_figure(height=70 + 24 * len(info), bargap=0.25)
+    # Numbers keep names apart that are the same once shortened.
+    names = [f"{n}. {theme.plain(_shortened(name))}" for n, name in enumerate(info["short"], 1)]
+    figure.add_bar(
+        orientation="h",
+        y=names,
+        x=list(info["ms"]),
+        marker={"color": [theme.category_colour(category) for category in info["category"]]},
+        customdata=[
+            (theme.wrapped(str(name), 90), theme.plain(theme.category_title(category)), f"{count:,.1f}")
+            for name, category, count in zip(info["name"], info["category"], info["count"], strict=True)
+        ],
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]}<br><b>%{x:.3f} ms</b> in %{customdata[2]} runs a step"
+        "<extra></extra>",
+    )
+    figure.update_xaxes(title={"text": "ms per step"})
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6, tickfont={"size": 11})
+    return figure
+
+
+def _shortened(name: str, width: int = 56) -> str:
+    return name if len(name) <= width else name[: width - 1] + "…"

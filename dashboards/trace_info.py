@@ -1,0 +1,260 @@
+"""What the analysis of a trace says, as tables: the data of the terminal's and the page's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pandas as pd
+
+from dashboards import theme, units
+from tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
+from tuner.records import Breakdown
+from tuner.trace_records import RankAnalysis, Timeline, TraceAnalysis
+
+LIMITS = {
+    "input": "input: for {share} of it the device waits for data",
+    "communication": "communication: for {share} of it nothing is computed meanwhile",
+    "host": "the host: for {share} of it the device waits for work to be launched",
+    "synchronisation": "synchronisation: for {share} of it work waits for other work, or for the host",
+    "optimizer": "the optimizer: {share} of it",
+    "compute": "compute, {share} of it",
+}
+CPU_LIMITS = {
+    **LIMITS,
+    "input": "input: for {share} of it no data is there",
+    "host": "Python and the dispatch of operators, {share} of it",
+}
+BAD_CAPTURE = "bad_capture"
+STANDS_OUT = 0.03
+"""A straggler is this share of its step later than the median of the ranks."""
+_IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
+"""What a device's time counts as where it was not seen doing anything."""
+
+
+class TraceHeadline(NamedTuple):
+    """The first thing that is said. `tone` is "neutral" or "warning"."""
+
+    tone: str
+    title: str
+    what: str
+    """Files, ranks, devices, steps."""
+    quality: tuple[str, ...]
+    """Whether the capture can be believed, and what to know of it."""
+    trusted: bool
+    nothing_stands_out: bool
+
+
+class TraceAdvice(NamedTuple):
+    """A finding as people read it."""
+
+    severity: str
+    message: str
+    advice: str
+    gain: str
+    """The most that it could gain; empty where it gains nothing by itself."""
+    strategies: tuple[str, ...]
+    places: tuple[str, ...]
+    """Kernels, operators and source lines."""
+
+
+def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
+    """What limits the step; with a capture that cannot be believed, that there is no verdict, and why."""
+    breakdowns = all_breakdowns(analysis)
+    problems = _unique(problem for b in breakdowns for problem in b.quality.problems)
+    times = mean_step_ns(analysis)
+    limit = bottleneck(times)
+    step = units.short_time(sum(times.values()))
+    if problems:
+        title = f"{step} a step; no verdict on what limits it: the capture cannot be believed"
+    else:
+        limits = CPU_LIMITS if all(b.device == "cpu" for b in breakdowns) else LIMITS
+        categories = WAITS.get(limit, COMPUTING if limit == "compute" else (Category.OPTIMIZER,))
+        share = sum(times.get(category, 0.0) for category in categories) / sum(times.values())
+        title = f"{step} a step, limited by {limits[limit].format(share=units.percent(share))}"
+    return TraceHeadline(
+        tone="warning" if problems else "neutral",
+        title=title,
+        what=_what(analysis),
+        quality=_quality(analysis, problems),
+        trusted=not problems,
+        nothing_stands_out=not (problems or analysis.findings or limit in WAITS),
+    )
+
+
+def _what(analysis: TraceAnalysis) -> str:
+    first = analysis.ranks[0]
+    breakdowns = all_breakdowns(analysis)
+    names = _unique(rank.device_names.get(b.device, b.device) for rank in analysis.ranks for b in rank.breakdowns)
+    ranks = units.counted(len(analysis.ranks), "rank")
+    if first.num_ranks > len(analysis.ranks):
+        ranks = f"{ranks} of {first.num_ranks}"
+    steps = sorted({b.num_steps for b in breakdowns})
+    counted = units.counted(steps[0], "step") if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
+    return ", ".join((ranks, *names, counted))
+
+
+def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, ...]:
+    breakdowns = all_breakdowns(analysis)
+    notes = _unique(note for b in breakdowns for note in b.quality.notes)
+    events = sum(rank.num_events for rank in analysis.ranks)
+    lost = sum(rank.num_lost for rank in analysis.ranks)
+    said = [f"bad: {problem}" for problem in problems]
+    if not problems:
+        linked = 1 - max(b.quality.unlinked_share for b in breakdowns)
+        devices = any(b.device != "cpu" for b in breakdowns)
+        links = f", {units.percent(linked)} of the device work has its launch" if devices else ""
+        said.append(f"good: {units.counted(events, 'event')}{links}")
+    if lost:
+        said.append(f"{units.counted(lost, 'event')} could not be read")
+    said += [*notes, *analysis.notes]
+    ratio = max(b.quality.overhead_ratio for b in breakdowns)
+    if all(b.unprofiled_step_time_ns is None for b in breakdowns):
+        said.append(
+            "the profiler's own cost is in the step: --unprofiled-step-ms takes it out of the host's categories"
+        )
+    elif ratio > 1:
+        said.append(f"profiled steps took {ratio:.2f} times as long as unprofiled ones: scaled back")
+    return tuple(said)
+
+
+def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
+    """What was found, the most that fixing it could gain first; of a bad capture, once, what to do about that."""
+    rows = []
+    for finding in analysis.findings:
+        bad = finding.rule == BAD_CAPTURE
+        # The headline says what is bad.
+        message = "no verdict until the capture is better" if bad else finding.message
+        places = [str(value) for name, value in finding.evidence.items() if name.startswith("at_")]
+        limit = units.gain_limit(finding.bound)
+        gain = "" if finding.bound <= 0 else f"at most {units.ratio(limit)}" if limit < 100 else "up to 100× and more"
+        rows.append(TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places)))
+    return list(dict.fromkeys(rows))
+
+
+def all_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
+    return [breakdown for rank in analysis.ranks for breakdown in rank.breakdowns]
+
+
+def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
+    """Nanoseconds per step by category, the mean over ranks and devices: they still sum to the mean step."""
+    steps = [trusted_step_ns(b) for b in all_breakdowns(analysis)]
+    names = [info.category.value for info in theme.categories_in_order()]
+    means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
+    return {name: value for name, value in means.items() if value > 0}
+
+
+def trusted_step_ns(breakdown: Breakdown) -> dict[str, float]:
+    """Nanoseconds per step by category. Of a bad capture only what a device was seen doing: why it did
+    nothing, or whether, is unknown.
+    """
+    times = breakdown.per_step_ns
+    if not breakdown.quality.problems or breakdown.device == "cpu":
+        return times
+    known = {n: v for n, v in times.items() if n not in _IDLE}
+    return {**known, Category.UNKNOWN.value: sum(times.values()) - sum(known.values())}
+
+
+def get_trace_breakdown_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """One row a category that takes time, the longest first: `category`, `group`, `title`, `time_ns`, `share`."""
+    times = mean_step_ns(analysis)
+    total = sum(times.values())
+    rows = [
+        (name, theme.category_group(name), theme.category_title(name), value, value / total)
+        for name, value in sorted(times.items(), key=lambda item: -item[1])
+    ]
+    return pd.DataFrame(rows, columns=["category", "group", "title", "time_ns", "share"])
+
+
+def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """The parts of a step that compute: `phase`, `time_ns` per step as profiled, `share` of that step."""
+    breakdowns = [b for b in all_breakdowns(analysis) if b.phases]
+    rows = []
+    for phase in dict.fromkeys(name for b in breakdowns for name in b.phases):
+        time_ns = sum(b.phases.get(phase, 0) / b.num_steps for b in breakdowns) / len(breakdowns)
+        step_ns = sum(b.step_time_ns / b.num_steps for b in breakdowns) / len(breakdowns)
+        if time_ns > 0:
+            rows.append((phase, time_ns, time_ns / step_ns))
+    return pd.DataFrame(rows, columns=["phase", "time_ns", "share"])
+
+
+def get_steps_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """One row a step and category, as profiled: `device` (with its rank), `step`, `category`, `ms`."""
+    rows = [
+        (device_label(analysis, b), number, name, value / 1e6)
+        for b in all_breakdowns(analysis)
+        for number, step in enumerate(b.steps, 1)
+        for name, value in step.items()
+    ]
+    return pd.DataFrame(rows, columns=["device", "step", "category", "ms"])
+
+
+def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
+    """The device, with its rank where there are several."""
+    return f"rank {of.rank} {of.device}" if len(analysis.ranks) > 1 else of.device
+
+
+def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """One row a rank: its step and the shares of the groups, how long it waited, how often it came last.
+
+    `straggler`: the others wait for this rank more than it waits for them, by a share of the step.
+    """
+    waits = {wait.rank: wait for wait in analysis.waits}
+    ordered = sorted(wait.wait_ns / _num_steps(analysis, wait.rank) for wait in analysis.waits)
+    median = ordered[len(ordered) // 2] if ordered else 0.0
+    rows = []
+    for rank in analysis.ranks:
+        for b in rank.breakdowns:
+            times = trusted_step_ns(b)
+            step_ns = sum(times.values())
+            shares = {
+                group: sum(v for n, v in times.items() if theme.category_group(n) == group) / step_ns
+                for group in ("compute", "communication", "input/output", "gaps")
+            }
+            wait = waits.get(rank.rank)
+            wait_ns = wait.wait_ns / b.num_steps if wait else None
+            straggler = wait_ns is not None and median - wait_ns > STANDS_OUT * step_ns
+            late = wait.late_share if wait else None
+            rows.append((rank.rank, b.device, b.num_steps, step_ns, *shares.values(), wait_ns, late, straggler))
+    columns = ["rank", "device", "num_steps", "step_ns", "compute", "communication", "input", "gaps", "wait_ns"]
+    return pd.DataFrame(rows, columns=[*columns, "late_share", "straggler"])
+
+
+def _num_steps(analysis: TraceAnalysis, rank: int) -> int:
+    return next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == rank), 1)
+
+
+def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """The gaps by length: `device`, `length`, `count` and `ms` per step."""
+    rows = []
+    for rank in analysis.ranks:
+        for b in rank.breakdowns:
+            stats = rank.gaps.get(b.device)
+            for length, count in stats.histogram.items() if stats else ():
+                time_ms = stats.time_ns.get(length, 0) / 1e6 / b.num_steps if stats else 0.0
+                rows.append((device_label(analysis, b), length, count / b.num_steps, time_ms))
+    return pd.DataFrame(rows, columns=["device", "length", "count", "ms"])
+
+
+def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """How steady the profiled steps are: one row a device with its shortest, median and longest step."""
+    rows = []
+    for rank in analysis.ranks:
+        for b in rank.breakdowns:
+            lengths = pd.Series([sum(step.values()) for step in b.steps])
+            if len(lengths) > 1:
+                label = device_label(analysis, b)
+                rows.append((label, len(lengths), lengths.min(), lengths.median(), lengths.max(), rank.step_time_cv))
+    return pd.DataFrame(rows, columns=["device", "num_steps", "min_ns", "median_ns", "max_ns", "cv"])
+
+
+def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
+    """The rank whose kernels, operators and gaps are shown: the one that waits least, which the others wait for."""
+    if not analysis.waits:
+        return analysis.ranks[0]
+    least = min(analysis.waits, key=lambda wait: wait.wait_ns).rank
+    return next((rank for rank in analysis.ranks if rank.rank == least), analysis.ranks[0])
+
+
+def _unique(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))

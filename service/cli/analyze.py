@@ -1,0 +1,130 @@
+"""`analyze`: what limits the steps in traces of torch.profiler, of whatever program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.console import errors, output, print_json, say
+from service.cli.options import AsJson
+from tuner.errors import ChoiceError
+
+if TYPE_CHECKING:
+    from tuner.trace_records import Comparison, TraceAnalysis
+
+NUM_COMPARED = 10_000
+"""Kernels of either side that a comparison looks at: all, so that none seems new that is only lower in the list."""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(analyze)
+
+
+def analyze(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            help="Traces of one run, a file a rank: files, folders or patterns; .json or .json.gz.", metavar="TRACE..."
+        ),
+    ],
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compare", help="Traces of another run: what it changed. Repeat it for ranks.", show_default=False
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page with figures here; it loads nothing.", show_default=False),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            "--perfetto",
+            help="Write tracks for ui.perfetto.dev here, with the trace itself if it is one (.json or .json.gz).",
+            show_default=False,
+        ),
+    ] = None,
+    unprofiled_step_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--unprofiled-step-ms",
+            help="What a step takes without the profiler, in milliseconds: takes its cost out of the breakdown.",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Rows of kernels, operators and differences.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Say what limits the steps of a trace of torch.profiler, and what could be done about it."""
+    from service.cli.trace_summary import print_analysis, print_comparison
+    from tuner.profiling.analysis import analyse_traces
+    from tuner.profiling.comparison import compare as compare_traces
+    from tuner.profiling.comparison import shortened
+    from tuner.profiling.trace_files import find_traces
+
+    unprofiled_ns = _nanoseconds(unprofiled_step_ms)
+    files = find_traces(traces)
+    other_files = find_traces(compare) if compare else []
+    _check_targets([*files, *other_files], html, perfetto)
+    with errors.status("reading"):
+        analysis = analyse_traces(files, unprofiled_ns, top=NUM_COMPARED if other_files else top)
+        other = analyse_traces(other_files, top=NUM_COMPARED) if other_files else None
+        comparison = compare_traces(analysis, other, labels=_labels(analysis, other), top=top) if other else None
+        analysis, other = shortened(analysis, top), shortened(other, top) if other else None
+        if html is not None:
+            _write_page(html, analysis, comparison, top)
+        if perfetto is not None:
+            from tuner.profiling.perfetto import write_perfetto
+
+            write_perfetto(files, perfetto, clock_offsets_ns=analysis.clock_offsets_ns)
+    if as_json:
+        print_json(analysis if other is None else {"before": analysis, "after": other, "comparison": comparison})
+    elif comparison is None:
+        print_analysis(output, analysis, top)
+    else:
+        print_comparison(output, comparison)
+    if html is not None:
+        say(f"page     {html}")
+    if perfetto is not None:
+        say(f"tracks   {perfetto}, for ui.perfetto.dev")
+
+
+def _write_page(path: Path, analysis: TraceAnalysis, comparison: Comparison | None, top: int) -> None:
+    from dashboards.trace_page import render_trace_page
+
+    try:
+        path.write_text(render_trace_page(analysis, comparison, top=top), encoding="utf-8")
+    except OSError as error:
+        raise ChoiceError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _labels(analysis: TraceAnalysis, other: TraceAnalysis) -> tuple[str, str]:
+    first, second = (Path(side.ranks[0].file) for side in (analysis, other))
+    if first.name != second.name:
+        return first.name, second.name
+    return str(first), str(second)
+
+
+def _check_targets(files: Sequence[Path], *targets: Path | None) -> None:
+    """Before anything is read: a target that cannot be written, or is one of the traces."""
+    sources = {path.resolve() for path in files}
+    for target in targets:
+        if target is None:
+            continue
+        if target.resolve() in sources:
+            raise ChoiceError(f"{target} is a trace that is read: write to another file")
+        if target.is_dir() or not target.resolve().parent.is_dir():
+            raise ChoiceError(f"{target} cannot be written: name a file in a folder that exists")
+
+
+def _nanoseconds(milliseconds: float | None) -> int | None:
+    if milliseconds is None:
+        return None
+    if not 0 < milliseconds < float("inf"):
+        raise ChoiceError(f"--unprofiled-step-ms {milliseconds}: a step takes longer than 0 ms")
+    return round(milliseconds * 1e6)

@@ -1,0 +1,374 @@
+"""What a trace shows, on a terminal: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dashboards import units
+from dashboards.theme import category_colour, category_title
+from dashboards.trace_info import (
+    TraceAdvice,
+    get_findings_info,
+    get_phases_info,
+    get_ranks_info,
+    get_trace_breakdown_info,
+    get_trace_headline,
+    get_variation_info,
+    main_rank,
+)
+from service.cli.console import plain_table
+from tuner.trace_records import (
+    CollectiveStats,
+    Comparison,
+    Gap,
+    GapDifference,
+    GapStats,
+    KernelDifference,
+    QueueStats,
+    RankAnalysis,
+    TraceAnalysis,
+)
+
+BAR_WIDTH = 24
+SMALL_SHARE = 0.005
+"""Categories below this are summed up as one row."""
+NUM_GAPS = 3
+NUM_PLACES = 1
+END = "the end of the steps"
+_SEVERITY = {"high": "red", "warning": "yellow", "note": "blue"}
+
+
+def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
+    """Prints quality and verdict, what to do, the breakdown, and what is beside the sum."""
+    headline = get_trace_headline(analysis)
+    console.print(Text(headline.title, style="bold" if headline.trusted else "bold yellow"))
+    console.print(Text(headline.what, style="dim"))
+    for number, line in enumerate(headline.quality):
+        mark = "capture  " if number == 0 else " " * 9
+        style = "dim" if headline.trusted or number else "yellow"
+        console.print(_hanging(Text(mark, style="dim"), Text(line, style=style)))
+    console.print()
+    console.print(_findings(get_findings_info(analysis), nothing_stands_out=headline.nothing_stands_out))
+    console.print(_breakdown(analysis))
+    for part in _details(analysis, main_rank(analysis), top):
+        console.print()
+        console.print(part)
+
+
+def _hanging(mark: Text, text: Text) -> RenderableType:
+    grid = Table.grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    grid.add_row(mark, text)
+    return grid
+
+
+def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> RenderableType:
+    """What to do, the most that it could gain first."""
+    lines: list[RenderableType] = []
+    for finding in findings:
+        mark = Text("! " if finding.severity != "note" else "· ", style=_SEVERITY.get(finding.severity, ""))
+        lines.append(_hanging(mark, Text(finding.message, style="bold")))
+        advice = Text(finding.advice)
+        advice.append(f"; could gain {finding.gain}" if finding.gain else "")
+        advice.append(f" ({', '.join(finding.strategies)})" if finding.strategies else "", style="dim")
+        lines.append(Padding(advice, (0, 0, 0, 2), expand=False))
+        for place in finding.places[:NUM_PLACES]:
+            text = Text(units.place_name(place), style="dim", no_wrap=True, overflow="ellipsis")
+            lines.append(Padding(text, (0, 0, 0, 4), expand=False))
+    if nothing_stands_out:
+        lines.append(Text("nothing stands out: no category takes more of the step than is usual", style="dim"))
+    return Group(*lines, *([Text()] if lines else []))
+
+
+def _breakdown(analysis: TraceAnalysis) -> RenderableType:
+    table = plain_table("where the step goes", "per step", "share", "")
+    for column in table.columns[1:]:
+        column.no_wrap, column.justify = True, "right"
+    table.columns[3].justify = "left"
+    info = _records(get_trace_breakdown_info(analysis))
+    small = [row for row in info if row["share"] < SMALL_SHARE and row["category"] != "unknown"]
+    hidden = small if len(small) > 1 else []
+    longest = info[0]["share"]
+    for row in [row for row in info if row not in hidden]:
+        width = max(1, round(row["share"] / longest * BAR_WIDTH))
+        bar = Text("█" * width, style=category_colour(row["category"]))
+        table.add_row(row["title"], units.short_time(row["time_ns"]), units.percent(row["share"]), bar)
+    if hidden:
+        time_ns, share = (sum(row[name] for row in hidden) for name in ("time_ns", "share"))
+        table.add_row(
+            Text(f"{len(hidden)} more", style="dim"), units.short_time(time_ns), units.percent(share), Text("")
+        )
+    return Group(table, *_beside(analysis))
+
+
+def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
+    """What is not in the sum: phases, and what compute hides."""
+    phases = [
+        f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
+        for row in _records(get_phases_info(analysis))
+    ]
+    if phases:
+        yield _hanging(Text("of it computing: ", style="dim"), Text(", ".join(phases)))
+    breakdowns = [b for rank in analysis.ranks for b in rank.breakdowns]
+    hidden = {
+        name: sum(b.overlapped.get(name, 0) / b.num_steps for b in breakdowns) / len(breakdowns)
+        for name in dict.fromkeys(name for b in breakdowns for name in b.overlapped)
+    }
+    parts = [
+        f"{category_title(name).removeprefix('exposed ')} {units.short_time(value)}"
+        for name, value in hidden.items()
+        if value > 0
+    ]
+    if parts:
+        yield _hanging(Text("hidden by compute, not in the sum: ", style="dim"), Text(", ".join(parts)))
+
+
+def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[RenderableType]:
+    """What there is to show, of the rank that the others wait for where there are several."""
+    several = len(analysis.ranks) > 1
+    if several:
+        yield _ranks(analysis)
+    of = f" of rank {rank.rank}" if several else ""
+    num_steps = rank.breakdowns[0].num_steps
+    for device, stats in rank.gaps.items():
+        if stats.count:
+            yield _gaps(device, stats, num_steps, rank.queues.get(device, ()), of)
+    if rank.kernels:
+        yield _kernels(rank, num_steps, top, of)
+    if rank.operators:
+        yield _operators(rank, num_steps, top, of)
+    collectives = analysis.collectives or rank.collectives
+    if collectives:
+        yield _collectives(collectives, top)
+    if rank.memory:
+        yield _memory(rank, of)
+    variation = get_variation_info(analysis)
+    if len(variation):
+        yield _variation(variation)
+
+
+def _records(info: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in info.to_dict("records")]
+
+
+def _numbers(*names: str, title: str) -> Table:
+    """Columns of figures, then one of text that takes the room that is left."""
+    table = plain_table(*names, title=title)
+    for column in table.columns[:-1]:
+        column.no_wrap, column.justify = True, "right"
+    return table
+
+
+def _one_line(text: str) -> Text:
+    """Text that gives way: shortened where it does not fit, so that figures stay whole."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _ranks(analysis: TraceAnalysis) -> RenderableType:
+    table = _numbers("rank", "step", "compute", "comm.", "in/out", "gaps", "waits", "comes last", "", title="Ranks")
+    for row in _records(get_ranks_info(analysis)):
+        waits = "" if row["wait_ns"] is None or math.isnan(row["wait_ns"]) else units.short_time(row["wait_ns"])
+        late = "" if row["late_share"] is None or math.isnan(row["late_share"]) else units.percent(row["late_share"])
+        shares = (units.percent(row[name]) for name in ("compute", "communication", "input", "gaps"))
+        said = Text("straggler", style="yellow") if row["straggler"] else Text("")
+        table.add_row(str(row["rank"]), units.short_time(row["step_ns"]), *shares, waits, late, said)
+    return table
+
+
+def _gaps(device: str, stats: GapStats, num_steps: int, queues: Sequence[QueueStats], of: str) -> RenderableType:
+    times = Text(
+        f"{units.counted(round(stats.count / num_steps), 'gap')} and {units.short_time(stats.total_ns / num_steps)} "
+        f"a step; median {units.short_time(stats.median_ns)}, 99 % below {units.short_time(stats.p99_ns)}"
+    )
+    lines: list[RenderableType] = [Text(f"Gaps on {device}{of}", style="bold"), times]
+    by_length = ", ".join(
+        f"{length} {units.percent(time / stats.total_ns)}"
+        for length, time in stats.time_ns.items()
+        if time >= 0.005 * stats.total_ns
+    )
+    lines.append(Text(f"time in gaps by length: {by_length}".replace(" us", " µs"), style="dim"))
+    busiest = max(queues, key=lambda queue: queue.num_launches, default=None)
+    if busiest is not None:
+        lines.append(
+            Text(
+                f"launch queue of stream {busiest.stream}: {units.significant(busiest.mean_depth, 2)} deep on average, "
+                f"found empty by {units.percent(busiest.empty_share)} of the launches, "
+                f"{units.short_time(busiest.median_delay_ns)} from call to start",
+                style="dim",
+            )
+        )
+    if stats.sites:
+        table = _numbers("per step", "gaps", "blamed on, and what ended them", title="")
+        table.title = None
+        for site in stats.sites[:NUM_GAPS]:
+            ended = units.kernel_name(site.kernel_after) or END
+            cause = _one_line(f"{category_title(site.category)}, until {ended}")
+            table.add_row(units.short_time(site.total_ns / num_steps), _count(site.count / num_steps), cause)
+        lines.append(table)
+    if stats.longest:
+        lines.append(_hanging(Text("longest: ", style="dim"), _longest_gap(stats.longest[0])))
+    return Group(*lines)
+
+
+def _longest_gap(gap: Gap) -> Text:
+    ends = (gap.operator_after or units.kernel_name(gap.kernel_after) or END).removeprefix("the ")
+    text = Text(f"{units.short_time(gap.length_ns)} of {category_title(gap.category)}")
+    before = gap.operator_before or units.kernel_name(gap.kernel_before)
+    text.append(f", between {before} and {ends}" if before else f", before {ends}")
+    return text.append(f"  {gap.source}" if gap.source else "", style="dim")
+
+
+def _kernels(rank: RankAnalysis, num_steps: int, top: int, of: str) -> RenderableType:
+    table = _numbers("per step", "share", "runs", "mean", "kernel", title=f"Kernels{of}")
+    for kernel in rank.kernels[:top]:
+        name = _one_line("").append("■ ", style=category_colour(kernel.category)).append(units.kernel_name(kernel.name))
+        table.add_row(
+            units.short_time(kernel.total_ns / num_steps),
+            units.percent(kernel.share),
+            _count(kernel.count / num_steps),
+            units.short_time(kernel.mean_ns),
+            name,
+        )
+    if rank.tensor_core_share is None:
+        return table
+    return Group(table, Text(f"tensor cores: {units.percent(rank.tensor_core_share)} of matrix time", style="dim"))
+
+
+def _operators(rank: RankAnalysis, num_steps: int, top: int, of: str) -> RenderableType:
+    on_device = any(breakdown.device != "cpu" for breakdown in rank.breakdowns)
+    table = _numbers("device" if on_device else "", "host", "calls", "", "operator", title=f"Operators{of}")
+    for operator in rank.operators[:top]:
+        rates = []
+        if operator.flops_per_s:
+            rates.append(units.per_second(operator.flops_per_s, "FLOP"))
+        elif operator.bytes_per_s:
+            rates.append(units.per_second(operator.bytes_per_s, "B"))
+        name = _one_line(operator.name).append(f" {operator.shapes}" if operator.shapes else "", style="dim")
+        name.append(f"  {operator.source}" if operator.source else "", style="dim")
+        table.add_row(
+            units.short_time(operator.device_ns / num_steps) if on_device else "",
+            units.short_time(operator.host_ns / num_steps),
+            _count(operator.count / num_steps),
+            " ".join(rates),
+            name,
+        )
+    return table
+
+
+def _count(per_step: float) -> str:
+    return f"{per_step:,.0f}" if per_step >= 10 or per_step == round(per_step) else units.significant(per_step, 2)
+
+
+def _collectives(collectives: Sequence[CollectiveStats], top: int) -> RenderableType:
+    table = _numbers(
+        "total", "exposed", "calls", "size", "latency", "skew", "bus", "collective", title="Collectives, over all steps"
+    )
+    for c in collectives[:top]:
+        table.add_row(
+            units.short_time(c.total_ns),
+            units.short_time(c.exposed_ns),
+            str(c.count),
+            units.memory(c.message_bytes),
+            "" if c.latency_ns is None else units.short_time(c.latency_ns),
+            "" if c.skew_ns is None else units.short_time(c.skew_ns),
+            "" if c.bus_bytes_per_s is None else units.per_second(c.bus_bytes_per_s, "B"),
+            _one_line(f"{' '.join((c.name, c.dtype)).strip()}, {c.group_size} ranks"),
+        )
+    return table
+
+
+def _memory(rank: RankAnalysis, of: str) -> RenderableType:
+    lines = [Text(f"Memory{of}", style="bold")]
+    for stats in rank.memory:
+        total = f" of {units.memory(stats.total_memory_bytes)}" if stats.total_memory_bytes else ""
+        lines.append(
+            Text(
+                f"{stats.device}: at most {units.memory(stats.peak_allocated_bytes)} allocated"
+                + (f", {units.memory(stats.peak_reserved_bytes)} reserved{total}" if stats.peak_reserved_bytes else "")
+            )
+        )
+    return Group(*lines)
+
+
+def _variation(info: pd.DataFrame) -> RenderableType:
+    lines = [Text("Steps", style="bold")]
+    for row in _records(info):
+        cv = "" if row["cv"] is None or math.isnan(row["cv"]) else f", deviation {units.percent(row['cv'])}"
+        low, middle, high = (units.short_time(row[name]) for name in ("min_ns", "median_ns", "max_ns"))
+        lines.append(
+            Text(f"{row['device']}: {row['num_steps']} steps of {low} to {high} as profiled, median {middle}{cv}")
+        )
+    return Group(*lines)
+
+
+# --- two runs -----------------------------------------------------------------------------------
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Prints the difference of the step, of its categories, and what explains it."""
+    step = comparison.step
+    ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
+    verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
+    if step.low_ns is not None and not step.significant:
+        verdict += "; no difference beyond the noise of the steps"
+    console.print(Text(verdict, style="bold"))
+    console.print(Text(f"from {comparison.before} ({units.counted(comparison.num_steps[0], 'step')})", style="dim"))
+    console.print(Text(f"to   {comparison.after} ({units.counted(comparison.num_steps[1], 'step')})", style="dim"))
+    for note in comparison.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    console.print()
+    table = plain_table("per step", "before", "after", "change", "95 % interval")
+    for column in table.columns[1:]:
+        column.no_wrap, column.justify = True, "right"
+    for row in (*comparison.categories, step):
+        if row.before_ns or row.after_ns:
+            interval = ""
+            if row.low_ns is not None and row.high_ns is not None:
+                interval = f"{units.short_time_change(row.low_ns)} to {units.short_time_change(row.high_ns)}"
+            certain = row.significant or row.low_ns is None
+            table.add_row(
+                Text("step" if row is step else category_title(row.name), style="bold" if row is step else ""),
+                units.short_time(row.before_ns),
+                units.short_time(row.after_ns),
+                Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns) if certain else "dim"),
+                Text(interval, style="dim"),
+            )
+    console.print(table)
+    for title, rows in (("Kernels", comparison.kernels), ("Gaps, by cause and what ended them", comparison.gaps)):
+        if rows:
+            console.print()
+            console.print(_explaining(rows, title))
+
+
+def _tone(change_ns: float) -> str:
+    return "green" if change_ns < 0 else "red" if change_ns > 0 else ""
+
+
+def _explaining(rows: Sequence[KernelDifference], title: str) -> RenderableType:
+    """Two lines each: names are too long to stand beside figures."""
+    table = plain_table("change", "", title=title)
+    table.columns[0].no_wrap, table.columns[0].justify = True, "right"
+    for row in rows:
+        name = _one_line("").append("" if row.state == "changed" else f"{row.state}: ", style="bold")
+        name.append(f"{category_title(row.category)}, until " if isinstance(row, GapDifference) else "")
+        name.append(units.kernel_name(row.name) or END)
+        means = [
+            units.short_time(time_ns / count) if count else "–"
+            for time_ns, count in ((row.before_ns, row.before_count), (row.after_ns, row.after_count))
+        ]
+        name.append(
+            f"\n{units.short_time(row.before_ns)} → {units.short_time(row.after_ns)} a step, "
+            f"{_count(row.before_count)} → {_count(row.after_count)} times, mean {' → '.join(means)}",
+            style="dim",
+        )
+        table.add_row(Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns)), name)
+    return table

@@ -1,0 +1,173 @@
+"""Workloads whose answer is known: the category that should hold the time holds it.
+
+The truth is measured beside the profiler, by the clock around the very thing; 5 % is what a category may differ.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from tuner.profiling.breakdown import analyse
+from tuner.profiling.categories import Category
+from tuner.profiling.reader import read_trace
+from tuner.records import Breakdown
+from tuner.trials.capture import record_profile
+
+WITHIN = 0.05
+STEPS = 4
+CPU = torch.device("cpu")
+
+
+class Stopwatch:
+    """Seconds spent in something, by step; the warm-up step is not counted."""
+
+    def __init__(self) -> None:
+        self.laps: list[float] = []
+
+    def time(self, run: Callable[[], object]) -> object:
+        start = time.perf_counter()
+        result = run()
+        self.laps.append(time.perf_counter() - start)
+        return result
+
+    @property
+    def profiled_ns(self) -> float:
+        return sum(self.laps[-STEPS:]) * 1e9
+
+
+def profiled(step: Callable[[], None], folder: Path, **options: bool) -> Breakdown:
+    path = folder / "trace.json"
+    record_profile(step, STEPS, CPU, path, options)
+    (breakdown,) = analyse(read_trace(path))
+    assert breakdown.num_steps == STEPS
+    return breakdown
+
+
+class SlowSamples(Dataset):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.randn(64)
+
+
+def small_training(inputs: int = 64) -> Callable[[torch.Tensor], None]:
+    model = torch.nn.Sequential(torch.nn.Linear(inputs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return train
+
+
+def busy(seconds: float) -> None:
+    """Python that computes, without any operator."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_loader_that_sleeps_is_waiting_for_data(tmp_path: Path) -> None:
+    watch, train = Stopwatch(), small_training()
+    batches = iter(DataLoader(SlowSamples(0.020), batch_size=1))
+    breakdown = profiled(lambda: train(watch.time(lambda: next(batches))), tmp_path)
+    assert breakdown.categories[Category.DATA_WAIT] == pytest.approx(watch.profiled_ns, rel=WITHIN)
+    assert watch.profiled_ns >= STEPS * 20e6
+
+
+def test_a_loader_whose_workers_sleep_is_waiting_for_data(tmp_path: Path) -> None:
+    """What the workers do is not in the trace; that the main process waits is."""
+    watch, train = Stopwatch(), small_training()
+    batches = iter(DataLoader(SlowSamples(0.020), batch_size=2, num_workers=1))
+    breakdown = profiled(lambda: train(watch.time(lambda: next(batches))), tmp_path)
+    assert breakdown.categories[Category.DATA_WAIT] == pytest.approx(watch.profiled_ns, rel=WITHIN)
+
+
+def test_python_between_steps_is_the_host_s(tmp_path: Path) -> None:
+    watch, batch = Stopwatch(), torch.randn(8, 64)
+
+    def step() -> None:
+        batch.sum()
+        watch.time(lambda: busy(0.020))
+
+    breakdown = profiled(step, tmp_path)
+    assert breakdown.categories[Category.HOST] == pytest.approx(watch.profiled_ns, rel=WITHIN)
+
+
+def test_a_product_of_known_length_is_matrix_work(tmp_path: Path) -> None:
+    watch = Stopwatch()
+    left, right = torch.randn(768, 768), torch.randn(768, 768)
+    breakdown = profiled(lambda: watch.time(lambda: torch.mm(left, right)), tmp_path)
+    assert breakdown.categories[Category.MATMUL] == pytest.approx(watch.profiled_ns, rel=WITHIN)
+
+
+def test_checkpointed_blocks_are_computed_again(tmp_path: Path) -> None:
+    """The block's forward pass runs twice: once forward, once as recomputation in the backward pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    block = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6)))
+    batch = torch.randn(256, 512, requires_grad=True)
+
+    def step() -> None:
+        checkpoint(block, batch, use_reentrant=False).sum().backward()
+
+    breakdown = profiled(step, tmp_path)
+    phases = breakdown.phases
+    assert phases["recompute"] == breakdown.categories[Category.RECOMPUTE]
+    assert phases["recompute"] == pytest.approx(phases["forward"], rel=0.5), "as much as forward, give or take noise"
+    assert phases["backward"] > phases["forward"]
+
+
+def test_without_checkpoints_nothing_is_computed_again(tmp_path: Path) -> None:
+    """Backward formulas run the operators of forward ones too (`aten::mm`): they are no recomputation."""
+    train, batch = small_training(), torch.randn(256, 64)
+    breakdown = profiled(lambda: train(batch), tmp_path)
+    assert breakdown.categories[Category.RECOMPUTE] == 0
+    assert breakdown.phases["backward"] > 0
+    assert breakdown.phases["optimizer"] > 0
+
+
+DELAY_S = 0.15
+
+
+def delayed_rank(rank: int, folder: str) -> None:
+    """One rank of a pair; the second is late before every backward pass."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    samples = SlowSamples(0.0)
+    batches = iter(DataLoader(samples, batch_size=4, sampler=DistributedSampler(samples)))
+
+    def step() -> None:
+        loss = model(next(batches)).sum()
+        if rank == 1:
+            time.sleep(DELAY_S)
+        loss.backward()
+
+    record_profile(step, STEPS, CPU, Path(folder) / f"rank{rank}.json")
+    dist.destroy_process_group()
+
+
+def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path: Path) -> None:
+    mp.spawn(delayed_rank, (str(tmp_path),), nprocs=2)
+    first, second = (analyse(read_trace(tmp_path / f"rank{rank}.json"))[0] for rank in range(2))
+    assert (first.rank, second.rank) == (0, 1)
+    delay_ns = STEPS * DELAY_S * 1e9
+    assert first.categories[Category.COMMUNICATION] == pytest.approx(delay_ns, rel=WITHIN)
+    assert second.categories[Category.HOST] == pytest.approx(delay_ns, rel=WITHIN)
+    assert second.categories[Category.COMMUNICATION] < WITHIN * delay_ns

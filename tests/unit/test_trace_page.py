@@ -1,0 +1,236 @@
+"""What the analysis of a trace says first, its figures' data, and the page: it claims nothing of a bad capture."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from analysed import make_analysis, make_breakdown, make_gaps, make_kernel, make_rank, write_loop
+from msgspec.structs import replace
+from trace_events import operator, step, write_trace
+
+from dashboards import units
+from dashboards.trace_figures import MAX_TIMELINES, get_timeline_info, plot_timelines
+from dashboards.trace_info import (
+    get_phases_info,
+    get_ranks_info,
+    get_steps_info,
+    get_trace_breakdown_info,
+    get_trace_headline,
+    get_variation_info,
+    main_rank,
+    mean_step_ns,
+)
+from dashboards.trace_page import labelled_timelines, render_trace_page, trace_context
+from tuner.profiling.analysis import analyse_traces
+from tuner.profiling.comparison import compare
+from tuner.records import CaptureQuality, Finding
+from tuner.trace_records import GapSite, MemoryStats, RankWait, TraceAnalysis
+
+MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
+HOSTILE = "</script><img src=x onerror=alert(1)><b>"
+BAD = CaptureQuality(num_events=10, num_steps=1, problems=("12 % of the launches have no recorded device work",))
+FINDING = Finding(
+    rule="input_bound",
+    severity="high",
+    message="input-bound",
+    advice="load ahead",
+    strategies=("data_loading",),
+    bound=0.5,
+)
+
+
+def of_steps(*steps, **fields):
+    return make_analysis(make_rank(make_breakdown(list(steps), **fields)))
+
+
+@pytest.fixture
+def looped(tmp_path) -> TraceAnalysis:
+    return analyse_traces([write_loop(tmp_path / "trace.json")])
+
+
+def embedded_figures(page):
+    return {name: json.loads(text) for name, text in re.findall(r'^  "([\w-]+)": (\{.*\}),$', page, flags=re.MULTILINE)}
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "said"),
+    [
+        ({DATA: 60, MATMUL: 40}, "limited by input: for 60 % of it the device waits for data"),
+        ({HOST: 60, MATMUL: 40}, "limited by the host: for 60 % of it"),
+        ({"communication": 30, MATMUL: 70}, "limited by communication: for 30 % of it"),
+        ({"queued": 30, MATMUL: 70}, "limited by synchronisation: for 30 % of it"),
+        ({"optimizer": 40, MATMUL: 60}, "limited by the optimizer: 40 % of it"),
+        ({DATA: 10, MATMUL: 90}, "limited by compute, 90 % of it"),
+    ],
+)
+def test_the_headline_says_what_limits_the_step(step_ns, said):
+    headline = get_trace_headline(of_steps(step_ns))
+    assert said in headline.title
+    assert headline.trusted
+    assert headline.quality[0].startswith("good: ")
+
+
+def test_of_a_bad_capture_no_verdict_is_given_and_idle_time_is_unknown():
+    analysis = of_steps({HOST: 99, MATMUL: 1}, quality=BAD)
+    headline = get_trace_headline(analysis)
+    assert "no verdict" in headline.title
+    assert "limited by" not in headline.title
+    assert headline.quality[0] == "bad: 12 % of the launches have no recorded device work"
+    assert mean_step_ns(analysis) == {MATMUL: 1, "unknown": 99}
+    page = render_trace_page(analysis)
+    assert "Python and other host work" not in page.split("<script>")[0]
+
+
+def test_nothing_stands_out_only_where_nothing_does():
+    assert get_trace_headline(of_steps({MATMUL: 9, HOST: 1})).nothing_stands_out
+    assert not get_trace_headline(of_steps({MATMUL: 5, DATA: 5})).nothing_stands_out
+    assert not get_trace_headline(replace(of_steps({MATMUL: 1}), findings=(FINDING,))).nothing_stands_out
+
+
+def test_the_mean_over_ranks_sums_to_the_mean_step():
+    ranks = [make_rank(make_breakdown([{MATMUL: 10, HOST: 30}])), make_rank(make_breakdown([{MATMUL: 20}], rank=1))]
+    info = get_trace_breakdown_info(make_analysis(*ranks))
+    assert list(info["category"]) == [MATMUL, HOST]
+    assert list(info["time_ns"]) == [15, 15]
+    assert info["share"].sum() == pytest.approx(1)
+
+
+def test_steps_and_phases_are_those_of_the_breakdown(looped):
+    [breakdown] = looped.ranks[0].breakdowns
+    steps = get_steps_info(looped)
+    assert steps["ms"].sum() == pytest.approx(breakdown.step_time_ns / 1e6)
+    assert set(steps["step"]) == {1, 2, 3}
+    phases = dict(zip(get_phases_info(looped)["phase"], get_phases_info(looped)["time_ns"], strict=True))
+    assert phases == {name: value / 3 for name, value in breakdown.phases.items() if value}
+    [row] = get_variation_info(looped).itertuples()
+    assert row.min_ns <= row.median_ns <= row.max_ns
+
+
+def test_the_rank_that_waits_least_is_the_straggler_and_the_one_that_is_shown():
+    ranks = [make_rank(make_breakdown([{MATMUL: 1000}], rank=number)) for number in range(3)]
+    waits = tuple(RankWait(rank=n, wait_ns=w, late_share=s) for n, w, s in [(0, 200, 0.0), (1, 0, 1.0), (2, 190, 0.0)])
+    analysis = make_analysis(*ranks, waits=waits)
+    assert list(get_ranks_info(analysis)["straggler"]) == [False, True, False]
+    assert main_rank(analysis).rank == 1
+    even = make_analysis(*ranks, waits=tuple(replace(wait, wait_ns=190) for wait in waits))
+    assert not get_ranks_info(even)["straggler"].any()
+
+
+def test_timeline_shares_fill_every_bucket(looped):
+    [line] = looped.ranks[0].timelines
+    info = get_timeline_info(line)
+    assert info.drop(columns=["start_ms", "end_ms"]).sum(axis=1).to_numpy() == pytest.approx(1)
+    assert list(info["start_ms"][1:]) == list(info["end_ms"][:-1])
+
+
+def test_many_devices_do_not_make_an_endless_figure(looped):
+    [line] = looped.ranks[0].timelines
+    figure = plot_timelines({f"rank {number}": line for number in range(64)})
+    assert len({trace.yaxis for trace in figure.data}) == MAX_TIMELINES
+
+
+def test_the_page_loads_nothing_and_shows_every_figure(looped):
+    memory = MemoryStats(
+        device="cuda:0",
+        peak_allocated_bytes=2 << 20,
+        peak_reserved_bytes=4 << 20,
+        total_memory_bytes=8 << 30,
+        timeline=((0, 1 << 20, 4 << 20), (1000, 2 << 20, 4 << 20)),
+    )
+    looped = replace(looped, ranks=(replace(looped.ranks[0], memory=(memory,)),), findings=(FINDING,))
+    page = render_trace_page(looped)
+    before_scripts = page.split("<script>")[0]
+    assert not re.search(r"""(src|href)=["'](?!data:)""", before_scripts)
+    assert "default-src 'none'" in before_scripts
+    figures = embedded_figures(page)
+    assert set(figures) == {"steps-figure", "timeline-figure", "gaps-figure", "kernels-figure", "memory-figure-0"}
+    for name in figures:
+        assert f'id="{name}"' in before_scripts
+    for said in ("waiting for data", "input-bound", "load ahead", "2.00 MiB allocated", "Launch queues"):
+        assert said in before_scripts
+
+
+def test_names_are_text_wherever_they_appear():
+    rank = make_rank(
+        make_breakdown([{MATMUL: 1}, {MATMUL: 1}]),
+        file=HOSTILE,
+        kernels=(make_kernel(HOSTILE, 1, 10),),
+        gaps={"cuda:0": make_gaps(GapSite(category=HOST, kernel_after=HOSTILE, count=1, total_ns=5))},
+    )
+    analysis = replace(make_analysis(rank), findings=(replace(FINDING, evidence={"gap": HOSTILE}),))
+    other = make_analysis(make_rank(make_breakdown([{MATMUL: 1}, {MATMUL: 1}])))
+    page = render_trace_page(analysis, compare(analysis, other, labels=(HOSTILE, "b")))
+    assert HOSTILE not in page
+    assert "<img" not in page.split("Plotly.newPlot")[1]
+    assert "<img" not in page.split("<script>")[0]
+
+
+def test_a_comparison_has_its_own_section():
+    before, after = of_steps({HOST: 3000}, {HOST: 3010}), of_steps({HOST: 1000}, {HOST: 1010})
+    page = render_trace_page(before, compare(before, after, labels=("old.json", "new.json")))
+    assert "What changed?" in page
+    assert "old.json" in page
+    assert "−2.00 µs" in page
+    assert "What changed?" not in render_trace_page(before)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "two ranks", "one step"])
+def test_every_kind_of_trace_has_a_page(tmp_path, kind):
+    if kind == "cpu":
+        events = [step(0, 0, 100), operator("aten::mm", 10, 60), step(1, 100, 200), operator("aten::mm", 110, 160)]
+        files = [write_trace(tmp_path / "cpu.json", events)]
+    elif kind == "two ranks":
+        files = [write_loop(tmp_path / f"rank{n}.json", rank=n) for n in range(2)]
+    else:
+        files = [write_loop(tmp_path / "one.json", num_steps=1)]
+    analysis = analyse_traces(files)
+    context = trace_context(analysis)
+    assert len(labelled_timelines(analysis)) == len(files)
+    assert bool(context["ranks"]) == (kind == "two ranks")
+    page = render_trace_page(analysis)
+    assert "a step, limited by" in page
+    assert embedded_figures(page)
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [
+        (0, "0 ns"),
+        (640, "640 ns"),
+        (999.6, "1.00 µs"),
+        (12_345, "12.3 µs"),
+        (4_560_000, "4.56 ms"),
+        (1.23e9, "1.23 s"),
+        (-2_000, "-2.00 µs"),
+    ],
+)
+def test_times_are_in_the_unit_that_fits(time_ns, text):
+    assert units.short_time(time_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (7.66e12, "FLOP", "7.66 TFLOP/s"),
+        (5.9e8, "FLOP", "590 MFLOP/s"),
+        (2.1e12, "B", "2,100 GB/s"),
+        (1.22e8, "B", "122 MB/s"),
+    ],
+)
+def test_rates_are_in_the_unit_that_fits(value, unit, text):
+    assert units.per_second(value, unit) == text
+
+
+def test_kernel_names_keep_what_tells_them_apart():
+    name = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::sqrt_kernel_cuda(at::TensorIteratorBase&)::"
+        "{lambda()#2}::operator()() const::{lambda()#2}::operator()() const::{lambda(float)#1}, "
+        "std::array<char*, 2ul> >(int, std::array<char*, 2ul>)"
+    )
+    assert units.kernel_name(name) == "vectorized_elementwise_kernel<4, sqrt_kernel_cuda, array<char*, 2ul> >"
+    assert units.kernel_name("Memcpy HtoD (Pinned -> Device)") == "Memcpy HtoD (Pinned -> Device)"
+    assert units.kernel_name("(anonymous)") == "(anonymous)"
+    assert units.place_name("void at::native::f<int>(int): 3.5 ms in 30 runs") == "f<int>: 3.5 ms in 30 runs"
+    assert units.place_name("2 ms before aten::mm (train.py(3))") == "2 ms before aten::mm (train.py(3))"

@@ -1,0 +1,238 @@
+"""The analysis of traces as one call: everything that `steptune analyze` shows.
+
+    from pathlib import Path
+    from tuner.profiling.analysis import analyse_traces
+
+    analysis = analyse_traces([Path("rank0.json.gz"), Path("rank1.json.gz")])
+
+Several traces are read in parallel processes, one file each. Those begin anew, so a script that calls
+this needs the usual `if __name__ == "__main__":`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tuner.profiling.breakdown import breakdown_of
+from tuner.profiling.capture import Capture, link
+from tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
+from tuner.profiling.cpu_time import cpu_time
+from tuner.profiling.device_time import device_time
+from tuner.profiling.diagnosis import Evidence, diagnose
+from tuner.profiling.kernel_gaps import gap_stats
+from tuner.profiling.kernels import kernel_stats, tensor_core_share
+from tuner.profiling.launch_queue import queue_stats
+from tuner.profiling.memory import memory_stats
+from tuner.profiling.operator_calls import operator_calls
+from tuner.profiling.operators import operator_stats
+from tuner.profiling.rank_comparison import compare_ranks
+from tuner.profiling.reader import read_trace
+from tuner.profiling.source_lines import SourceLines
+from tuner.profiling.timeline import timeline
+from tuner.profiling.trace import Trace, TraceError
+from tuner.records import Breakdown, Finding
+from tuner.trace_records import GapStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankResult:
+    """What comes back from the process that read a trace: no events, so it is small.
+
+    Attributes:
+        calls: Of the device with the most collectives, in wall-clock time.
+    """
+
+    analysis: RankAnalysis
+    says_rank: bool
+    calls: CollectiveCalls
+
+
+def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: int = 20) -> RankAnalysis:
+    """The analysis of one trace.
+
+    Args:
+        unprofiled_step_time_ns: Step time measured without the profiler; the breakdown is rescaled to it.
+        top: How many kernels, operators and gaps are listed.
+
+    Raises:
+        TraceError: The file is not a trace that can be read.
+    """
+    return _analyse_file(path, unprofiled_step_time_ns, top).analysis
+
+
+def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = None, top: int = 20) -> TraceAnalysis:
+    """The analysis of one run: of one trace, or of those of several ranks.
+
+    Raises:
+        TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
+    """
+    if not paths:
+        raise TraceError("no trace was given: name at least one file")
+    notes: list[str] = []
+    results = _numbered(paths, _analyse_files(paths, unprofiled_step_time_ns, top), notes)
+    if len(results) == 1:
+        only = results[0].analysis
+        return TraceAnalysis(ranks=(only,), collectives=only.collectives, findings=only.findings)
+    notes += _missing_ranks([result.analysis for result in results])
+    compared = compare_ranks({result.analysis.rank: result.calls for result in results})
+    return TraceAnalysis(
+        ranks=tuple(result.analysis for result in results),
+        collectives=compared.collectives,
+        waits=compared.waits,
+        clock_offsets_ns=compared.offsets_ns,
+        findings=_findings_of_run([result.analysis for result in results]),
+        notes=(*notes, *compared.notes),
+    )
+
+
+def analyse_trace(
+    trace: Trace, file: str, unprofiled_step_time_ns: int | None = None, top: int = 20
+) -> tuple[RankAnalysis, CollectiveCalls]:
+    """The analysis of a trace that was read, and its collectives for a comparison with other ranks."""
+    capture = link(trace)
+    calls = operator_calls(trace, capture.launches, capture.steps.span)
+    source = SourceLines(trace, calls)
+    breakdowns: list[Breakdown] = []
+    timelines: list[Timeline] = []
+    gaps: dict[str, GapStats] = {}
+    queues: dict[str, tuple[QueueStats, ...]] = {}
+    collectives: list[CollectiveCalls] = []
+    for device in capture.device_numbers:
+        name = f"cuda:{device}"
+        segments, found = device_time(capture, device)
+        breakdowns.append(breakdown_of(capture, name, segments, unprofiled_step_time_ns))
+        timelines.append(timeline(capture, segments, name))
+        gaps[name] = gap_stats(capture, device, found, calls, source, top)
+        queues[name] = queue_stats(capture, device)
+        collectives.append(collective_calls(capture, segments, device))
+    if not breakdowns:
+        segments = cpu_time(capture)
+        breakdowns.append(breakdown_of(capture, "cpu", segments, unprofiled_step_time_ns))
+        timelines.append(timeline(capture, segments, "cpu"))
+        collectives.append(collective_calls(capture, segments, None))
+    most = max(collectives, key=len)
+    analysis = RankAnalysis(
+        file=file,
+        rank=trace.rank or 0,
+        num_ranks=trace.num_ranks,
+        framing=trace.framing,
+        num_events=trace.num_events,
+        num_lost=trace.num_lost,
+        device_names=_device_names(capture),
+        breakdowns=tuple(breakdowns),
+        timelines=tuple(timelines),
+        gaps=gaps,
+        queues=queues,
+        kernels=kernel_stats(capture, top),
+        operators=operator_stats(capture, calls, source, top),
+        memory=memory_stats(capture),
+        collectives=collective_stats(most),
+        tensor_core_share=tensor_core_share(capture),
+        step_time_cv=step_time_cv(capture),
+    )
+    return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most
+
+
+def step_time_cv(capture: Capture) -> float | None:
+    """Standard deviation of the step times (of a sample: n - 1) over their mean; None below two marked steps."""
+    lengths = np.diff(capture.steps.boundaries)
+    if len(lengths) < 2 or not lengths.any():
+        return None
+    return float(lengths.std(ddof=1) / lengths.mean())
+
+
+def _device_names(capture: Capture) -> dict[str, str]:
+    """Of the devices that worked, as far as the trace names them."""
+    names = {device.number: device.name for device in capture.trace.devices}
+    return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
+
+
+def _analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> _RankResult:
+    trace = read_trace(path)
+    analysis, calls = analyse_trace(trace, str(path), unprofiled_step_time_ns, top)
+    wall = trace.origin_ns + trace.base_time_ns
+    return _RankResult(
+        analysis=analysis,
+        says_rank=trace.rank is not None,
+        calls=replace(calls, start=calls.start + wall, end=calls.end + wall),
+    )
+
+
+def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, top: int) -> list[_RankResult]:
+    """In order; in parallel processes where there are several files and several cores."""
+    num_processes = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    if num_processes < 2:
+        return [_analyse_file(path, unprofiled_step_time_ns, top) for path in paths]
+    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_analyse_file, path, unprofiled_step_time_ns, top) for path in paths]
+        try:
+            return [future.result() for future in futures]
+        except BrokenProcessPool:
+            raise TraceError(
+                f"a process that read one of {len(paths)} traces died, probably for lack of memory: give fewer at once"
+            ) from None
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _numbered(paths: Sequence[Path], results: Sequence[_RankResult], notes: list[str]) -> list[_RankResult]:
+    """By rank. A trace that does not say its rank gets the first free number, in the order of the files."""
+    file_of: dict[int, Path] = {}
+    worlds: dict[int, Path] = {}
+    for path, result in zip(paths, results, strict=True):
+        if not result.says_rank:
+            continue
+        rank = result.analysis.rank
+        if rank in file_of:
+            raise TraceError(f"rank {rank} is there twice, in {file_of[rank]} and {path}: give one trace of each rank")
+        file_of[rank] = path
+        worlds[result.analysis.num_ranks] = path
+    if len(worlds) > 1:
+        listed = ", ".join(f"{path} has {size} ranks" for size, path in sorted(worlds.items()))
+        raise TraceError(f"the traces are of different runs ({listed}): analyse each run by itself")
+    numbered = []
+    for path, result in zip(paths, results, strict=True):
+        if result.says_rank or len(results) == 1:
+            numbered.append(result)
+            continue
+        rank = next(number for number in range(len(results)) if number not in file_of)
+        file_of[rank] = path
+        notes.append(f"{path} does not say its rank: it counts as rank {rank}")
+        numbered.append(_with_rank(result, rank))
+    return sorted(numbered, key=lambda result: result.analysis.rank)
+
+
+def _with_rank(result: _RankResult, rank: int) -> _RankResult:
+    analysis = result.analysis
+    breakdowns = tuple(msgspec.structs.replace(breakdown, rank=rank) for breakdown in analysis.breakdowns)
+    timelines = tuple(msgspec.structs.replace(timeline, rank=rank) for timeline in analysis.timelines)
+    analysis = msgspec.structs.replace(analysis, rank=rank, breakdowns=breakdowns, timelines=timelines)
+    return replace(result, analysis=analysis)
+
+
+def _findings_of_run(analyses: Sequence[RankAnalysis]) -> tuple[Finding, ...]:
+    """What its ranks show, each rule once: of the rank where it could save most."""
+    largest: dict[tuple[str, str], Finding] = {}
+    for finding in (finding for analysis in analyses for finding in analysis.findings):
+        # Problems of captures are one rule, but each says another thing.
+        key = finding.rule, "" if finding.bound else finding.message
+        if key not in largest or finding.bound > largest[key].bound:
+            largest[key] = finding
+    return tuple(sorted(largest.values(), key=lambda finding: -finding.bound))
+
+
+def _missing_ranks(analyses: Sequence[RankAnalysis]) -> list[str]:
+    size = max(analysis.num_ranks for analysis in analyses)
+    if size <= len(analyses):
+        return []
+    return [f"{len(analyses)} of {size} ranks were given: a rank that they all wait for may be missing"]

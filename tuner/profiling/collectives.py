@@ -1,0 +1,268 @@
+"""The collectives of one rank: what they carry, how long they take, how much of that nothing hides.
+
+A collective is the kernels of one record of the communication library; without records those that one
+annotation ("nccl:all_to_all") launched, or a kernel by its name. On a CPU it is the annotation of the
+thread that carries it ("gloo:all_reduce"), which lasts from the call to the end.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.profiling.argument_shapes import item_bytes, parse_arguments
+from tuner.profiling.capture import Capture
+from tuner.profiling.categories import COMPUTING, PRIORITY, Category
+from tuner.profiling.intervals import Intervals, Ints, pieces, union
+from tuner.profiling.regions import HOST
+from tuner.profiling.segments import Segments
+from tuner.profiling.trace import Kind, Trace
+from tuner.trace_records import CollectiveStats
+
+ANNOTATIONS = r"^(gloo|nccl|mpi|ucc|xccl|rccl):"
+NAMES = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "sendrecv": "send_recv",
+    "batchisendirecv": "send_recv",
+    "send": "send",
+    "recv": "recv",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+"""By what a name contains, without underscores; the first that fits."""
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+_COMMUNICATION = tuple(PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE))
+_COMPUTING = tuple(PRIORITY[c] for c in COMPUTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What a collective is. `num_bytes` is 0 where the trace does not say; `sequence` -1."""
+
+    name: str
+    group: str
+    group_size: int
+    num_bytes: int
+    dtype: str
+    sequence: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveCalls:
+    """The collectives of one rank, in order.
+
+    Attributes:
+        messages: By call.
+        start, end: int64 nanoseconds by call, of the rank's own clock, as in its trace.
+        step: int64 by call: number N of the `ProfilerStep#N` that launched it; -1 outside, 0 without marks.
+        busy_ns: int64 by call: time of its kernels inside the steps.
+        exposed_ns: int64 by call: of that, what no compute hides. Two at the same time count both.
+    """
+
+    messages: tuple[Message, ...]
+    start: Ints
+    end: Ints
+    step: Ints
+    busy_ns: Ints
+    exposed_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+def collective_calls(capture: Capture, segments: Segments, device: int | None) -> CollectiveCalls:
+    """Those that run in the steps on one device, or (None) on a CPU.
+
+    Args:
+        segments: Of that device or CPU: they say when compute runs.
+    """
+    start, end, launch, owner, messages = _on_cpu(capture) if device is None else _on_device(capture, device)
+    low, high = capture.steps.span
+    computing = np.isin(segments.category, _COMPUTING)
+    compute = union(segments.start[computing], segments.end[computing])
+    first, last = np.clip(start, low, high), np.clip(end, low, high)
+    count = len(messages)
+    busy, hidden = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    np.add.at(busy, owner, last - first)
+    np.add.at(hidden, owner, _inside(first, last, compute))
+    begin, finish = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    called = begin.copy()
+    np.minimum.at(begin, owner, start)
+    np.maximum.at(finish, owner, end)
+    np.minimum.at(called, owner, launch)
+    order = np.lexsort((begin, called))
+    return CollectiveCalls(
+        messages=tuple(messages[number] for number in order.tolist()),
+        start=begin[order],
+        end=finish[order],
+        step=_steps(capture, called[order]),
+        busy_ns=busy[order],
+        exposed_ns=(busy - hidden)[order],
+    )
+
+
+def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
+    """Of each interval the length that lies in disjoint ones."""
+    low, high, whole, _ = pieces(start, end, intervals)
+    total = np.zeros(len(start), dtype=np.int64)
+    np.add.at(total, whole, high - low)
+    return total
+
+
+def _steps(capture: Capture, time: Ints) -> Ints:
+    """Number in the name of the mark that contains each moment."""
+    trace = capture.trace
+    marks = trace.host_rows(r"^ProfilerStep#\d+$", *HOST)
+    marks = marks[trace.host.thread[marks] == capture.steps.thread]
+    if len(marks) == 0:
+        return np.zeros(len(time), dtype=np.int64)
+    numbers = np.array([int(trace.names[name].partition("#")[2]) for name in trace.host.name[marks]], dtype=np.int64)
+    position = np.maximum(np.searchsorted(trace.host.start[marks], time, side="right") - 1, 0)
+    inside = (trace.host.start[marks][position] <= time) & (time < trace.host.end[marks][position])
+    return np.where(inside, numbers[position], -1)
+
+
+_Found = tuple[Ints, Ints, Ints, Ints, list[Message]]
+"""Start, end, launch and number of the call of each operation, and the calls."""
+
+
+def _on_device(capture: Capture, device: int) -> _Found:
+    trace, work, (low, high) = capture.trace, capture.trace.work, capture.steps.span
+    rows = np.flatnonzero(
+        (work.device == device)
+        & (work.kind == Kind.KERNEL)
+        & np.isin(capture.category, _COMMUNICATION)
+        & (work.end > low)
+        & (work.start < high)
+    )
+    annotation = _annotations_around(capture, rows)
+    record = capture.record[rows]
+    # Keys of three kinds that cannot meet: records, annotations, single kernels.
+    key = np.where(record >= 0, record, len(trace.collectives) + len(trace.host) + rows)
+    by_note = (record < 0) & (annotation >= 0)
+    key[by_note] = len(trace.collectives) + annotation[by_note]
+    _, first, owner = np.unique(key, return_index=True, return_inverse=True)
+    messages = [
+        _message(trace, int(record[i]), int(annotation[i]), trace.names[work.name[rows[i]]]) for i in first.tolist()
+    ]
+    known = capture.launches.row[rows] >= 0
+    launch = np.where(known, capture.launches.start[rows], work.start[rows])
+    return work.start[rows], work.end[rows], launch, owner, messages
+
+
+def _annotations_around(capture: Capture, rows: Ints) -> Ints:
+    """Row in `trace.host` of the library's annotation around the launch of each operation, or -1."""
+    trace, launches = capture.trace, capture.launches
+    host = trace.host
+    found = np.full(len(rows), -1, dtype=np.int64)
+    notes = trace.host_rows(ANNOTATIONS, *HOST)
+    for thread in np.unique(host.thread[notes]).tolist():
+        mine = notes[host.thread[notes] == thread]
+        here = np.flatnonzero((launches.row[rows] >= 0) & (launches.thread[rows] == thread))
+        time = launches.start[rows[here]]
+        position = np.searchsorted(host.start[mine], time, side="right") - 1
+        note = mine[np.maximum(position, 0)]
+        inside = (position >= 0) & (time < host.end[note])
+        found[here[inside]] = note[inside]
+    return found
+
+
+def _on_cpu(capture: Capture) -> _Found:
+    trace, host, (low, high) = capture.trace, capture.trace.host, capture.steps.span
+    rows = trace.host_rows(ANNOTATIONS, *HOST)
+    rows = rows[(host.end[rows] > low) & (host.start[rows] < high)]
+    messages = [_message(trace, -1, row, trace.names[host.name[row]]) for row in rows.tolist()]
+    return host.start[rows], host.end[rows], host.start[rows], np.arange(len(rows)), messages
+
+
+def _message(trace: Trace, record: int, annotation: int, kernel: str) -> Message:
+    """What a record, an annotation or the name of a kernel says of a collective."""
+    if record >= 0:
+        said = trace.collectives[record]
+        return Message(
+            name=collective_name(said.name),
+            group=said.group_name,
+            group_size=said.group_size or trace.num_ranks,
+            num_bytes=said.message_elements * item_bytes(said.dtype),
+            dtype=said.dtype,
+            sequence=said.sequence,
+        )
+    if annotation < 0:
+        return Message(name=collective_name(kernel), group="", group_size=trace.num_ranks, num_bytes=0, dtype="")
+    shape = int(trace.host.shape[annotation])
+    tensors = [t for t in parse_arguments(trace.shapes[shape]).tensors if t] if shape >= 0 else []
+    return Message(
+        name=collective_name(trace.names[trace.host.name[annotation]].partition(":")[2]),
+        group="",
+        group_size=trace.num_ranks,
+        num_bytes=max((tensor.num_bytes for tensor in tensors), default=0),
+        dtype="",
+    )
+
+
+def collective_name(name: str) -> str:
+    """One name for what libraries spell differently ("_allgather_base", "ncclDevKernel_AllGather_RING")."""
+    plain = re.sub(r"[_\W]", "", name).lower()
+    return next((found for part, found in NAMES.items() if part in plain), name)
+
+
+def bus_factor(name: str, group_size: int) -> float:
+    """Bytes over the slowest link by bytes of the message, as NVIDIA's nccl-tests define bus bandwidth.
+
+    The message is the larger of what goes in and what comes out, n the size of the group:
+    2(n - 1)/n for all_reduce, (n - 1)/n for all_gather, reduce_scatter and all_to_all, 1 for the others.
+    """
+    if group_size < 2:
+        return 0.0
+    share = (group_size - 1) / group_size
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}.get(name, 1.0)
+
+
+def bus_bandwidth(message: Message, time_ns: float | None) -> float | None:
+    """Bytes per second; None where size or time are not known."""
+    amount = message.num_bytes * bus_factor(message.name, message.group_size)
+    return amount * 1e9 / time_ns if amount and time_ns and time_ns > 0 else None
+
+
+def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:
+    """Numbers of the calls by everything that they have in common."""
+    found: dict[Message, list[int]] = {}
+    for number, message in enumerate(messages):
+        kind = Message(
+            name=message.name,
+            group=message.group,
+            group_size=message.group_size,
+            num_bytes=message.num_bytes,
+            dtype=message.dtype,
+        )
+        found.setdefault(kind, []).append(number)
+    return found
+
+
+def collective_stats(calls: CollectiveCalls) -> tuple[CollectiveStats, ...]:
+    """By kind, the most time first. The bus bandwidth is that of the median duration, waits included."""
+    found = []
+    for kind, numbers in kinds_of(calls.messages).items():
+        median = float(np.median((calls.end - calls.start)[numbers]))
+        found.append(
+            CollectiveStats(
+                name=kind.name,
+                group=kind.group,
+                group_size=kind.group_size,
+                message_bytes=kind.num_bytes,
+                dtype=kind.dtype,
+                count=len(numbers),
+                total_ns=int(calls.busy_ns[numbers].sum()),
+                exposed_ns=int(calls.exposed_ns[numbers].sum()),
+                bus_bytes_per_s=bus_bandwidth(kind, median),
+            )
+        )
+    return tuple(sorted(found, key=lambda stats: -stats.total_ns))

@@ -1,0 +1,54 @@
+"""Which device operations communicate, and what the trace says of their collectives."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.profiling.categories import is_communication
+from tuner.profiling.intervals import Ints
+from tuner.profiling.trace import Kind, Trace
+
+POINT_TO_POINT = re.compile(r"^(i?send|i?recv|send_?recv|batch_isend_irecv|p2p)", re.IGNORECASE)
+NO_RECORD = -1
+
+
+def collective_records(trace: Trace) -> Ints:
+    """For every row of `trace.work` the index of its record in `trace.collectives`, or -1.
+
+    New traces repeat the record on the kernel itself; older ones have it on the host call only, whose
+    external id the kernel carries.
+    """
+    found = np.full(len(trace.work), NO_RECORD, dtype=np.int64)
+    records = trace.collectives
+    by_host = [(record.external, number) for number, record in enumerate(records) if record.correlation < 0]
+    by_kernel = [(record.correlation, number) for number, record in enumerate(records) if record.correlation >= 0]
+    _look_up(found, trace.work.external, by_host)
+    _look_up(found, trace.work.correlation, by_kernel)
+    return found
+
+
+def _look_up(found: Ints, keys: Ints, table: list[tuple[int, int]]) -> None:
+    table = sorted((key, number) for key, number in table if key >= 0)
+    if not table:
+        return
+    known, numbers = (np.array(column, dtype=np.int64) for column in zip(*table, strict=True))
+    position = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    matches = known[position] == keys
+    found[matches] = numbers[position[matches]]
+
+
+def communicates(trace: Trace, records: Ints) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Masks over `trace.work`: operations that communicate, and those of them between two ranks only."""
+    work = trace.work
+    by_name = np.array([is_communication(name) for name in trace.names], dtype=bool)
+    communication = (by_name[work.name] & (work.kind == Kind.KERNEL)) | (records >= 0)
+    pair_records = np.array([bool(POINT_TO_POINT.search(record.name)) for record in trace.collectives], dtype=bool)
+    pairs = np.zeros(len(work), dtype=bool)
+    pairs[records >= 0] = pair_records[records[records >= 0]]
+    send_receive = trace.names_matching("SendRecv")[work.name]
+    if trace.names_matching(r"^nccl:(send|recv)").any() and not trace.names_matching(r"^nccl:all_?to_?all").any():
+        pairs |= send_receive & (records < 0)
+    return communication, pairs & communication

@@ -1,0 +1,225 @@
+"""What changed between two runs: per category with intervals, and the kernels and gaps that explain it.
+
+Every step is a sample: intervals are Welch's, on the steps' own times. Steps of one run share whatever
+was peculiar to that run, so an interval says whether the runs differ beyond the noise of their steps,
+not whether two other runs would.
+
+Source: Welch, "The generalization of Student's problem when several different population variances
+are involved", Biometrika 34 (1947).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from msgspec import structs
+
+from tuner.errors import SteptuneError
+from tuner.estimates import plain_mean, student_quantile
+from tuner.profiling.categories import INFO
+from tuner.records import Breakdown
+from tuner.trace_records import Comparison, Difference, GapDifference, KernelDifference, RankAnalysis, TraceAnalysis
+
+STEP = "step"
+LEVEL = 0.95
+NO_INTERVAL = "one step each: no interval"
+NO_INTERVAL_ONE_SIDE = "{side} has one step: no interval"
+
+_Key = tuple[str, str]
+_D = TypeVar("_D", bound=KernelDifference)
+
+
+class ComparisonError(SteptuneError):
+    """Two things that cannot be compared."""
+
+
+def compare(
+    before: TraceAnalysis, after: TraceAnalysis, *, labels: tuple[str, str] = ("before", "after"), top: int = 20
+) -> Comparison:
+    """Compares the traces of two runs, the mean over their ranks and devices.
+
+    Kernels are compared as far as both analyses list them: analyse with a large `top`.
+    """
+    compared = compare_breakdowns(_breakdowns(before), _breakdowns(after), labels=labels)
+    return Comparison(
+        **{name: getattr(compared, name) for name in ("before", "after", "num_steps", "step", "categories")},
+        kernels=_largest(_kernels(before), _kernels(after), KernelDifference, top),
+        gaps=_largest(_gaps(before), _gaps(after), GapDifference, top),
+        notes=(*compared.notes, *_different_runs(before, after)),
+    )
+
+
+def shortened(analysis: TraceAnalysis, top: int) -> TraceAnalysis:
+    """The same with at most `top` rows in each list: what `compare` needs whole is much to print."""
+
+    def cut(rank: RankAnalysis) -> RankAnalysis:
+        gaps = {
+            device: structs.replace(stats, longest=stats.longest[:top], sites=stats.sites[:top])
+            for device, stats in rank.gaps.items()
+        }
+        return structs.replace(rank, gaps=gaps, kernels=rank.kernels[:top], operators=rank.operators[:top])
+
+    return structs.replace(analysis, ranks=tuple(cut(rank) for rank in analysis.ranks))
+
+
+def compare_breakdowns(
+    before: Sequence[Breakdown], after: Sequence[Breakdown], *, labels: tuple[str, str] = ("before", "after")
+) -> Comparison:
+    """Compares categories only, as of two trials. Several ranks and devices of a run are averaged.
+
+    Steps are as without the profiler where both sides know that, else as profiled.
+
+    Raises:
+        ComparisonError: A side has no breakdown, or its capture cannot be believed.
+    """
+    for label, side in zip(labels, (before, after), strict=True):
+        if not side:
+            raise ComparisonError(f"{label} has no breakdown: profile it first")
+    rescaled = all(b.rescaled for b in (*before, *after))
+    steps = [_steps(side, rescaled=rescaled) for side in (before, after)]
+    # In the order of the table: a name of another version comes last.
+    names = [n for n in INFO if any(n in step for side in steps for step in side)]
+    names += sorted({n for side in steps for step in side for n in step} - set(names))
+    categories = [_difference(name, *([step.get(name, 0.0) for step in side] for side in steps)) for name in names]
+    totals = [[sum(step.values()) for step in side] for side in steps]
+    notes = []
+    if not rescaled and any(b.rescaled for b in (*before, *after)):
+        notes.append("the step time without the profiler is known for one side only: both are as profiled")
+    counts = len(steps[0]), len(steps[1])
+    if max(counts) == 1:
+        notes.append(NO_INTERVAL)
+    elif min(counts) == 1:
+        notes.append(NO_INTERVAL_ONE_SIDE.format(side=labels[counts.index(1)]))
+    for label, side in zip(labels, (before, after), strict=True):
+        problems = dict.fromkeys(problem for b in side for problem in b.quality.problems)
+        notes += [f"{label} cannot be trusted: {problem}" for problem in problems]
+    return Comparison(
+        before=labels[0],
+        after=labels[1],
+        num_steps=counts,
+        step=_difference(STEP, *totals),
+        categories=tuple(sorted(categories, key=lambda d: -abs(d.change_ns))),
+        notes=tuple(notes),
+    )
+
+
+def _breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
+    return [breakdown for rank in analysis.ranks for breakdown in rank.breakdowns]
+
+
+def _steps(breakdowns: Sequence[Breakdown], *, rescaled: bool) -> list[dict[str, float]]:
+    """By step: nanoseconds by category, the mean over ranks and devices."""
+    sides = [_scaled_steps(b) if rescaled else [_floats(step) for step in _own_steps(b)] for b in breakdowns]
+    # Ranks step together; what only some of them recorded has no counterpart.
+    count = min(len(steps) for steps in sides)
+    names = {name for steps in sides for step in steps for name in step}
+    return [
+        {name: statistics.fmean(steps[number].get(name, 0.0) for steps in sides) for name in names}
+        for number in range(count)
+    ]
+
+
+def _own_steps(breakdown: Breakdown) -> Sequence[dict[str, int]]:
+    """The steps as recorded; their mean, as one step, where an older record has only that."""
+    if breakdown.steps:
+        return breakdown.steps
+    return [{name: value // breakdown.num_steps for name, value in breakdown.categories.items()}]
+
+
+def _scaled_steps(breakdown: Breakdown) -> list[dict[str, float]]:
+    """The steps with every category scaled so that its mean is that of the unprofiled step."""
+    steps = _own_steps(breakdown)
+    means = {name: statistics.fmean(step.get(name, 0) for step in steps) for name in breakdown.rescaled}
+    return [
+        {
+            name: step.get(name, 0) * value / means[name] if means[name] else float(value)
+            for name, value in breakdown.rescaled.items()
+        }
+        for step in steps
+    ]
+
+
+def _floats(step: dict[str, int]) -> dict[str, float]:
+    return {name: float(value) for name, value in step.items()}
+
+
+def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> Difference:
+    """Mean of the steps on both sides, and Welch's interval of the difference."""
+    first, second = plain_mean(before), plain_mean(after)
+    low = high = None
+    if min(len(before), len(after)) > 1:
+        change = second.mean - first.mean
+        variances = first.standard_error**2, second.standard_error**2
+        half_width = 0.0
+        if sum(variances) > 0:
+            degrees = sum(variances) ** 2 / sum(
+                variance**2 / estimate.degrees for variance, estimate in zip(variances, (first, second), strict=True)
+            )
+            half_width = student_quantile((1 + LEVEL) / 2, degrees) * math.sqrt(sum(variances))
+        low, high = change - half_width, change + half_width
+    return Difference(name=name, before_ns=first.mean, after_ns=second.mean, low_ns=low, high_ns=high)
+
+
+# --- what explains it --------------------------------------------------------------------------
+
+
+def _per_step(
+    analysis: TraceAnalysis, rows: Callable[[RankAnalysis], Iterable[tuple[_Key, int, int]]]
+) -> dict[_Key, tuple[float, float]]:
+    """Time and count per step and rank, by name and category."""
+    totals: dict[_Key, tuple[float, float]] = {}
+    for rank in analysis.ranks:
+        share = 1 / (rank.breakdowns[0].num_steps * len(analysis.ranks))
+        for key, time_ns, count in rows(rank):
+            time, number = totals.get(key, (0.0, 0.0))
+            totals[key] = time + time_ns * share, number + count * share
+    return totals
+
+
+def _kernels(analysis: TraceAnalysis) -> dict[_Key, tuple[float, float]]:
+    return _per_step(analysis, lambda rank: (((k.name, k.category), k.total_ns, k.count) for k in rank.kernels))
+
+
+def _gaps(analysis: TraceAnalysis) -> dict[_Key, tuple[float, float]]:
+    return _per_step(
+        analysis,
+        lambda rank: (
+            ((site.kernel_after, site.category), site.total_ns, site.count)
+            for stats in rank.gaps.values()
+            for site in stats.sites
+        ),
+    )
+
+
+def _largest(
+    before: dict[_Key, tuple[float, float]], after: dict[_Key, tuple[float, float]], record: type[_D], top: int
+) -> tuple[_D, ...]:
+    differences = []
+    for key in before.keys() | after.keys():
+        (before_ns, before_count), (after_ns, after_count) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))
+        differences.append(
+            record(
+                name=key[0],
+                category=key[1],
+                before_ns=before_ns,
+                after_ns=after_ns,
+                before_count=before_count,
+                after_count=after_count,
+            )
+        )
+    changed = [d for d in differences if d.before_ns != d.after_ns]
+    return tuple(sorted(changed, key=lambda d: (-abs(d.change_ns), d.name, d.category))[:top])
+
+
+def _different_runs(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
+    """What makes two runs hard to compare."""
+    devices = [sorted({name for rank in side.ranks for name in rank.device_names.values()}) for side in (before, after)]
+    notes = []
+    if devices[0] != devices[1] and all(devices):
+        notes.append(f"different devices: {', '.join(devices[0])} and {', '.join(devices[1])}")
+    if len(before.ranks) != len(after.ranks):
+        notes.append(f"{len(before.ranks)} and {len(after.ranks)} ranks: each side is the mean over its own")
+    return notes

@@ -1,0 +1,129 @@
+"""The time of a CPU in exclusive segments: the innermost operator on the thread that runs the steps.
+
+Time in which that thread runs no operator, but another one carries a collective, is communication.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tuner.profiling.capture import PHASES, Capture
+from tuner.profiling.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
+from tuner.profiling.intervals import Intervals, Ints, cover, pieces
+from tuner.profiling.nesting import Nest, nest
+from tuner.profiling.regions import HOST, LOADER, OPTIMIZER, RESTART
+from tuner.profiling.segments import Segments
+from tuner.profiling.trace import Trace
+from tuner.records import StepPhase
+
+_INHERITS = -1
+_STICKY = tuple(PRIORITY[c] for c in (Category.OPTIMIZER, Category.DATA_WAIT, Category.EPOCH_RESTART))
+_COMPUTE = tuple(PRIORITY[c] for c in COMPUTE)
+
+
+def cpu_time(capture: Capture) -> Segments:
+    """Segments that tile the steps."""
+    trace, span = capture.trace, capture.steps.span
+    rows = stepping_rows(capture)
+    host = trace.host
+    forest = nest(np.clip(host.start[rows], *span), np.clip(host.end[rows], *span))
+    category = _categories(trace, rows, forest)
+    recompute = capture.regions.recompute.contains(host.thread[rows], host.start[rows])
+    category[recompute & np.isin(category, _COMPUTE)] = PRIORITY[Category.RECOMPUTE]
+    phase = _phases(capture, rows, category)
+    start, end, owner = forest.segments()
+    segments = _with_waits(capture, *_filled(span, start, end, category[owner]))
+    return Segments(
+        start=segments[0],
+        end=segments[1],
+        category=segments[2],
+        phases=_filled(span, start, end, phase[owner], missing=-1),
+        overlapped={},
+        num_recorded=np.bincount(category, minlength=len(CATEGORIES)),
+    )
+
+
+def stepping_rows(capture: Capture) -> Ints:
+    """Operators and annotations of the thread that runs the steps, inside them, in order."""
+    host, (low, high) = capture.trace.host, capture.steps.span
+    wanted = np.isin(host.kind, HOST) & (host.thread == capture.steps.thread)
+    start, end = np.clip(host.start, low, high), np.clip(host.end, low, high)
+    rows = np.flatnonzero(wanted & (end > start))
+    # Cutting at the span's beginning makes ties of what began before it: the longer first again.
+    return rows[np.lexsort((rows, -end[rows], start[rows]))]
+
+
+def _categories(trace: Trace, rows: Ints, forest: Nest) -> Ints:
+    """Of each operator; one whose name says nothing is what the operator around it is."""
+    by_name = np.array([_class_of(name) for name in trace.names], dtype=np.int64)
+    own = by_name[trace.host.name[rows]]
+    category = np.full(len(rows), PRIORITY[Category.HOST], dtype=np.int64)
+    for level in forest.levels:
+        parent = forest.parent[level]
+        outer = np.where(parent >= 0, category[parent], PRIORITY[Category.HOST])
+        inherits = (own[level] == _INHERITS) | np.isin(outer, _STICKY)
+        category[level] = np.where(inherits, outer, own[level])
+    return category
+
+
+def _class_of(name: str) -> int:
+    if re.search(LOADER, name):
+        return PRIORITY[Category.DATA_WAIT]
+    if re.search(RESTART, name):
+        return PRIORITY[Category.EPOCH_RESTART]
+    if re.search(OPTIMIZER, name):
+        return PRIORITY[Category.OPTIMIZER]
+    if name.startswith("ProfilerStep#"):
+        return PRIORITY[Category.HOST]
+    category = classify_operator(name) or (Category.OTHER_COMPUTE if name.startswith("aten::") else None)
+    return _INHERITS if category is None else PRIORITY[category]
+
+
+def _phases(capture: Capture, rows: Ints, category: Ints) -> Ints:
+    """Number of the phase of each operator that computes; -1 for the others."""
+    host = capture.trace.host
+    backward = capture.regions.backward.contains(host.thread[rows], host.start[rows])
+    phase = np.where(backward, PHASES.index(StepPhase.BACKWARD), PHASES.index(StepPhase.FORWARD))
+    phase[category == PRIORITY[Category.RECOMPUTE]] = PHASES.index(StepPhase.RECOMPUTE)
+    phase[category == PRIORITY[Category.OPTIMIZER]] = PHASES.index(StepPhase.OPTIMIZER)
+    computing = (*_COMPUTE, PRIORITY[Category.RECOMPUTE], PRIORITY[Category.OPTIMIZER])
+    phase[~np.isin(category, computing)] = -1
+    return phase
+
+
+def _filled(
+    span: tuple[int, int], start: Ints, end: Ints, code: Ints, missing: int = PRIORITY[Category.HOST]
+) -> tuple[Ints, Ints, Ints]:
+    """Segments with what lies between them."""
+    edges_low = np.concatenate([[span[0]], end])
+    edges_high = np.concatenate([start, [span[1]]])
+    between = edges_high > edges_low
+    low = np.concatenate([start, edges_low[between]])
+    high = np.concatenate([end, edges_high[between]])
+    codes = np.concatenate([code, np.full(int(between.sum()), missing, dtype=np.int64)])
+    order = np.argsort(low, kind="stable")
+    return low[order], high[order], codes[order]
+
+
+def _with_waits(capture: Capture, start: Ints, end: Ints, category: Ints) -> tuple[Ints, Ints, Ints]:
+    """Host time in which another thread's collective was running counts as exposed communication.
+
+    Time inside operators that only dispatch others (autograd's) stays the host's.
+    """
+    trace, steps = capture.trace, capture.steps
+    rows = trace.host_rows(r"^(gloo|nccl|mpi|ucc|xccl):", *HOST)
+    if len(rows) == 0:
+        return start, end, category
+    pairs = trace.names_matching(r":(i?send|i?recv)")[trace.host.name[rows]]
+    operators = np.flatnonzero((trace.host.kind == HOST[1]) & (trace.host.thread == steps.thread))
+
+    def spans(chosen: Ints) -> Intervals:
+        return trace.host.start[chosen], trace.host.end[chosen]
+
+    low, high, owner = cover(steps.span, [spans(operators), spans(rows[~pairs]), spans(rows[pairs])])
+    codes = np.array([0, PRIORITY[Category.COMMUNICATION], PRIORITY[Category.PIPELINE_BUBBLE], 0])[owner]
+    first, last, whole, cut = pieces(start, end, (low, high))
+    waits = (codes[cut] > 0) & (category[whole] == PRIORITY[Category.HOST])
+    return first, last, np.where(waits, codes[cut], category[whole])

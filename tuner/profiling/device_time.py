@@ -1,0 +1,96 @@
+"""The time of one device in exclusive segments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tuner.profiling.capture import PHASES, Capture
+from tuner.profiling.categories import CATEGORIES, COMPUTING, PRIORITY, Category
+from tuner.profiling.gaps import Blame, Gaps, find_gaps
+from tuner.profiling.intervals import Intervals, Ints, cover, union_length
+from tuner.profiling.segments import RUNTIME_COST, Segments
+from tuner.profiling.trace import Kind
+
+_GAP = -1
+RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
+OVERLAPPING = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.COPY_H2D, Category.COPY_D2H)
+
+
+def device_rows(capture: Capture, device: int) -> Ints:
+    """Rows of a device's work that touches the steps."""
+    low, high = capture.steps.span
+    rows = capture.trace.work_rows(device)
+    work = capture.trace.work
+    return rows[(work.end[rows] > low) & (work.start[rows] < high)]
+
+
+def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
+    """Segments that tile the steps, and the gaps among them."""
+    span, work = capture.steps.span, capture.trace.work
+    rows = device_rows(capture, device)
+    category = capture.category[rows]
+
+    def intervals(mask: np.ndarray) -> Intervals:
+        return work.start[rows[mask]], work.end[rows[mask]]
+
+    codes = np.unique(category)
+    start, end, owner = cover(span, [intervals(category == code) for code in codes])
+    code = np.where(owner == _GAP, _GAP, codes[owner] if len(codes) else _GAP)
+    idle = code == _GAP
+    gaps = find_gaps(
+        capture.trace, capture.steps, rows, capture.launches, Blame(capture.regions, span), start[idle], end[idle]
+    )
+    busy = ~idle
+    start = np.concatenate([start[busy], gaps.piece_start])
+    end = np.concatenate([end[busy], gaps.piece_end])
+    code = np.concatenate([code[busy], gaps.piece_category])
+    order = np.argsort(start, kind="stable")
+    computes = np.isin(category, [PRIORITY[c] for c in COMPUTING])
+    phase = capture.phase[rows]
+    phases = cover(span, [intervals(computes & (phase == number)) for number in range(len(PHASES))])
+    segments = Segments(
+        start=start[order],
+        end=end[order],
+        category=code[order],
+        phases=phases,
+        overlapped=_overlapped(capture, rows, category, computes),
+        num_recorded=_num_recorded(capture, gaps),
+    )
+    return segments, gaps
+
+
+def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarray) -> dict[str, int]:
+    """Communication and copies that run while compute does: reported beside the sum."""
+    work, span = capture.trace.work, capture.steps.span
+    start, end = np.clip(work.start[rows], *span), np.clip(work.end[rows], *span)
+    compute = union_length(start[computes], end[computes])
+    result = {}
+    for kind in OVERLAPPING:
+        own = category == PRIORITY[kind]
+        if own.any():
+            joint = union_length(start[own | computes], end[own | computes])
+            result[kind.value] = union_length(start[own], end[own]) + compute - joint
+    return result
+
+
+def _num_recorded(capture: Capture, gaps: Gaps) -> Ints:
+    """By category: host events that the profiler recorded while the device waited for the host.
+
+    Each of them made the wait longer: this is what the overhead of profiling is shared out by.
+    """
+    host = capture.trace.host
+    counts = np.zeros(len(CATEGORIES), dtype=np.int64)
+    recorded = np.flatnonzero(np.isin(host.kind, RECORDED))
+    launched = gaps.next_row >= 0
+    thread = np.where(launched, capture.launches.thread[gaps.next_row], capture.steps.thread)[gaps.piece_gap]
+    for number in np.unique(thread).tolist():
+        rows = recorded[host.thread[recorded] == number]
+        costs = np.where(host.kind[rows] == Kind.RUNTIME, RUNTIME_COST, 1)
+        total = np.concatenate([[0], np.cumsum(costs)])
+        mine = thread == number
+        first, last = (np.searchsorted(host.start[rows], edge[mine]) for edge in (gaps.piece_start, gaps.piece_end))
+        np.add.at(counts, gaps.piece_category[mine], total[last] - total[first])
+    # A launch begins where its latency does, but recording it keeps the host, not the device.
+    counts[PRIORITY[Category.HOST]] += counts[PRIORITY[Category.LAUNCH_LATENCY]]
+    counts[PRIORITY[Category.LAUNCH_LATENCY]] = 0
+    return counts

@@ -1,0 +1,55 @@
+"""How far the host is ahead of each stream: operations that are launched, but have not begun.
+
+An operation is in the queue from the beginning of its launch call to its own beginning, as in Holistic
+Trace Analysis. One call that launches many (a CUDA graph) puts them all into the queue at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tuner.profiling.capture import Capture
+from tuner.profiling.device_time import device_rows
+from tuner.profiling.intervals import Ints
+from tuner.trace_records import QueueStats
+
+
+def queue_stats(capture: Capture, device: int) -> tuple[QueueStats, ...]:
+    """By stream, the busiest first. Streams on which no launch is known are left out."""
+    work, launches = capture.trace.work, capture.launches
+    rows = device_rows(capture, device)
+    found = []
+    for stream in np.unique(work.stream[rows]).tolist():
+        mine = rows[work.stream[rows] == stream]
+        known = launches.row[mine] >= 0
+        if known.any():
+            start = work.start[mine]
+            # Clocks that disagree can let an operation begin before its launch: that one never waited.
+            launch = np.minimum(launches.start[mine], start)
+            found.append(_of_stream(stream, capture.steps.span, launch, start, work.end[mine], known))
+    return tuple(sorted(found, key=lambda stats: (-stats.num_launches, stats.stream)))
+
+
+def _of_stream(
+    stream: int, span: tuple[int, int], launch: Ints, start: Ints, end: Ints, known: np.ndarray
+) -> QueueStats:
+    busy_until = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], end[:-1]]))
+    idle = (launch >= busy_until)[known]
+    launch, start = launch[known], start[known]
+    waiting = np.clip(start, *span) - np.clip(launch, *span)
+    return QueueStats(
+        stream=stream,
+        num_launches=len(launch),
+        mean_depth=float(waiting.sum() / max(1, span[1] - span[0])),
+        max_depth=max_depth(launch, start, span),
+        empty_share=float(idle.mean()),
+        median_delay_ns=int(np.median(start - launch)),
+    )
+
+
+def max_depth(launch: Ints, start: Ints, span: tuple[int, int]) -> int:
+    """The most operations that are launched and not begun at one moment of a span: [launch, start) each."""
+    moments = np.clip(launch, *span)
+    launched = np.searchsorted(np.sort(launch), moments, side="right")
+    begun = np.searchsorted(np.sort(start), moments, side="right")
+    return int((launched - begun).max(initial=0))

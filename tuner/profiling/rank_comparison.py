@@ -1,0 +1,259 @@
+"""The collectives of several ranks side by side: who arrives late, who waits, what the network takes.
+
+Calls match by process group and sequence number, or (where the library records none) by process group
+and order within a step. Ranks' clocks need not agree: the collectives in which every rank waits for
+every other one end together, and their ends align the clocks (as in dPRO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.profiling.collectives import POINT_TO_POINT, CollectiveCalls, Message, bus_bandwidth, kinds_of
+from tuner.profiling.intervals import Ints
+from tuner.trace_records import CollectiveStats, RankWait
+
+WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""No rank can end these before every rank has begun."""
+
+MAX_DRIFT_NS = 1_000_000
+"""How far aligned clocks may still be apart at some moment of a capture."""
+
+_Key = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankComparison:
+    """What only several ranks show.
+
+    Attributes:
+        offsets_ns: By rank, added to its times so that collectives end together; 0 for the first rank.
+    """
+
+    collectives: tuple[CollectiveStats, ...]
+    waits: tuple[RankWait, ...]
+    offsets_ns: dict[int, int]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """Calls that all ranks of one group made (of the ranks that were given).
+
+    Attributes:
+        numbers: int64 of shape (calls, ranks): number of each call among the rank's own.
+        start, end: int64 of shape (calls, ranks).
+        waiting: By call: whether every rank waits for every other one.
+    """
+
+    ranks: tuple[int, ...]
+    messages: tuple[Message, ...]
+    numbers: Ints
+    start: Ints
+    end: Ints
+    waiting: npt.NDArray[np.bool_]
+
+    def aligned(self, offsets_ns: Mapping[int, int]) -> Matched:
+        """The same on the clock of the first rank."""
+        shift = np.array([offsets_ns[rank] for rank in self.ranks], dtype=np.int64)
+        return replace(self, start=self.start + shift, end=self.end + shift)
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Matched:
+        """The calls of a mask."""
+        return replace(
+            self,
+            messages=tuple(message for message, keep in zip(self.messages, kept.tolist(), strict=True) if keep),
+            numbers=self.numbers[kept],
+            start=self.start[kept],
+            end=self.end[kept],
+            waiting=self.waiting[kept],
+        )
+
+
+def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
+    """Compares ranks.
+
+    Args:
+        calls: By rank. Times are of one clock as far as the ranks' clocks agree.
+    """
+    ranks = tuple(sorted(calls))
+    notes: list[str] = []
+    groups = _matched_groups(calls, ranks, notes)
+    offsets = _offsets(groups, ranks)
+    if unaligned := [rank for rank in ranks if rank not in offsets]:
+        listed = ", ".join(map(str, unaligned))
+        notes.append(
+            f"rank {listed}: no collective in which all wait for all in common with rank {ranks[0]}, so clocks are "
+            "taken as they are"
+        )
+    offsets = {rank: offsets.get(rank, 0) for rank in ranks}
+    groups = [_same_moment(group.aligned(offsets), notes) for group in groups]
+    return RankComparison(
+        collectives=_stats(calls, groups),
+        waits=_waits(groups),
+        offsets_ns=offsets,
+        notes=tuple(notes),
+    )
+
+
+def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...], notes: list[str]) -> list[Matched]:
+    keyed = {rank: _keys(calls[rank]) for rank in ranks}
+    members: dict[str, list[int]] = {}
+    for rank in ranks:
+        for name in sorted({key[0] for key in keyed[rank]}):
+            members.setdefault(name, []).append(rank)
+    found, left_out = [], 0
+    for name, inside in members.items():
+        own = {rank: {key: n for key, n in keyed[rank].items() if key[0] == name} for rank in inside}
+        sizes = {calls[rank].messages[number].group_size for rank in inside for number in own[rank].values()}
+        if name and len(inside) > max(sizes):
+            notes.append(f"{len(inside)} ranks name a process group {name!r} of size {max(sizes)}: it is not compared")
+        elif len(inside) > 1:
+            matched, missing = _match(calls, own)
+            left_out += missing
+            found.append(matched)
+    if left_out:
+        notes.append(f"{left_out} collective calls that not all ranks of their group have are not compared")
+    return [matched for matched in found if matched.messages]
+
+
+def _same_moment(group: Matched, notes: list[str]) -> Matched:
+    """Without pairs that cannot be one collective: all would have to be in it at one moment."""
+    apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
+    if not apart.any():
+        return group
+    notes.append(f"{int(apart.sum())} collective calls are at different times on the ranks: they are not compared")
+    return group.only(~apart)
+
+
+def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
+    """What a call has in common with those of other ranks, and its number.
+
+    (process group, sequence number, -1, how many before it) or (process group, -1, step, how many before it).
+    """
+    found: dict[_Key, int] = {}
+    counts: dict[tuple[str, int, int], int] = {}
+    for number, (message, step) in enumerate(zip(calls.messages, calls.step.tolist(), strict=True)):
+        if message.name in POINT_TO_POINT or (message.sequence < 0 and step < 0):
+            continue
+        place = (message.group, message.sequence, -1 if message.sequence >= 0 else step)
+        counts[place] = position = counts.get(place, -1) + 1
+        found[(*place, position)] = number
+    return found
+
+
+def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, int]]) -> tuple[Matched, int]:
+    """The calls of one group, and the number of those that not all of its ranks have."""
+    ranks = tuple(keyed)
+    everywhere = set.intersection(*(set(keys) for keys in keyed.values()))
+    anywhere = set[_Key]().union(*keyed.values())
+    # Without sequence numbers one call too many in a step shifts the order of all others in it.
+    uneven = {key[:3] for key in anywhere - everywhere if key[1] < 0}
+    common = []
+    for key in everywhere:
+        names = {calls[rank].messages[keys[key]].name for rank, keys in keyed.items()}
+        if key[:3] not in uneven and len(names) == 1:
+            common.append(key)
+    common.sort(key=lambda key: keyed[ranks[0]][key])
+    numbers = np.array([[keyed[rank][key] for rank in ranks] for key in common], dtype=np.int64)
+    numbers = numbers.reshape(len(common), len(ranks))
+    messages = tuple(calls[ranks[0]].messages[number] for number in numbers[:, 0].tolist())
+    matched = Matched(
+        ranks=ranks,
+        messages=messages,
+        numbers=numbers,
+        start=np.stack([calls[rank].start[numbers[:, place]] for place, rank in enumerate(ranks)], axis=1),
+        end=np.stack([calls[rank].end[numbers[:, place]] for place, rank in enumerate(ranks)], axis=1),
+        waiting=np.array([message.name in WAITS_FOR_ALL for message in messages], dtype=bool),
+    )
+    return matched, len(anywhere) - len(common)
+
+
+def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int]:
+    """By rank: the median over collectives of how much earlier its clock shows their end than the reference."""
+    offsets = dict.fromkeys(ranks[:1], 0)
+    by_size = sorted((group for group in groups if group.waiting.any()), key=lambda group: -int(group.waiting.sum()))
+    while True:
+        reached = next((g for g in by_size if 0 < sum(rank in offsets for rank in g.ranks) < len(g.ranks)), None)
+        if reached is None:
+            return offsets
+        end = reached.end[reached.waiting]
+        place = next(place for place, rank in enumerate(reached.ranks) if rank in offsets)
+        behind = np.rint(np.median(end[:, place : place + 1] - end, axis=0)).astype(np.int64)
+        for rank, shift in zip(reached.ranks, behind.tolist(), strict=True):
+            offsets.setdefault(rank, offsets[reached.ranks[place]] + shift)
+
+
+def _waits(groups: Sequence[Matched]) -> tuple[RankWait, ...]:
+    """A rank's wait in a call is what it takes beyond the rank that takes the shortest."""
+    waited: dict[int, int] = {}
+    last: dict[int, int] = {}
+    count: dict[int, int] = {}
+    for group in groups:
+        duration = (group.end - group.start)[group.waiting]
+        if len(duration) == 0:
+            continue
+        wait = (duration - duration.min(axis=1, keepdims=True)).sum(axis=0)
+        arrived = np.bincount(group.start[group.waiting].argmax(axis=1), minlength=len(group.ranks))
+        for place, rank in enumerate(group.ranks):
+            waited[rank] = waited.get(rank, 0) + int(wait[place])
+            last[rank] = last.get(rank, 0) + int(arrived[place])
+            count[rank] = count.get(rank, 0) + len(duration)
+    return tuple(
+        RankWait(rank=rank, wait_ns=waited[rank], late_share=last[rank] / count[rank]) for rank in sorted(waited)
+    )
+
+
+def straggler(waits: Sequence[RankWait]) -> int | None:
+    """The rank that the others wait for: it waits least, and of those that wait alike arrives last most often."""
+    if not waits:
+        return None
+    return min(waits, key=lambda wait: (wait.wait_ns, -wait.late_share, wait.rank)).rank
+
+
+def _stats(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[CollectiveStats, ...]:
+    """By kind of collective. What the ranks do not have in common stands there without latency and skew."""
+    kinds: dict[Message, dict[int, list[int]]] = {}
+    for rank, own in calls.items():
+        for kind, numbers in kinds_of(own.messages).items():
+            kinds.setdefault(kind, {})[rank] = numbers
+    shortest: dict[Message, list[int]] = {}
+    spread: dict[Message, list[int]] = {}
+    for group in groups:
+        least = (group.end - group.start).min(axis=1)
+        apart = np.ptp(group.start, axis=1)
+        for kind, rows in kinds_of(group.messages).items():
+            shortest.setdefault(kind, []).extend(least[rows].tolist())
+            spread.setdefault(kind, []).extend(apart[rows].tolist())
+    found = [
+        _of_kind(calls, kind, numbers, shortest.get(kind, []), spread.get(kind, [])) for kind, numbers in kinds.items()
+    ]
+    return tuple(sorted(found, key=lambda stats: -stats.total_ns))
+
+
+def _of_kind(
+    calls: Mapping[int, CollectiveCalls],
+    kind: Message,
+    numbers: Mapping[int, list[int]],
+    shortest: list[int],
+    spread: list[int],
+) -> CollectiveStats:
+    latency = int(np.median(shortest)) if shortest else None
+    durations = np.concatenate([(calls[rank].end - calls[rank].start)[chosen] for rank, chosen in numbers.items()])
+    return CollectiveStats(
+        name=kind.name,
+        group=kind.group,
+        group_size=kind.group_size,
+        message_bytes=kind.num_bytes,
+        dtype=kind.dtype,
+        count=round(sum(map(len, numbers.values())) / len(numbers)),
+        total_ns=round(np.mean([calls[rank].busy_ns[chosen].sum() for rank, chosen in numbers.items()])),
+        exposed_ns=round(np.mean([calls[rank].exposed_ns[chosen].sum() for rank, chosen in numbers.items()])),
+        latency_ns=latency,
+        skew_ns=int(np.median(spread)) if spread else None,
+        bus_bytes_per_s=bus_bandwidth(kind, float(np.median(durations)) if latency is None else latency),
+    )

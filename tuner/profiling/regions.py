@@ -1,0 +1,81 @@
+"""What the host was doing, by thread: the stretches of loader, optimizer, backward pass and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.profiling.intervals import EMPTY, Intervals, Ints, contains, union
+from tuner.profiling.trace import Kind, Trace
+
+LOADER = r"(DataLoader|DataPipe).*(__next__|#)|^enumerate\(DataLoader\)|^steptune\.data_wait$"
+OPTIMIZER = r"^Optimizer\.(step|zero_grad)#|^optimizer\.|^steptune\.optimizer$"
+RESTART = r"^steptune\.epoch_restart$"
+BACKWARD = r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$"
+SYNC_CALLS = r"(Device|Stream|Event)Synchronize|^(cuda|hip)Memcpy$|StreamWaitEvent$"
+ALLOCATION_CALLS = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostRegister|MallocAsync|MemCreate|MemMap)"
+BLOCKING_OPERATORS = r"^aten::(item|_local_scalar_dense|nonzero|is_nonzero)$"
+HOST = (Kind.ANNOTATION, Kind.OPERATOR)
+
+
+class Region:
+    """Stretches of host time of one kind, by thread."""
+
+    def __init__(self, trace: Trace, rows: Ints) -> None:
+        self.rows = rows
+        self._trace = trace
+        self._unions: dict[int, Intervals] = {}
+
+    def on(self, thread: int) -> Intervals:
+        """Disjoint intervals on one thread."""
+        if thread not in self._unions:
+            host = self._trace.host
+            rows = self.rows[host.thread[self.rows] == thread]
+            self._unions[thread] = union(host.start[rows], host.end[rows]) if len(rows) else (EMPTY, EMPTY)
+        return self._unions[thread]
+
+    def contains(self, thread: npt.NDArray[np.integer], time: Ints) -> npt.NDArray[np.bool_]:
+        """Which moments of which threads lie inside."""
+        inside = np.zeros(len(time), dtype=bool)
+        for number in np.unique(self._trace.host.thread[self.rows]).tolist():
+            here = thread == number
+            inside[here] = contains(self.on(number), time[here])
+        return inside
+
+
+class Regions:
+    """The regions of a trace.
+
+    Attributes:
+        recompute: Operators of the forward pass that run inside the backward pass, as activation
+            checkpointing makes them: with gradients on (they have a sequence number), although no
+            operator of the backward pass itself has one without naming its forward thread.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        def region(pattern: str, *kinds: Kind) -> Region:
+            return Region(trace, trace.host_rows(pattern, *(kinds or HOST)))
+
+        self.loader = region(LOADER)
+        self.restart = region(RESTART)
+        self.optimizer = region(OPTIMIZER)
+        self.backward = region(BACKWARD)
+        self.allocation = region(ALLOCATION_CALLS, Kind.RUNTIME)
+        blocking = trace.host_rows(BLOCKING_OPERATORS, *HOST)
+        calls = trace.host_rows(SYNC_CALLS, Kind.RUNTIME)
+        self.synchronisation = Region(trace, np.sort(np.concatenate([calls, blocking])))
+        self.recompute = Region(trace, self._recomputed(trace))
+
+    def _recomputed(self, trace: Trace) -> Ints:
+        host = trace.host
+        rows = np.flatnonzero((host.kind == Kind.OPERATOR) & (host.sequence >= 0) & (host.forward_thread == 0))
+        rows = rows[self.backward.contains(host.thread[rows], host.start[rows])]
+        return rows[~trace.names_matching(BACKWARD)[host.name[rows]]]
+
+
+def joined(regions: Sequence[Region], thread: int) -> Intervals:
+    """Disjoint intervals on one thread in which any of the regions is."""
+    parts = [region.on(thread) for region in regions]
+    return union(np.concatenate([start for start, _ in parts]), np.concatenate([end for _, end in parts]))

@@ -1,0 +1,61 @@
+"""The line of the user's code that was running, where a trace has call stacks.
+
+New traces have Python functions as events of their own ("train.py(54): main"); traces before 2022 have
+the stack as a text on each operator, innermost first.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tuner.profiling.operator_calls import OperatorCalls
+from tuner.profiling.trace import Kind, Trace
+
+FRAME = re.compile(r"^.+\(\d+\): .+$")
+LIBRARY = re.compile(
+    r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python3[^/\\]*|torch|torchvision)[/\\]"
+    r"|^<|^(threading|contextlib|runpy|functools|multiprocessing)"
+)
+"""Frames of Python, PyTorch and other installed packages: not the user's."""
+
+
+class SourceLines:
+    """Finds source lines. Without stacks in the trace every answer is empty."""
+
+    def __init__(self, trace: Trace, calls: OperatorCalls) -> None:
+        self._trace = trace
+        self._calls = calls
+        own = np.array([is_user_frame(name) for name in trace.names], dtype=bool)
+        functions = np.flatnonzero(trace.host.kind == Kind.PYTHON)
+        self._frames = functions[own[trace.host.name[functions]]]
+        self._has_stacks = bool((trace.host.stack >= 0).any())
+
+    def at(self, time: int, thread: int) -> str:
+        """The innermost function of the user's that runs at a moment on a thread."""
+        host = self._trace.host
+        rows = self._frames[: np.searchsorted(host.start[self._frames], time, side="right")]
+        rows = rows[(host.end[rows] > time) & (host.thread[rows] == thread)]
+        return self._trace.names[host.name[rows[-1]]] if len(rows) else ""
+
+    def of(self, operator: int) -> str:
+        """The line that called an operator (a row of `trace.host`)."""
+        host = self._trace.host
+        row = operator
+        while self._has_stacks and row >= 0:
+            if host.stack[row] >= 0:
+                return user_line(self._trace.stacks[host.stack[row]])
+            row = int(self._calls.parent[row])
+        return self.at(int(host.start[operator]), int(host.thread[operator]))
+
+
+def user_line(stack: str) -> str:
+    """The innermost frame of the user's in a stack as text; empty where all are a library's."""
+    frames = (frame.strip() for frame in re.split(r"[;\n]", stack))
+    return next((frame for frame in frames if is_user_frame(frame)), "")
+
+
+def is_user_frame(frame: str) -> bool:
+    """Whether a frame ("train.py(54): main") is the user's code, as far as its path says."""
+    return bool(FRAME.match(frame)) and not LIBRARY.search(frame)

@@ -1,0 +1,63 @@
+"""Which files are meant: traces named by file, folder or pattern."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tuner.profiling.reader import HEAD
+from tuner.profiling.trace import TraceError
+
+SUFFIXES = (".json", ".json.gz")
+BEGINNING_BYTES = 1 << 20
+"""Kineto writes devices and ranks before the events; they take a few kilobytes."""
+
+
+def find_traces(names: Sequence[str | Path]) -> list[Path]:
+    """The files, each once, in the order in which they are named.
+
+    Raises:
+        TraceError: A name stands for no file.
+    """
+    found: dict[Path, Path] = {}
+    for name in names:
+        for path in _files(str(name)):
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _files(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        return _inside(path)
+    if path.exists():
+        return [path]
+    if glob.has_magic(name):
+        matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207  (takes absolute patterns)
+        files = [Path(match) for match in matches if Path(match).is_file()]
+        if not files:
+            raise TraceError(f"{name} matches no file: name the traces of a run, or their folder")
+        return files
+    raise TraceError(f"{name} does not exist: name a trace of torch.profiler ({' or '.join(SUFFIXES)}) or its folder")
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What looks like a trace: folders of traces hold other JSON files too."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.endswith(SUFFIXES))
+    traces = [path for path in files if _looks_like_a_trace(path)]
+    if not traces:
+        held = f"{len(files)} JSON files, but no trace" if files else f"no file that ends in {' or '.join(SUFFIXES)}"
+        raise TraceError(f"{folder} holds {held}: name the folder in which torch.profiler wrote its traces")
+    return traces
+
+
+def _looks_like_a_trace(path: Path) -> bool:
+    """Whether its beginning has the list of events. What is damaged further on is the reader's to say."""
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+            return HEAD.search(file.read(BEGINNING_BYTES)) is not None
+    except (OSError, EOFError, zlib.error):
+        return False

@@ -1,0 +1,262 @@
+"""The records of a trace's analysis: everything that `steptune analyze` says, beside the breakdowns.
+
+Like `tuner.records`: frozen, keyword-only, plain data. Times are integer nanoseconds, over all profiled
+steps of a rank unless a name says otherwise; moments count from the beginning of the first step.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tuner.records import Breakdown, Finding, Record
+
+
+class Gap(Record):
+    """One stretch in which a device did nothing."""
+
+    start_ns: int
+    length_ns: int
+    category: str
+    """What most of it is blamed on."""
+    kernel_before: str
+    kernel_after: str
+    operator_before: str
+    operator_after: str
+    """Innermost operators that launched the kernels on both sides; empty where the trace does not say."""
+    source: str = ""
+    """Line of the user's code, where the trace has call stacks."""
+
+
+class GapStats(Record):
+    """The gaps of one device."""
+
+    count: int
+    total_ns: int
+    median_ns: int
+    p99_ns: int
+    histogram: dict[str, int]
+    """Gaps by length: "<1 us", "1-10 us", ..."""
+    time_ns: dict[str, int]
+    """Time in gaps by the same lengths."""
+    longest: tuple[Gap, ...]
+    sites: tuple[GapSite, ...] = ()
+    """Where the gaps are, the most time first."""
+
+
+class GapSite(Record):
+    """All gaps, or parts of gaps, with one cause that end with one kernel."""
+
+    category: str
+    kernel_after: str
+    """Empty for what the end of the steps ends."""
+    count: int
+    total_ns: int
+
+
+class QueueStats(Record):
+    """How far the host is ahead of one stream: launched operations that have not begun."""
+
+    stream: int
+    num_launches: int
+    mean_depth: float
+    """Over time."""
+    max_depth: int
+    empty_share: float
+    """Of the launches: those that found the stream empty and idle."""
+    median_delay_ns: int
+    """From the call to the start."""
+
+
+class KernelStats(Record):
+    """All runs of one kernel."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    share: float
+    """Of the profiled time."""
+    mean_ns: int
+    max_ns: int
+    tensor_cores: bool
+    occupancy: float | None = None
+    """Estimated, weighted by time, 0 to 1."""
+
+
+class OperatorStats(Record):
+    """All calls of one operator with arguments of one shape."""
+
+    name: str
+    shapes: str
+    """Types and shapes by argument: "float[32, 64], Scalar"; empty where they were not recorded."""
+    count: int
+    device_ns: int
+    """Of the kernels and copies that it launched itself; on a CPU its own time."""
+    host_ns: int
+    """Without the operators inside it."""
+    flops: float | None = None
+    """Of all calls, where the shapes allow it."""
+    num_bytes: float | None = None
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    source: str = ""
+
+
+class MemoryStats(Record):
+    """The allocator of one device."""
+
+    device: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    total_memory_bytes: int | None
+    timeline: tuple[tuple[int, int, int], ...]
+    """(time, allocated, reserved), thinned out; every peak is kept."""
+
+
+class CollectiveStats(Record):
+    """All calls of one collective with messages of one size, over the ranks that were analysed."""
+
+    name: str
+    group: str
+    group_size: int
+    message_bytes: int
+    """The larger of what goes in and what comes out; 0 where the trace does not say."""
+    dtype: str
+    count: int
+    """Per rank."""
+    total_ns: int
+    """Mean over the ranks that have it, as is `exposed_ns`."""
+    exposed_ns: int
+    """What no compute hides. Two collectives at the same time count both."""
+    latency_ns: int | None = None
+    """Median over calls of the shortest over ranks: what is left when nobody waits. None with one rank."""
+    skew_ns: int | None = None
+    """Median over calls of the latest arrival less the earliest. None with one rank."""
+    bus_bytes_per_s: float | None = None
+    """Message size times the algorithm's factor, over the latency (with one rank: over the duration)."""
+
+
+class RankWait(Record):
+    """How long a rank waited for others in collectives: the one that waits least is waited for."""
+
+    rank: int
+    wait_ns: int
+    late_share: float
+    """Of the collectives: those in which it arrived last."""
+
+
+class RankAnalysis(Record):
+    """One rank's trace."""
+
+    file: str
+    rank: int
+    num_ranks: int
+    framing: str
+    num_events: int
+    num_lost: int
+    device_names: dict[str, str]
+    breakdowns: tuple[Breakdown, ...]
+    gaps: dict[str, GapStats] = field(default_factory=dict)
+    """By device."""
+    queues: dict[str, tuple[QueueStats, ...]] = field(default_factory=dict)
+    kernels: tuple[KernelStats, ...] = ()
+    operators: tuple[OperatorStats, ...] = ()
+    memory: tuple[MemoryStats, ...] = ()
+    collectives: tuple[CollectiveStats, ...] = ()
+    tensor_core_share: float | None = None
+    """Of the time in matrix kernels."""
+    step_time_cv: float | None = None
+    """Standard deviation of the steps' times over their mean."""
+    findings: tuple[Finding, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
+    """One for each breakdown."""
+
+
+class TraceAnalysis(Record):
+    """The traces of one run."""
+
+    ranks: tuple[RankAnalysis, ...]
+    collectives: tuple[CollectiveStats, ...] = ()
+    """Across ranks; with one rank its own."""
+    waits: tuple[RankWait, ...] = ()
+    clock_offsets_ns: dict[int, int] = field(default_factory=dict)
+    """By rank: what was added to its wall-clock times so that collectives end together; 0 for the first rank."""
+    findings: tuple[Finding, ...] = ()
+    """Of the run: those of its ranks, each once, with what only several ranks show."""
+    notes: tuple[str, ...] = ()
+
+
+class Timeline(Record):
+    """What a device (or CPU) did, thinned out for a picture: buckets that tile the steps.
+
+    A bucket has one category, or is of the least width and has what happens in it summed up exactly, so
+    that the sums over buckets are those of the breakdown.
+    """
+
+    rank: int
+    device: str
+    step_boundaries_ns: tuple[int, ...]
+    """Each step's beginning, and the last one's end."""
+    end_ns: tuple[int, ...]
+    """By bucket; it begins where the one before it ends."""
+    time_ns: tuple[dict[str, int], ...]
+    """By bucket: nanoseconds of each category in it, the longest first."""
+
+
+class Difference(Record):
+    """One quantity per step on two sides."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    low_ns: float | None = None
+    """95 % interval of after less before; None where a side has one step only."""
+    high_ns: float | None = None
+
+    @property
+    def change_ns(self) -> float:
+        return self.after_ns - self.before_ns
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low_ns is not None and self.high_ns is not None and (self.low_ns > 0 or self.high_ns < 0)
+
+
+class KernelDifference(Record):
+    """One kernel on two sides, per step and rank."""
+
+    name: str
+    category: str
+    before_ns: float
+    after_ns: float
+    before_count: float
+    after_count: float
+
+    @property
+    def change_ns(self) -> float:
+        return self.after_ns - self.before_ns
+
+    @property
+    def state(self) -> str:
+        """What happened to it: "new", "gone" or "changed"."""
+        return "new" if not self.before_count else "gone" if not self.after_count else "changed"
+
+
+class GapDifference(KernelDifference):
+    """The gaps with one cause (`category`) that end with one kernel (`name`), on two sides."""
+
+
+class Comparison(Record):
+    """Two runs, and what explains the difference. Changes are after less before."""
+
+    before: str
+    after: str
+    num_steps: tuple[int, int]
+    step: Difference
+    categories: tuple[Difference, ...]
+    """The largest change first; the changes sum to the step's."""
+    kernels: tuple[KernelDifference, ...] = ()
+    """The largest change first."""
+    gaps: tuple[GapDifference, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -295,6 +295,7 @@ def loader(size: int, batch: int, *, delay_s: float = 0.0, workers: int = 0) -> 
 def experiments(device: torch.device, *, small: bool, ddp: bool) -> list[Callable[[], Experiment]]:
     width, batch = (16, 8) if small else (128, 256)
     size = 32 if small else 64
+    layer = 512 if small else 16384
     workers = 0 if small else 8
 
     def make(name: str, model: nn.Module, data: DataLoader, *, device_waits: bool = False) -> Experiment:
@@ -306,13 +307,13 @@ def experiments(device: torch.device, *, small: bool, ddp: bool) -> list[Callabl
                 "ddp-large-layers",
                 nn.Sequential(
                     nn.Flatten(),
-                    nn.Linear(3072, 8192),
+                    nn.Linear(3072, layer),
                     nn.ReLU(),
-                    nn.Linear(8192, 8192),
+                    nn.Linear(layer, layer),
                     nn.ReLU(),
-                    nn.Linear(8192, 10),
+                    nn.Linear(layer, 10),
                 ),
-                loader(32, 32, workers=workers),
+                loader(32, 16 * batch // 8, workers=workers),
             ),
             lambda: make("ddp-convolutions", convolutions(width), loader(size, batch, workers=workers)),
         ]

@@ -1,10 +1,13 @@
 """A trace of any length: a real one, repeated, in the layout in which torch.profiler writes.
 
-    python benchmarks/repeated_trace.py TRACE.json.gz OUT.json.gz 1000000
+    python benchmarks/repeated_trace.py TRACE.json.gz OUT.json.gz 1000000 [once]
 
 Each repetition follows the one before: its times are shifted, and correlations, ids of operators, flows
 and autograd nodes, and numbers of steps go on counting, as in a capture that ran on. Names are those of
 the original, so a repeated trace has fewer different ones than a real trace of its size.
+
+With `once`, only the first repetition marks its steps: analysers whose cost grows with events times
+steps are then as fast as on a capture of a few long steps.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ DURATION = re.compile(r'(?<="dur": )[\d.]+')
 NUMBER = re.compile("|".join(f"({pattern.pattern})" for pattern in (TIME, *COUNTED.values())))
 
 
-def repeat(source: Path, target: Path, num_events: int) -> int:
+def repeat(source: Path, target: Path, num_events: int, *, mark_once: bool = False) -> int:
     """Writes a trace of at least `num_events` events; returns how many it has.
 
     Args:
@@ -47,8 +50,9 @@ def repeat(source: Path, target: Path, num_events: int) -> int:
     num_copies = max(1, -(-(num_events - len(once)) // len(repeated)))
     with igzip.open(target, "wb", compresslevel=1) as file:
         file.write((text[:start] + SEPARATOR.join(once)).encode())
-        for copy in _copies(repeated, num_copies):
-            file.write((SEPARATOR + copy).encode())
+        for number, copy in enumerate(_copies(repeated, num_copies)):
+            unmarked = mark_once and number > 0
+            file.write((SEPARATOR + (copy.replace("ProfilerStep#", "Step ") if unmarked else copy)).encode())
         file.write(("\n  " + text[end:]).encode())
     return len(once) + num_copies * len(repeated)
 
@@ -94,4 +98,4 @@ def _nanoseconds(microseconds: str) -> int:
 
 
 if __name__ == "__main__":
-    print(repeat(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+    print(repeat(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), mark_once="once" in sys.argv[4:]))

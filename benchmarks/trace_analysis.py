@@ -9,6 +9,10 @@ joins launches and kernels while loading; its statistics per launch are not aske
 breakdown does not answer that. HTA answers "temporal", "idle" and "overlap" one after the other;
 Steptune's breakdown is all three, and per step.
 
+HTA's time to load grows with the number of events times the number of marked steps; so each size from one
+million on is measured also (the largest: only) with the steps of the first repetition marked alone, which
+is HTA's best case.
+
 HTA runs in an environment that this script makes with pip, in the cache folder, beside the files.
 """
 
@@ -49,12 +53,14 @@ def main() -> None:
         "steptune": [sys.executable, str(HERE / "steptune_questions.py")],
         "hta": [str(hta_python(arguments.cache)), str(HERE / "hta_questions.py")],
     }
-    rows = [
-        compare(commands, arguments, size, {"steptune": arguments.repeats, "hta": arguments.repeats})
-        for size in arguments.events
-    ]
+    both = {"steptune": arguments.repeats, "hta": arguments.repeats}
+    rows = []
+    for size in arguments.events:
+        rows.append(compare(commands, arguments, size, both))
+        if size >= 1_000_000:
+            rows.append(compare(commands, arguments, size, both, mark_once=True))
     if arguments.large:
-        rows.append(compare(commands, arguments, LARGE, {"steptune": arguments.repeats, "hta": 1}))
+        rows.append(compare(commands, arguments, LARGE, {"steptune": arguments.repeats, "hta": 1}, mark_once=True))
     report = {
         "question": "seconds and peak memory of analysing one trace, beside HTA",
         **stamp(" ".join(["python", "benchmarks/trace_analysis.py", *sys.argv[1:]])),
@@ -62,15 +68,21 @@ def main() -> None:
         "hardware": machine(),
         "source": arguments.source.name,
         "sizes": [{key: value for key, value in row.items() if key != "hta_versions"} for row in rows],
-        "ns_per_event": {row["num_events"]: row["steptune"]["ns_per_event"] for row in rows},
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def compare(commands: dict[str, list[str]], arguments: argparse.Namespace, size: int, repeats: dict[str, int]) -> dict:
+def compare(
+    commands: dict[str, list[str]],
+    arguments: argparse.Namespace,
+    size: int,
+    repeats: dict[str, int],
+    *,
+    mark_once: bool = False,
+) -> dict:
     """Both on one file, in turns."""
-    path, num_events = repeated(arguments.source, arguments.cache, size)
+    path, num_events = repeated(arguments.source, arguments.cache, size, mark_once=mark_once)
     runs: dict[str, list[dict]] = {name: [] for name in commands}
     for turn in range(max(repeats.values())):
         for name, command in commands.items():
@@ -83,6 +95,7 @@ def compare(commands: dict[str, list[str]], arguments: argparse.Namespace, size:
                 )
     row = {
         "num_events": num_events,
+        "steps_marked": "in the first repetition" if mark_once else "all",
         "compressed_mib": round(path.stat().st_size / MIB, 1),
         **{name: summary(found, num_events) for name, found in runs.items()},
         "times_faster": round(median_s(runs["hta"]) / median_s(runs["steptune"]), 2),
@@ -111,12 +124,19 @@ def ask(command: list[str], path: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def repeated(source: Path, cache: Path, size: int) -> tuple[Path, int]:
+def repeated(source: Path, cache: Path, size: int, *, mark_once: bool) -> tuple[Path, int]:
     """The file of at least this many events, made once; by another process, so that this one stays small."""
-    path = cache / f"{source.name.removesuffix('.json.gz')}_{size}.json.gz"
+    path = cache / f"{source.name.removesuffix('.json.gz')}_{size}{'_once' if mark_once else ''}.json.gz"
     count = path.with_suffix(".count")
     if not count.exists():
-        command = [sys.executable, str(HERE / "repeated_trace.py"), str(source), str(path), str(size)]
+        command = [
+            sys.executable,
+            str(HERE / "repeated_trace.py"),
+            str(source),
+            str(path),
+            str(size),
+            *["once"] * mark_once,
+        ]
         count.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return path, int(count.read_text())
 

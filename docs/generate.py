@@ -28,7 +28,7 @@ from service.cli.main import USER_ERROR, app
 from service.probing import workload_with_everything
 from service.settings import Settings
 from tuner.profiling.categories import CATEGORIES, GROUPS
-from tuner.profiling.diagnosis import BUSY, RULES, Rule
+from tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rule
 from tuner.profiling.quality import MAX_MISSING, MAX_OVERHEAD, MAX_UNKNOWN, MAX_UNLINKED
 from tuner.records import (
     Choice,
@@ -153,7 +153,13 @@ def diagnosis() -> str:
         f"device work, the file ends in the middle, or the profiler made the step more than {MAX_OVERHEAD} times as "
         "long.\n\nAdvice: profile again with more warm-up and less detail."
     )
-    return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, capture])
+    skew = (
+        "## rank_skew\n\nOf several ranks together: the ranks come apart by more than their collectives take, and the "
+        f"longest wait is at least {', '.join(map(_percent, SKEW_THRESHOLDS))} of the step (note, warning, high: our "
+        "own). The rank that waits least is the one that the others wait for.\n\nAdvice: balance the ranks' work and "
+        "data; buckets would not help."
+    )
+    return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, skew, capture])
 
 
 def _rule(rule: Rule, condition: str | None) -> str:

@@ -172,6 +172,52 @@ class BreakdownRow(Base):
     """Per step, rescaled to the unprofiled step; NULL where that is unknown."""
 
 
+class KernelStatsRow(Base):
+    """All runs of one kernel in the profile of a trial; the kernels with the most time."""
+
+    __tablename__ = "kernel_stats"
+
+    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    name: Mapped[str]
+    category: Mapped[str]
+    count: Mapped[int]
+    total_ns: Mapped[int]
+    max_ns: Mapped[int]
+    record: Mapped[str]
+
+
+class GapStatsRow(Base):
+    """All gaps of one cause that end with one kernel; those with the most time."""
+
+    __tablename__ = "gap_stats"
+
+    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    category: Mapped[str]
+    kernel_after: Mapped[str]
+    count: Mapped[int]
+    total_ns: Mapped[int]
+    record: Mapped[str]
+
+
+class CollectiveStatsRow(Base):
+    """All calls of one collective with messages of one size."""
+
+    __tablename__ = "collective_stats"
+
+    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    name: Mapped[str]
+    group_size: Mapped[int]
+    message_bytes: Mapped[int]
+    count: Mapped[int]
+    total_ns: Mapped[int]
+    exposed_ns: Mapped[int]
+    bus_bytes_per_s: Mapped[float | None]
+    record: Mapped[str]
+
+
 class GuardCheckRow(Base):
     __tablename__ = "guard_checks"
 

@@ -11,11 +11,14 @@ from msgspec.structs import replace
 from service.models import (
     ArtifactRow,
     BreakdownRow,
+    CollectiveStatsRow,
     DecisionRow,
     EventRow,
     FindingRow,
+    GapStatsRow,
     GuardCheckRow,
     HardwareProfileRow,
+    KernelStatsRow,
     RecommendationRow,
     StudyRow,
     TrialAttemptRow,
@@ -32,13 +35,14 @@ from tuner.records import (
     Recommendation,
     Study,
     Trial,
+    TrialProfile,
     TrialResult,
     TrialState,
     WorkloadFacts,
 )
 from tuner.store_rules import decode, encode, number, parse_time
 
-ResultRow = WindowRow | BreakdownRow | GuardCheckRow | FindingRow
+ResultRow = WindowRow | BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | GuardCheckRow | FindingRow
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
@@ -103,6 +107,7 @@ def result_rows(result: TrialResult) -> Iterator[ResultRow]:
     yield from _window_rows(result)
     for breakdown in result.breakdowns:
         yield from _breakdown_rows(result.trial_id, breakdown)
+    yield from _profile_rows(result)
     yield from _guard_rows(result)
     yield from _finding_rows(result)
 
@@ -193,6 +198,44 @@ def _breakdown_rows(trial_id: str, breakdown: Breakdown) -> Iterator[BreakdownRo
             num_steps=breakdown.num_steps,
             ns=breakdown.categories.get(category, 0),
             rescaled_ns=breakdown.rescaled.get(category, 0) if breakdown.rescaled else None,
+        )
+
+
+def _profile_rows(result: TrialResult) -> Iterator[ResultRow]:
+    profile = result.profile or TrialProfile()
+    for place, kernel in enumerate(profile.kernels):
+        yield KernelStatsRow(
+            trial_id=result.trial_id,
+            number=place,
+            name=kernel.name,
+            category=kernel.category,
+            count=kernel.count,
+            total_ns=kernel.total_ns,
+            max_ns=kernel.max_ns,
+            record=encode(kernel),
+        )
+    for place, site in enumerate(profile.gap_sites):
+        yield GapStatsRow(
+            trial_id=result.trial_id,
+            number=place,
+            category=site.category,
+            kernel_after=site.kernel_after,
+            count=site.count,
+            total_ns=site.total_ns,
+            record=encode(site),
+        )
+    for place, collective in enumerate(profile.collectives):
+        yield CollectiveStatsRow(
+            trial_id=result.trial_id,
+            number=place,
+            name=collective.name,
+            group_size=collective.group_size,
+            message_bytes=collective.message_bytes,
+            count=collective.count,
+            total_ns=collective.total_ns,
+            exposed_ns=collective.exposed_ns,
+            bus_bytes_per_s=number(collective.bus_bytes_per_s),
+            record=encode(collective),
         )
 
 

@@ -103,11 +103,11 @@ def run_study(
     on_change: Callable[[StudyView], None] = lambda view: None,
     python: str | None = None,
 ) -> Recommendation:
-    """Runs what is left of a study, keeps the traces that matter, and cleans up."""
+    """Runs what is left of a study, keeps the profiles that matter, and cleans up."""
     with local_runner(study, python=python) as runner:
         driver = StudyDriver(study, store, runner, on_change=on_change)
         recommendation = driver.run()
-    keep_traces(study, store, recommendation, ArtifactStore(service_settings.data_directory / "artifacts"))
+    keep_profiles(study, store, recommendation, ArtifactStore(service_settings.data_directory / "artifacts"))
     remove_working_files(study)
     return recommendation
 
@@ -140,8 +140,10 @@ def local_runner(
         runner.close()
 
 
-def keep_traces(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
-    """Keeps the traces of the baseline, of accepted candidates and of finalists."""
+def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
+    """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
+    finalists.
+    """
     files = StudyFiles(Path(study.directory))
     wanted = {recommendation.candidate.key}
     for decision in store.decisions(study.study_id):
@@ -152,14 +154,17 @@ def keep_traces(study: Study, store: StudyStore, recommendation: Recommendation,
             "not_confirmed",
         ):
             wanted.add(decision.candidate.key)
-    kept: set[str] = {artifact.trial_id or "" for artifact in store.artifacts(study.study_id)}
+    kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
-        trace = files.trace(trial.trial_id)
-        if trial.candidate.key in wanted and trace.exists() and trial.trial_id not in kept:
-            path = compressed(trace)
-            size = path.stat().st_size
-            digest = artifacts.put(path, move=True)
-            store.add_artifact(study.study_id, trial.trial_id, "trace", digest, size)
+        found = {"timeline": files.timelines(trial.trial_id)}
+        if trial.candidate.key in wanted:
+            found["trace"] = files.trace(trial.trial_id)
+        for kind, path in found.items():
+            if path.exists() and (trial.trial_id, kind) not in kept:
+                packed = compressed(path)
+                size = packed.stat().st_size
+                digest = artifacts.put(packed, move=True)
+                store.add_artifact(study.study_id, trial.trial_id, kind, digest, size)
 
 
 def compressed(path: Path) -> Path:

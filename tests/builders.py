@@ -14,6 +14,7 @@ from tuner.records import (
     Candidate,
     CaptureQuality,
     Certificate,
+    CollectiveStats,
     Cost,
     DatasetFacts,
     Decision,
@@ -24,10 +25,12 @@ from tuner.records import (
     FailureKind,
     Finding,
     Gain,
+    GapSite,
     GuardCheck,
     GuardVerdict,
     HardwareProfile,
     Interval,
+    KernelStats,
     MeasureSettings,
     MemoryPeak,
     ModelFacts,
@@ -44,6 +47,7 @@ from tuner.records import (
     StudySettings,
     StudyState,
     Trial,
+    TrialProfile,
     TrialResult,
     TrialState,
     Verdict,
@@ -256,6 +260,38 @@ def sample_guard(**changes: Any) -> GuardVerdict:
     return replace(guard, **changes)
 
 
+def sample_profile() -> TrialProfile:
+    return TrialProfile(
+        kernels=(
+            KernelStats(
+                name="gemm",
+                category="compute_matmul",
+                count=3,
+                total_ns=30,
+                share=0.3,
+                mean_ns=10,
+                max_ns=12,
+                tensor_cores=True,
+                occupancy=0.5,
+            ),
+        ),
+        gap_sites=(GapSite(category="host", kernel_after="gemm", count=2, total_ns=7),),
+        collectives=(
+            CollectiveStats(
+                name="allreduce",
+                group="0",
+                group_size=2,
+                message_bytes=1024,
+                dtype="Float",
+                count=1,
+                total_ns=9,
+                exposed_ns=4,
+                bus_bytes_per_s=1e9,
+            ),
+        ),
+    )
+
+
 def sample_result(**changes: Any) -> TrialResult:
     result = TrialResult(
         trial_id=TRIAL_ID,
@@ -280,6 +316,7 @@ def sample_result(**changes: Any) -> TrialResult:
             MemoryPeak(rank=1, resident_bytes=2 << 30, device_bytes=5 << 30),
         ),
         breakdowns=(sample_breakdown(), sample_breakdown(rank=1, device="cuda:1", rescaled={})),
+        profile=sample_profile(),
         findings=(sample_finding(), sample_finding(rule="launch_gap", severity="note", bound=0.05)),
         guard=sample_guard(),
         effects=(Effect(strategy="precision", took=True, detail="mm ran in bfloat16"),),

@@ -515,6 +515,63 @@ class Breakdown(Record):
         return sum(times.get(name, 0.0) for name in categories) / max(1.0, sum(times.values()))
 
 
+class KernelStats(Record):
+    """All runs of one kernel."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    share: float
+    """Of the profiled time."""
+    mean_ns: int
+    max_ns: int
+    tensor_cores: bool
+    occupancy: float | None = None
+    """Estimated, weighted by time, 0 to 1."""
+
+
+class GapSite(Record):
+    """All gaps, or parts of gaps, with one cause that end with one kernel."""
+
+    category: str
+    kernel_after: str
+    """Empty for what the end of the steps ends."""
+    count: int
+    total_ns: int
+
+
+class CollectiveStats(Record):
+    """All calls of one collective with messages of one size, over the ranks that were analysed."""
+
+    name: str
+    group: str
+    group_size: int
+    message_bytes: int
+    """The larger of what goes in and what comes out; 0 where the trace does not say."""
+    dtype: str
+    count: int
+    """Per rank."""
+    total_ns: int
+    """Mean over the ranks that have it, as is `exposed_ns`."""
+    exposed_ns: int
+    """What no compute hides. Two collectives at the same time count both."""
+    latency_ns: int | None = None
+    """Median over calls of the shortest over ranks: what is left when nobody waits. None with one rank."""
+    skew_ns: int | None = None
+    """Median over calls of the latest arrival less the earliest. None with one rank."""
+    bus_bytes_per_s: float | None = None
+    """Message size times the algorithm's factor, over the latency (with one rank: over the duration)."""
+
+
+class TrialProfile(Record):
+    """Beside the breakdown, of the first rank: the kernels, gaps and collectives with the most time."""
+
+    kernels: tuple[KernelStats, ...] = ()
+    gap_sites: tuple[GapSite, ...] = ()
+    collectives: tuple[CollectiveStats, ...] = ()
+
+
 class Finding(Record):
     """One thing that a breakdown shows, with its evidence and what to do about it."""
 
@@ -591,6 +648,7 @@ class TrialResult(Record):
     steps_per_epoch: int | None = None
     memory: tuple[MemoryPeak, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
+    profile: TrialProfile | None = None
     findings: tuple[Finding, ...] = ()
     guard: GuardVerdict | None = None
     effects: tuple[Effect, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from tuner.records import Breakdown, Finding, Record
+from tuner.records import Breakdown, CollectiveStats, Finding, GapSite, KernelStats, Record
 
 
 class Gap(Record):
@@ -43,16 +43,6 @@ class GapStats(Record):
     """Where the gaps are, the most time first."""
 
 
-class GapSite(Record):
-    """All gaps, or parts of gaps, with one cause that end with one kernel."""
-
-    category: str
-    kernel_after: str
-    """Empty for what the end of the steps ends."""
-    count: int
-    total_ns: int
-
-
 class QueueStats(Record):
     """How far the host is ahead of one stream: launched operations that have not begun."""
 
@@ -65,22 +55,6 @@ class QueueStats(Record):
     """Of the launches: those that found the stream empty and idle."""
     median_delay_ns: int
     """From the call to the start."""
-
-
-class KernelStats(Record):
-    """All runs of one kernel."""
-
-    name: str
-    category: str
-    count: int
-    total_ns: int
-    share: float
-    """Of the profiled time."""
-    mean_ns: int
-    max_ns: int
-    tensor_cores: bool
-    occupancy: float | None = None
-    """Estimated, weighted by time, 0 to 1."""
 
 
 class OperatorStats(Record):
@@ -113,29 +87,6 @@ class MemoryStats(Record):
     """(time, allocated, reserved), thinned out; every peak is kept."""
 
 
-class CollectiveStats(Record):
-    """All calls of one collective with messages of one size, over the ranks that were analysed."""
-
-    name: str
-    group: str
-    group_size: int
-    message_bytes: int
-    """The larger of what goes in and what comes out; 0 where the trace does not say."""
-    dtype: str
-    count: int
-    """Per rank."""
-    total_ns: int
-    """Mean over the ranks that have it, as is `exposed_ns`."""
-    exposed_ns: int
-    """What no compute hides. Two collectives at the same time count both."""
-    latency_ns: int | None = None
-    """Median over calls of the shortest over ranks: what is left when nobody waits. None with one rank."""
-    skew_ns: int | None = None
-    """Median over calls of the latest arrival less the earliest. None with one rank."""
-    bus_bytes_per_s: float | None = None
-    """Message size times the algorithm's factor, over the latency (with one rank: over the duration)."""
-
-
 class RankWait(Record):
     """How long a rank waited for others in collectives: the one that waits least is waited for."""
 
@@ -143,6 +94,15 @@ class RankWait(Record):
     wait_ns: int
     late_share: float
     """Of the collectives: those in which it arrived last."""
+
+
+class WhatIf(Record):
+    """A step of the same samples, if something were different: the most that it could gain."""
+
+    scenario: str
+    step_time_ns: int
+    gain: float
+    """Rate over today's; 1.0 is none."""
 
 
 class RankAnalysis(Record):
@@ -170,6 +130,8 @@ class RankAnalysis(Record):
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     """One for each breakdown."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    """Of the first device."""
 
 
 class TraceAnalysis(Record):

@@ -25,8 +25,8 @@ from dashboards.trace_info import (
     main_rank,
 )
 from service.cli.console import plain_table
+from tuner.records import CollectiveStats
 from tuner.trace_records import (
-    CollectiveStats,
     Comparison,
     Gap,
     GapDifference,
@@ -58,6 +58,9 @@ def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
     console.print()
     console.print(_findings(get_findings_info(analysis), nothing_stands_out=headline.nothing_stands_out))
     console.print(_breakdown(analysis))
+    if main_rank(analysis).what_ifs:
+        console.print()
+        console.print(_what_ifs(main_rank(analysis)))
     for part in _details(analysis, main_rank(analysis), top):
         console.print()
         console.print(part)
@@ -130,6 +133,15 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
     ]
     if parts:
         yield _hanging(Text("hidden by compute, not in the sum: ", style="dim"), Text(", ".join(parts)))
+
+
+def _what_ifs(rank: RankAnalysis) -> RenderableType:
+    table = plain_table("a step would take, at best", "if", "gain")
+    for column in (table.columns[0], table.columns[2]):
+        column.no_wrap, column.justify = True, "right"
+    for one in rank.what_ifs:
+        table.add_row(units.short_time(one.step_time_ns), one.scenario, units.ratio(one.gain))
+    return table
 
 
 def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[RenderableType]:

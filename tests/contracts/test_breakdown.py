@@ -63,6 +63,7 @@ CALLS = ("cudaDeviceSynchronize", "cudaMalloc", "cudaMemcpyAsync", "cudaStreamIs
 
 MEASURED_WITH_HTA = [name for name in NAMES if "hta_no_ns_rounding" in expected_file(name).read_text()]
 
+MEASURED_WITHOUT_PROFILER = [name for name in NAMES if "unprofiled_step_ms" in expected_file(name).read_text()]
 FLOAT_NS = 50
 """What adding thousands of gaps in floating-point microseconds may lose."""
 
@@ -486,6 +487,19 @@ class TestKnownTraces:
             assert breakdown.rescaled[category] == pytest.approx(breakdown.categories[category] / 3, abs=1)
         assert breakdown.quality.overhead_ratio == pytest.approx(1.747, abs=0.001)
         assert breakdown.quality.problems == ()
+
+    @pytest.mark.parametrize("name", MEASURED_WITHOUT_PROFILER)
+    def test_every_own_capture_is_rescaled_to_its_unprofiled_step(self, name: str) -> None:
+        """The device's work keeps its length as long as waits can give what the profiler added."""
+        unprofiled = round(json.loads(expected_file(name).read_text())["unprofiled_step_ms"] * 1e6)
+        (breakdown,) = analyse(read_trace(trace_file(name)), unprofiled)
+        assert sum(breakdown.rescaled.values()) == unprofiled
+        assert min(breakdown.rescaled.values()) >= 0
+        profiled = {c: breakdown.categories[c] / breakdown.num_steps for c in COMPUTING}
+        given = breakdown.step_time_ns / breakdown.num_steps - unprofiled
+        idle = breakdown.step_time_ns / breakdown.num_steps - sum(profiled.values())
+        if 0 <= given <= idle / 2:
+            assert {c: breakdown.rescaled[c] for c in COMPUTING} == pytest.approx(profiled, abs=1)
 
     def test_hidden_communication_is_reported_beside_the_sum(self) -> None:
         expected = json.loads(expected_file("hta_ddp_a100_rank0of2_nccl_args").read_text())["reference_exact"]

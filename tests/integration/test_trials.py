@@ -1,15 +1,18 @@
 """Real trials of a small workload: what is measured, in which order, and what is reported of it."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from tuner.protocols import Progress
 from tuner.records import BASELINE, Candidate, Phase
+from tuner.trace_records import Timeline
 from tuner.trials.capture import WARM_UP_STEPS
 
 WORKERS = Candidate(choices={"data_loading": {"num_workers": 2}})
@@ -69,7 +72,23 @@ class TestOneTrial:
         assert breakdown.unprofiled_step_time_ns == pytest.approx(mean_ns, rel=0.01)
         assert breakdown.quality.overhead_ratio > 0
         folder = study.directory / "trials" / result.trial_id
-        assert not list(folder.glob("*.json")), "the trace was not to be kept"
+        assert not list(folder.glob("*.trace.json")), "the trace was not to be kept"
+
+    def test_what_the_profile_shows_is_kept_without_the_trace(self, study: Prepared) -> None:
+        """For tables and pages, which never read a trace."""
+        (result,) = study.run(study.spec())
+        (breakdown,) = result.breakdowns
+        timelines = msgspec.json.decode(
+            (study.directory / "trials" / result.trial_id / "timelines.json").read_bytes(), type=list[Timeline]
+        )
+        (timeline,) = timelines
+        assert timeline.step_boundaries_ns[-1] - timeline.step_boundaries_ns[0] == breakdown.step_time_ns
+        together = Counter[str]()
+        for bucket in timeline.time_ns:
+            together.update(bucket)
+        assert dict(together) == {name: ns for name, ns in breakdown.categories.items() if ns}
+        assert result.profile is not None
+        assert all(window.input is not None for window in result.windows)
 
     def test_a_trace_is_kept_on_demand(self, study: Prepared) -> None:
         (result,) = study.run(study.spec(keep_trace=True))

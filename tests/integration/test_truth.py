@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from tuner.profiling.analysis import analyse_traces
 from tuner.profiling.breakdown import analyse
 from tuner.profiling.categories import Category
 from tuner.profiling.reader import read_trace
@@ -171,3 +172,16 @@ def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path: Path) -> Non
     assert first.categories[Category.COMMUNICATION] == pytest.approx(delay_ns, rel=WITHIN)
     assert second.categories[Category.HOST] == pytest.approx(delay_ns, rel=WITHIN)
     assert second.categories[Category.COMMUNICATION] < WITHIN * delay_ns
+
+
+def test_the_late_rank_is_named_by_the_analysis_of_both(tmp_path: Path) -> None:
+    """The first rank waits for the second by the delay, in every step; their clocks are one, and are found to be."""
+    mp.spawn(delayed_rank, (str(tmp_path),), nprocs=2)
+    analysis = analyse_traces([tmp_path / f"rank{rank}.json" for rank in range(2)])
+    (finding,) = [finding for finding in analysis.findings if finding.rule == "rank_skew"]
+    assert finding.evidence["rank"] == 1
+    waits = {wait.rank: wait for wait in analysis.waits}
+    assert waits[0].wait_ns == pytest.approx(STEPS * DELAY_S * 1e9, rel=WITHIN)
+    assert waits[1].wait_ns < WITHIN * waits[0].wait_ns
+    assert waits[1].late_share == 1.0
+    assert all(abs(offset) < WITHIN * DELAY_S * 1e9 for offset in analysis.clock_offsets_ns.values())

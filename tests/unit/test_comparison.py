@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from scipy import stats
 
 from tuner.profiling.comparison import ComparisonError, compare, compare_breakdowns, shortened
-from tuner.records import CaptureQuality
-from tuner.trace_records import GapSite
+from tuner.records import CaptureQuality, GapSite
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 TIMES = st.dictionaries(st.sampled_from([MATMUL, HOST, DATA, "queued"]), st.integers(0, 10**9), min_size=1)

@@ -34,10 +34,13 @@ from service.database import check_schema, migrate, open_store
 from service.models import (
     Base,
     BreakdownRow,
+    CollectiveStatsRow,
     DecisionRow,
     FindingRow,
+    GapStatsRow,
     GuardCheckRow,
     HardwareProfileRow,
+    KernelStatsRow,
     RecommendationRow,
     StudyRow,
     TrialAttemptRow,
@@ -84,10 +87,11 @@ def newer_migrations(tmp_path) -> Path:
     """What a later version brings: the same revisions and one more."""
     directory = tmp_path / "newer" / "migrations"
     shutil.copytree(database.MIGRATIONS, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    latest = max(path.name[:4] for path in (directory / "versions").glob("0*.py"))
     (directory / "versions" / "9999_later.py").write_text(
         "import sqlalchemy as sa\n"
         "from alembic import op\n"
-        "revision, down_revision = '9999', '0001'\n"
+        f"revision, down_revision = '9999', '{latest}'\n"
         "def upgrade():\n"
         "    op.add_column('studies', sa.Column('later', sa.Text()))\n",
         encoding="utf-8",
@@ -252,6 +256,16 @@ class TestRows:
                 ("data_wait", "high", 0.1),
                 ("launch_gap", "note", 0.05),
             ]
+
+    def test_the_profile_s_kernels_gaps_and_collectives_are_rows(self, engine, store):
+        store.complete_trials([sample_result()])
+        with reading(engine) as session:
+            (kernel,) = session.scalars(select(KernelStatsRow)).all()
+            (gap,) = session.scalars(select(GapStatsRow)).all()
+            (collective,) = session.scalars(select(CollectiveStatsRow)).all()
+            assert (kernel.name, kernel.category, kernel.count, kernel.total_ns) == ("gemm", "compute_matmul", 3, 30)
+            assert (gap.category, gap.kernel_after, gap.total_ns) == ("host", "gemm", 7)
+            assert (collective.name, collective.exposed_ns, collective.bus_bytes_per_s) == ("allreduce", 4, 1e9)
 
     def test_breakdown_rows_sum_to_the_step(self, engine, store):
         """By rank and device, as measured and (where known) rescaled."""

@@ -8,10 +8,10 @@ from profiled import breakdown_of, situation
 
 from tuner.profiling.bounds import Situation
 from tuner.profiling.categories import Category
-from tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, diagnose
-from tuner.records import Calibration, Finding, InputActivity, ModelFacts
+from tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, diagnose, diagnose_ranks
+from tuner.records import Calibration, CollectiveStats, Finding, InputActivity, KernelStats, ModelFacts
 from tuner.strategies import STRATEGIES
-from tuner.trace_records import Gap, GapStats, KernelStats, MemoryStats, RankAnalysis
+from tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
 
 C = Category
 FASTER_IN_BF16 = Calibration(matmul_flops_per_s={"float32": 1e9, "bfloat16": 4e9}, copy_bytes_per_s=0.0)
@@ -257,3 +257,41 @@ class TestPlaces:
         (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,), kernels=(kernel,))))
         assert finding.rule == "unfused"
         assert finding.evidence["at_1"] == "layer_norm: 5 ms in 7 runs"
+
+
+class TestRanks:
+    """What only several ranks show."""
+
+    def collective(self, *, latency_ns: int, skew_ns: int) -> CollectiveStats:
+        return CollectiveStats(
+            name="allreduce",
+            group="0",
+            group_size=2,
+            message_bytes=8,
+            dtype="Float",
+            count=10,
+            total_ns=0,
+            exposed_ns=0,
+            latency_ns=latency_ns,
+            skew_ns=skew_ns,
+        )
+
+    def found(self, *, wait_ns: int, latency_ns: int = 10, skew_ns: int = 100) -> list[Finding]:
+        waits = (RankWait(rank=0, wait_ns=wait_ns, late_share=0.1), RankWait(rank=1, wait_ns=0, late_share=0.9))
+        collectives = (self.collective(latency_ns=latency_ns, skew_ns=skew_ns),)
+        return diagnose_ranks(waits, collectives, straggler=1, stretch_ns=1000)
+
+    def test_a_rank_that_is_waited_for_is_named(self) -> None:
+        (finding,) = self.found(wait_ns=100)
+        assert finding.rule == "rank_skew"
+        assert "waits for rank 1, which arrives last in 90% of the collectives" in finding.message
+        assert finding.bound == pytest.approx(0.1)
+
+    def test_where_the_network_takes_longer_than_the_ranks_are_apart_it_is_the_network(self) -> None:
+        assert self.found(wait_ns=100, latency_ns=200) == []
+
+    def test_a_short_wait_is_no_finding(self) -> None:
+        assert self.found(wait_ns=10) == []
+
+    def test_one_rank_shows_no_skew(self) -> None:
+        assert diagnose_ranks((), (), straggler=None, stretch_ns=1000) == []

@@ -112,11 +112,21 @@ def test_where_profiled_steps_were_the_faster_ones_all_grow_alike(on_cpu: bool) 
     assert grown == {name: 2 * value for name, value in named.items()}
 
 
-def test_where_the_host_has_too_little_to_give_the_rest_is_taken_from_all() -> None:
+def test_where_the_host_has_too_little_what_waits_for_other_ranks_gives_next() -> None:
+    """Their hosts were slowed as well: the collective waited for them."""
+    named = {"compute_matmul": 60_000, "communication": 30_000, "host": 10_000}
+    assert rescale(named, 1, 75_000, num_recorded={"host": 5}, on_cpu=False) == {
+        "compute_matmul": 60_000,
+        "communication": 15_000,
+        "host": 0,
+    }
+
+
+def test_kernels_shrink_only_where_nothing_else_is_left() -> None:
     named = {"compute_matmul": 60_000, "communication": 30_000, "host": 10_000}
     assert rescale(named, 1, 45_000, num_recorded={"host": 5}, on_cpu=False) == {
-        "compute_matmul": 30_000,
-        "communication": 15_000,
+        "compute_matmul": 45_000,
+        "communication": 0,
         "host": 0,
     }
 

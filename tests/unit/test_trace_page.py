@@ -25,8 +25,8 @@ from dashboards.trace_info import (
 from dashboards.trace_page import labelled_timelines, render_trace_page, trace_context
 from tuner.profiling.analysis import analyse_traces
 from tuner.profiling.comparison import compare
-from tuner.records import CaptureQuality, Finding
-from tuner.trace_records import GapSite, MemoryStats, RankWait, TraceAnalysis
+from tuner.records import CaptureQuality, Finding, GapSite
+from tuner.trace_records import MemoryStats, RankWait, TraceAnalysis
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"

@@ -27,18 +27,19 @@ from tuner.profiling.capture import Capture, link
 from tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from tuner.profiling.cpu_time import cpu_time
 from tuner.profiling.device_time import device_time
-from tuner.profiling.diagnosis import Evidence, diagnose
+from tuner.profiling.diagnosis import Evidence, diagnose, diagnose_ranks
 from tuner.profiling.kernel_gaps import gap_stats
 from tuner.profiling.kernels import kernel_stats, tensor_core_share
 from tuner.profiling.launch_queue import queue_stats
 from tuner.profiling.memory import memory_stats
 from tuner.profiling.operator_calls import operator_calls
 from tuner.profiling.operators import operator_stats
-from tuner.profiling.rank_comparison import compare_ranks
+from tuner.profiling.rank_comparison import RankComparison, compare_ranks, straggler
 from tuner.profiling.reader import read_trace
 from tuner.profiling.source_lines import SourceLines
 from tuner.profiling.timeline import timeline
 from tuner.profiling.trace import Trace, TraceError
+from tuner.profiling.what_if import what_ifs
 from tuner.records import Breakdown, Finding
 from tuner.trace_records import GapStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
 
@@ -89,7 +90,7 @@ def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = 
         collectives=compared.collectives,
         waits=compared.waits,
         clock_offsets_ns=compared.offsets_ns,
-        findings=_findings_of_run([result.analysis for result in results]),
+        findings=_findings_of_run([result.analysis for result in results], compared),
         notes=(*notes, *compared.notes),
     )
 
@@ -138,6 +139,7 @@ def analyse_trace(
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
+        what_ifs=what_ifs(breakdowns[0]),
     )
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most
 
@@ -220,15 +222,20 @@ def _with_rank(result: _RankResult, rank: int) -> _RankResult:
     return replace(result, analysis=analysis)
 
 
-def _findings_of_run(analyses: Sequence[RankAnalysis]) -> tuple[Finding, ...]:
-    """What its ranks show, each rule once: of the rank where it could save most."""
+def _findings_of_run(analyses: Sequence[RankAnalysis], compared: RankComparison) -> tuple[Finding, ...]:
+    """What its ranks show, each rule once: of the rank where it could save most; and what only several show."""
     largest: dict[tuple[str, str], Finding] = {}
     for finding in (finding for analysis in analyses for finding in analysis.findings):
         # Problems of captures are one rule, but each says another thing.
         key = finding.rule, "" if finding.bound else finding.message
         if key not in largest or finding.bound > largest[key].bound:
             largest[key] = finding
-    return tuple(sorted(largest.values(), key=lambda finding: -finding.bound))
+    together: list[Finding] = []
+    if not any(breakdown.quality.problems for analysis in analyses for breakdown in analysis.breakdowns):
+        stretch_ns = max(analysis.breakdowns[0].step_time_ns for analysis in analyses)
+        late = straggler(compared.waits)
+        together = diagnose_ranks(compared.waits, compared.collectives, straggler=late, stretch_ns=stretch_ns)
+    return tuple(sorted([*largest.values(), *together], key=lambda finding: -finding.bound))
 
 
 def _missing_ranks(analyses: Sequence[RankAnalysis]) -> list[str]:

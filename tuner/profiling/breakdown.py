@@ -23,6 +23,7 @@ from tuner.profiling.trace import Kind, Trace
 from tuner.records import Breakdown
 
 TOP_OPERATORS = 40
+WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
 """What recording one operator costs at most: 0.55 us were measured on an H100's host, up to 1.7 us while it was
 loaded (benchmarks/overhead_correction.py)."""
@@ -90,7 +91,8 @@ def rescale(
     kernels almost alone. So the categories of the host (on a CPU: all) and the waits for data give up the
     excess in proportion to the events recorded in them, none more than it has. What that many events
     cannot explain is how far these steps were slower by chance: it is taken from the same categories in
-    proportion to their time. Where the profiled steps were the faster ones, all categories grow alike. A
+    proportion to their time, then from what waits for other ranks and streams, whose hosts the profiler slowed
+    as well, and only then from all. Where the profiled steps were the faster ones, all categories grow alike. A
     stretch without length has nothing to scale.
     """
     per_step = {name: value / num_steps for name, value in categories.items()}
@@ -106,6 +108,7 @@ def rescale(
     explained = min(excess, MAX_EVENT_OVERHEAD_NS * sum(events.values()))
     excess += _take(per_step, explained, events) - explained
     excess = _take(per_step, excess, {n: per_step[n] for n in slowed})
+    excess = _take(per_step, excess, {n: per_step[n] for n in per_step if n in WAITS_FOR_OTHERS})
     _take(per_step, excess, dict(per_step))
     return _rounded(per_step, unprofiled_step_time_ns)
 

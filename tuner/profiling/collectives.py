@@ -19,7 +19,7 @@ from tuner.profiling.intervals import Intervals, Ints, pieces, union
 from tuner.profiling.regions import HOST
 from tuner.profiling.segments import Segments
 from tuner.profiling.trace import Kind, Trace
-from tuner.trace_records import CollectiveStats
+from tuner.records import CollectiveStats
 
 ANNOTATIONS = r"^(gloo|nccl|mpi|ucc|xccl|rccl):"
 NAMES = {

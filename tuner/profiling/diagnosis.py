@@ -10,13 +10,13 @@ see docs/diagnosis.md for each one's source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.profiling.bounds import Situation, compute_floor_ns
 from tuner.profiling.categories import COMPUTE, COMPUTING, Category
-from tuner.records import Breakdown, Finding
-from tuner.trace_records import RankAnalysis
+from tuner.records import Breakdown, CollectiveStats, Finding
+from tuner.trace_records import RankAnalysis, RankWait
 
 PLACES = 3
 """How many kernels or gaps a finding names."""
@@ -309,6 +309,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 _SEVERITIES = ("note", "warning", "high")
+SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
+"""Our own, for the longest wait as a share of the step."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
@@ -328,6 +330,39 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         )
     found = [finding for rule in RULES if (finding := _apply(rule, evidence)) is not None]
     return tuple(sorted(found, key=lambda finding: -finding.bound))
+
+
+def diagnose_ranks(
+    waits: Sequence[RankWait], collectives: Sequence[CollectiveStats], *, straggler: int | None, stretch_ns: int
+) -> list[Finding]:
+    """What only several ranks show: they wait for one of them longer than their collectives take.
+
+    Then buckets and bandwidth are not to blame: see TraceLens' separation of skew and latency.
+
+    Args:
+        straggler: The rank that the others wait for.
+        stretch_ns: Of all profiled steps: the longest wait is judged as a share of it.
+    """
+    late = next((wait for wait in waits if wait.rank == straggler), None)
+    known = [c for c in collectives if c.skew_ns is not None and c.latency_ns is not None]
+    skew_ns = sum((c.skew_ns or 0) * c.count for c in known)
+    latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
+    share = max((wait.wait_ns for wait in waits), default=0) / max(1, stretch_ns)
+    if late is None or skew_ns <= latency_ns or share < SKEW_THRESHOLDS[0]:
+        return []
+    level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
+    return [
+        Finding(
+            rule="rank_skew",
+            severity=_SEVERITIES[level],
+            message=f"for {share:.0%} of the step a rank waits for rank {late.rank}, which arrives last in "
+            f"{late.late_share:.0%} of the collectives: the ranks come apart by more than the network takes",
+            advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
+            strategies=(),
+            bound=share,
+            evidence={"skew_ms": round(skew_ns / 1e6, 4), "latency_ms": round(latency_ns / 1e6, 4), "rank": late.rank},
+        )
+    ]
 
 
 def _apply(rule: Rule, evidence: Evidence) -> Finding | None:

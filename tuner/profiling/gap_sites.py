@@ -7,7 +7,7 @@ import numpy as np
 from tuner.profiling.categories import CATEGORIES
 from tuner.profiling.gaps import Gaps
 from tuner.profiling.trace import Trace
-from tuner.trace_records import GapSite
+from tuner.records import GapSite
 
 
 def gap_sites(trace: Trace, gaps: Gaps, top: int | None = None) -> tuple[GapSite, ...]:

@@ -10,7 +10,7 @@ from tuner.profiling.capture import Capture
 from tuner.profiling.categories import CATEGORIES, Category, classify_kernel
 from tuner.profiling.intervals import Ints
 from tuner.profiling.trace import Kind
-from tuner.trace_records import KernelStats
+from tuner.records import KernelStats
 
 TENSOR_CORES = re.compile(
     # Shapes of the instruction, as NVIDIA names its kernels after them (the lists of NVIDIA's PyProf and of

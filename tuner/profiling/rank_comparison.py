@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from tuner.profiling.collectives import POINT_TO_POINT, CollectiveCalls, Message, bus_bandwidth, kinds_of
 from tuner.profiling.intervals import Ints
-from tuner.trace_records import CollectiveStats, RankWait
+from tuner.records import CollectiveStats
+from tuner.trace_records import RankWait
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """No rank can end these before every rank has begun."""

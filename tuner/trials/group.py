@@ -25,6 +25,7 @@ from tuner.records import (
     MemoryPeak,
     Phase,
     Purpose,
+    TrialProfile,
     TrialResult,
     TrialSpec,
     Window,
@@ -67,6 +68,7 @@ class Member:
         self.guard: GuardVerdict | None = None
         self.restart_ns: int | None = None
         self.breakdowns: tuple[Breakdown, ...] = ()
+        self.profile: TrialProfile | None = None
         self.memory: list[MemoryPeak] = []
         self.effects: tuple[Effect, ...] = ()
         self.trace: str | None = None
@@ -90,7 +92,7 @@ class Member:
             case RestartMeasured():
                 self.restart_ns = message.epoch_restart_ns
             case Profiled():
-                self.breakdowns, self.trace = message.breakdowns, message.trace
+                self.breakdowns, self.profile, self.trace = message.breakdowns, message.profile, message.trace
             case Reported():
                 self.memory.append(message.memory)
                 self.effects = message.effects if message.memory.rank == 0 else self.effects
@@ -107,6 +109,7 @@ class Member:
             steps_per_epoch=self.ready.steps_per_epoch if self.ready else None,
             memory=tuple(sorted(self.memory, key=lambda peak: peak.rank)),
             breakdowns=self.breakdowns,
+            profile=self.profile,
             guard=self.guard,
             effects=self.effects,
             failure=self.job.failure,

@@ -23,6 +23,7 @@ from tuner.records import (
     Phase,
     Record,
     Startup,
+    TrialProfile,
     Window,
 )
 
@@ -143,6 +144,7 @@ class RestartMeasured(_Message):
 
 class Profiled(_Message):
     breakdowns: tuple[Breakdown, ...]
+    profile: TrialProfile
     trace: str | None
 
 

@@ -68,6 +68,10 @@ class StudyFiles:
     def trace(self, trial_id: str, rank: int = 0) -> Path:
         return self.trial_directory(trial_id) / f"rank{rank}.trace.json"
 
+    def timelines(self, trial_id: str) -> Path:
+        """What the devices did in the profiled steps, thinned out for a picture: a list of `Timeline`."""
+        return self.trial_directory(trial_id) / "timelines.json"
+
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
         """The fixed order of batches as one rank sees it; None for a dataset that samples itself."""
         if not self.order_file.exists():

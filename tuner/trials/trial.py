@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tuner.profiling.breakdown import analyse, with_epoch_restart
-from tuner.profiling.reader import read_trace
-from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
+import msgspec
+
+from tuner.profiling.analysis import analyse_rank
+from tuner.profiling.breakdown import with_epoch_restart
+from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialProfile, TrialSpec
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
 from tuner.strategies.dataset_cache import CachedDataset
@@ -46,6 +48,8 @@ from tuner.workloads.workload import Workload
 
 WORKER_DEATH_S = 1.0
 """Time from a broken connection of a dying loader worker to its exit status."""
+TOP = 10
+"""How many kernels and gaps of a profile are kept."""
 
 
 class UserClock:
@@ -275,14 +279,23 @@ class TrialRun:
         path = self._files.trace(self.spec.trial_id, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         record_profile(self._stepper.step, num_profiled_steps(unprofiled_ns), self._device, path)
-        breakdowns = analyse(read_trace(path), unprofiled_ns)
+        analysis = analyse_rank(path, unprofiled_ns, TOP)
+        breakdowns = analysis.breakdowns
         steps = self._steps_per_epoch()
         if self._restart_ns and steps:
             breakdowns = tuple(with_epoch_restart(b, self._restart_ns // steps) for b in breakdowns)
         self._operators = breakdowns[0].operators
         if not self.spec.keep_trace:
             path.unlink()
-        self._coordinator.send(Profiled(breakdowns=breakdowns, trace=str(path) if self.spec.keep_trace else None))
+        self._files.timelines(self.spec.trial_id).write_bytes(msgspec.json.encode(analysis.timelines))
+        gaps = analysis.gaps.get(breakdowns[0].device)
+        profile = TrialProfile(
+            kernels=analysis.kernels,
+            gap_sites=gaps.sites if gaps is not None else (),
+            collectives=analysis.collectives,
+        )
+        trace = str(path) if self.spec.keep_trace else None
+        self._coordinator.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
 
     # --- report -------------------------------------------------------------------------------
 

@@ -34,17 +34,24 @@ def main() -> None:
     parser.add_argument("--database", type=Path, action="append", default=[])
     parser.add_argument("--out", type=Path, default=RESULTS / "predictions.jsonl")
     arguments = parser.parse_args()
-    rows: list[dict] = []
-    for database in arguments.database:
-        rows += rows_of(database)
-    for workload in arguments.workloads:
-        with tempfile.TemporaryDirectory() as folder:
-            rows += tuned(workload, arguments.budget, Path(folder))
     origin = stamp(" ".join(["python", "benchmarks/predictions.py", *sys.argv[1:]]))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[dict] = []
     with arguments.out.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps({**row, **origin}) + "\n" for row in rows)
+        for found in studied(arguments.database, arguments.workloads, arguments.budget):
+            file.writelines(json.dumps({**row, **origin}) + "\n" for row in found)
+            file.flush()
+            rows += found
     show(rows)
+
+
+def studied(databases: list[Path], workloads: list[str], budget: str) -> Iterator[list[dict]]:
+    """The rows of one database or study after the other."""
+    for database in databases:
+        yield rows_of(database)
+    for workload in workloads:
+        with tempfile.TemporaryDirectory() as folder:
+            yield tuned(workload, budget, Path(folder))
 
 
 def tuned(workload: str, budget: str, folder: Path) -> list[dict]:

@@ -2,6 +2,7 @@
 
 In a workload file:      `tuner.Workload`
 In a training script:    `tuner.apply(recommendation, workload)`, `tuner.launch_environment(recommendation)`
+Of traces one has:       `tuner.analyse_traces([Path("rank0.json.gz"), ...])`
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ from tuner.workloads.workload import Workload
 if TYPE_CHECKING:
     from tuner.export.apply import apply, launch_environment
     from tuner.export.native import load_recommendation
+    from tuner.profiling.analysis import analyse_traces
 
 __version__ = "0.1.0"
-__all__ = ["Workload", "__version__", "apply", "launch_environment", "load_recommendation"]
+__all__ = ["Workload", "__version__", "analyse_traces", "apply", "launch_environment", "load_recommendation"]
 
 _LAZY = {
+    "analyse_traces": "tuner.profiling.analysis",
     "apply": "tuner.export.apply",
     "launch_environment": "tuner.export.apply",
     "load_recommendation": "tuner.export.native",

@@ -47,22 +47,30 @@ def device_ns(run: Callable[[], None], repeats: int = 20) -> float:
     return start.elapsed_time(end) * 1e6 / repeats
 
 
+def matches(measured_ns: float, before_ns: float, after_ns: float) -> bool:
+    """Within 5 % of what the device took before or after the profile, or between: its clock is not always the same."""
+    low, high = sorted((before_ns, after_ns))
+    return bool((1 - WITHIN) * low <= measured_ns / STEPS <= (1 + WITHIN) * high)
+
+
 def sleep(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
 def test_a_kernel_of_known_length(tmp_path: Path) -> None:
     cycles = 10_000_000
-    truth = device_ns(lambda: sleep(cycles))
+    before = device_ns(lambda: sleep(cycles))
     breakdown = profiled(lambda: sleep(cycles), tmp_path)
-    assert breakdown.categories[Category.OTHER_COMPUTE] == pytest.approx(STEPS * truth, rel=WITHIN)
+    after = device_ns(lambda: sleep(cycles))
+    assert matches(breakdown.categories[Category.OTHER_COMPUTE], before, after)
 
 
 def test_matrix_products(tmp_path: Path) -> None:
     left, right = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
-    truth = device_ns(lambda: torch.mm(left, right))
+    before = device_ns(lambda: torch.mm(left, right))
     breakdown = profiled(lambda: torch.mm(left, right), tmp_path)
-    assert breakdown.categories[Category.MATMUL] == pytest.approx(STEPS * truth, rel=WITHIN)
+    after = device_ns(lambda: torch.mm(left, right))
+    assert matches(breakdown.categories[Category.MATMUL], before, after)
 
 
 def test_a_copy_on_a_side_stream_is_hidden(tmp_path: Path) -> None:
@@ -70,9 +78,9 @@ def test_a_copy_on_a_side_stream_is_hidden(tmp_path: Path) -> None:
     host = torch.randn(8 << 20, pin_memory=True)
     target = torch.empty_like(host, device="cuda")
     side = torch.cuda.Stream()
-    truth = device_ns(lambda: target.copy_(host, non_blocking=True))
+    before = device_ns(lambda: target.copy_(host, non_blocking=True))
     cycles = 40_000_000
-    assert device_ns(lambda: sleep(cycles)) > 2 * truth
+    assert device_ns(lambda: sleep(cycles)) > 2 * before
 
     def step() -> None:
         sleep(cycles)
@@ -82,17 +90,19 @@ def test_a_copy_on_a_side_stream_is_hidden(tmp_path: Path) -> None:
         side.wait_stream(torch.cuda.current_stream())
 
     breakdown = profiled(step, tmp_path)
-    assert breakdown.overlapped["copy_host_to_device"] == pytest.approx(STEPS * truth, rel=WITHIN)
-    assert breakdown.categories[Category.COPY_H2D] < WITHIN * STEPS * truth
+    after = device_ns(lambda: target.copy_(host, non_blocking=True))
+    assert matches(breakdown.overlapped["copy_host_to_device"], before, after)
+    assert breakdown.categories[Category.COPY_H2D] < WITHIN * STEPS * before
 
 
 def test_an_exposed_copy(tmp_path: Path) -> None:
     """From pinned memory: the length of a pageable one is the host's, and no two are alike."""
     host = torch.randn(32 << 20, pin_memory=True)
     target = torch.empty_like(host, device="cuda")
-    truth = device_ns(lambda: target.copy_(host, non_blocking=True))
+    before = device_ns(lambda: target.copy_(host, non_blocking=True))
     breakdown = profiled(lambda: target.copy_(host), tmp_path)
-    assert breakdown.categories[Category.COPY_H2D] == pytest.approx(STEPS * truth, rel=WITHIN)
+    after = device_ns(lambda: target.copy_(host, non_blocking=True))
+    assert matches(breakdown.categories[Category.COPY_H2D], before, after)
 
 
 def test_item_in_the_loop_is_synchronisation(tmp_path: Path) -> None:
@@ -103,7 +113,7 @@ def test_item_in_the_loop_is_synchronisation(tmp_path: Path) -> None:
     """
     value = torch.zeros((), device="cuda")
     cycles = 10_000_000
-    truth = device_ns(lambda: sleep(cycles))
+    before = device_ns(lambda: sleep(cycles))
 
     def step() -> None:
         sleep(cycles)
@@ -111,7 +121,8 @@ def test_item_in_the_loop_is_synchronisation(tmp_path: Path) -> None:
         busy(0.020)
 
     breakdown = profiled(step, tmp_path)
-    assert breakdown.categories[Category.OTHER_COMPUTE] == pytest.approx(STEPS * truth, rel=WITHIN)
+    after = device_ns(lambda: sleep(cycles))
+    assert matches(breakdown.categories[Category.OTHER_COMPUTE], before, after)
     assert breakdown.categories[Category.HOST] == pytest.approx(STEPS * 20e6, rel=WITHIN)
     assert breakdown.categories[Category.SYNCHRONISATION] < WITHIN * STEPS * 20e6
 
@@ -119,7 +130,7 @@ def test_item_in_the_loop_is_synchronisation(tmp_path: Path) -> None:
 def test_a_device_that_waits_while_the_host_synchronises(tmp_path: Path) -> None:
     """Synchronising with another device-side delay: the host blocks on an idle device only as long as it must."""
     side = torch.cuda.Stream()
-    cycles = 10_000_000
+    cycles = 50_000_000
 
     def step() -> None:
         with torch.cuda.stream(side):
@@ -174,20 +185,20 @@ def test_a_replayed_graph_computes_without_gaps(tmp_path: Path) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         chain()
-    truth = device_ns(graph.replay)
+    before = device_ns(graph.replay)
     breakdown = profiled(graph.replay, tmp_path)
     accounted = sum(breakdown.categories[c] for c in (Category.ELEMENTWISE, Category.DISPATCH))
-    assert accounted == pytest.approx(STEPS * truth, rel=WITHIN)
+    assert matches(accounted, before, device_ns(graph.replay))
 
 
 def test_the_optimizer_s_kernels_are_the_optimizer_s(tmp_path: Path) -> None:
-    parameters = [torch.randn(1 << 22, device="cuda", requires_grad=True) for _ in range(8)]
+    parameters = [torch.randn(1 << 25, device="cuda", requires_grad=True) for _ in range(8)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW(parameters, fused=True)
-    truth = device_ns(optimizer.step)
+    before = device_ns(optimizer.step)
     breakdown = profiled(optimizer.step, tmp_path)
-    assert breakdown.categories[Category.OPTIMIZER] == pytest.approx(STEPS * truth, rel=WITHIN)
+    assert matches(breakdown.categories[Category.OPTIMIZER], before, device_ns(optimizer.step))
     assert breakdown.phases["optimizer"] == breakdown.categories[Category.OPTIMIZER]
 
 

@@ -218,6 +218,9 @@ def check(experiment: Experiment, *, ddp: bool) -> dict:
         "sum_is_unprofiled": sum(breakdown.rescaled.values()) == breakdown.unprofiled_step_time_ns,
         "raw_ms": {n: round(v / breakdown.num_steps / 1e6, 4) for n, v in breakdown.categories.items() if v},
         "rescaled_ms": {name: round(value, 4) for name, value in rescaled.items() if value},
+        "hidden_communication_ms": round(
+            breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps / 1e6, 4
+        ),
         "compute_ms": round(sum(rescaled[category] for category in COMPUTING), 4),
         "recorded_per_step": {
             info.category.value: round(int(count) / breakdown.num_steps)
@@ -317,7 +320,9 @@ def experiments(device: torch.device, *, small: bool, ddp: bool) -> list[Callabl
                 ),
                 loader(32, 16 * batch // 8, workers=workers),
             ),
-            lambda: make("ddp-convolutions", convolutions(width), loader(size, batch, workers=workers)),
+            lambda: make("ddp-launch-bound", deep_narrow(), loader(32, 16)),
+            lambda: make("ddp-input-bound", convolutions(width), loader(32, 32, delay_s=0.015)),
+            lambda: make("ddp-compute-bound", convolutions(width), loader(size, batch, workers=workers)),
         ]
     return [
         lambda: make("launch-bound", deep_narrow(), loader(32, 16)),

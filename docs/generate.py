@@ -83,8 +83,8 @@ DIAGNOSIS_TEXT = """\
 
 What limits a step, from its [breakdown](reference/categories.md). A rule adds up the shares of its categories in the
 step. From the first threshold on it fires as a note, from the second as a warning, from the third as high. The
-most that its advice could save is that share. Findings are listed by it, the largest first, and the first ones decide
-what the search tries first.
+most that its advice could save is that share, unless it says less; of communication only what held compute up counts.
+Findings are listed by it, the largest first, and the first ones decide what the search tries first.
 
 The evidence of a finding is the time of each of its categories, in milliseconds per step; of an analysed trace also
 where it happens: the longest gaps blamed on it, with the operator and the line of code where call stacks were recorded,
@@ -173,6 +173,7 @@ def _rule(rule: Rule, condition: str | None) -> str:
         *([f"- Causes: {CAUSES[rule.name]}"] if rule.name in CAUSES else []),
         *([f"- Only where: {condition[0].lower()}{condition[1:]}"] if condition else []),
         f"- Advice: {rule.advice}",
+        *([f"- Could save at most {rule.reach:.0%} of that share"] if rule.reach < 1 else []),
         f"- Strategies that act on it: {strategies}",
         f"- Thresholds: {THRESHOLD_SOURCES[rule.name]}",
     ]

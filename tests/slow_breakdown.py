@@ -180,12 +180,17 @@ def _share_gap(totals, blame, calls, latency, gap_start, start, end, next_work, 
         return
     cut = max(call.start, gap_start) if call else end
     thread = call.thread if call else main
-    reasons = blame.get(thread, [])
+    own, main_s = (
+        [(category, s) for category, s in blame.get(who, []) if s.start < end and s.end > start]
+        for who in (thread, main)
+    )
+    reasons = own + main_s
     latency_end = max(call.start + latency, cut) if call else cut
     edges = {start, end, cut, cut + latency, latency_end} | {edge for _, s in reasons for edge in (s.start, s.end)}
     for a, b in pairwise(sorted(e for e in edges if start <= e <= end)):
         if a < cut:
-            found = [category for category, s in reasons if s.covers(a, b)]
+            found = [category for category, s in own if s.covers(a, b)]
+            found = found or [category for category, s in main_s if s.covers(a, b)]
             totals[found[0] if found else Category.HOST] += b - a
         else:
             after = Category.DISPATCH if a < cut + latency else Category.QUEUED
@@ -217,7 +222,21 @@ def _host_reasons(spans: list[Span]) -> dict[tuple[str, str], list[tuple[Categor
     threads: dict[tuple[str, str], list[tuple[Category, Span]]] = {}
     for category, span in ordered:
         threads.setdefault(span.thread, []).append((category, span))
+    for span in _outermost(_of(spans, HOST_KINDS + RUNTIME_KINDS + ("overhead", "python_function"))):
+        threads.setdefault(span.thread, []).append((Category.HOST, span))
     return threads
+
+
+def _outermost(spans: list[Span]) -> list[Span]:
+    """By thread, without those that lie inside another: what they cover is covered."""
+    kept: dict[tuple[str, str], Span] = {}
+    found = []
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        last = kept.get(span.thread)
+        if last is None or span.end > last.end:
+            found.append(span)
+            kept[span.thread] = span
+    return found
 
 
 def cpu_breakdown(spans: list[Span]) -> Counter[str]:

@@ -493,12 +493,17 @@ class Breakdown(Record):
     """Per step: host categories shrunk so that the sum is the unprofiled step; empty if unknown."""
     overlapped: dict[str, int] = {}
     """Beside the sum: communication and copies hidden behind compute."""
+    blocking: dict[str, int] = {}
+    """Of exposed communication: what held compute up that was launched already. Without it the device would have
+    waited for the host. Empty where that is not known (a CPU)."""
     steps: tuple[dict[str, int], ...] = ()
     """The categories of each step that are not zero; together they are `categories`."""
     phases: dict[str, int] = {}
     """The compute categories once more, by the part of the step that computes."""
     operators: tuple[str, ...] = ()
     """Names of the operators and kernels with the most time, longest first."""
+    copies: tuple[str, ...] = ()
+    """Names of the copies in the steps, as the trace has them."""
 
     def __post_init__(self) -> None:
         assert sum(self.categories.values()) == self.step_time_ns, "categories must sum to the step"
@@ -509,6 +514,12 @@ class Breakdown(Record):
         if self.rescaled:
             return {name: float(value) for name, value in self.rescaled.items()}
         return {name: value / self.num_steps for name, value in self.categories.items()}
+
+    def removable_ns(self, *categories: str) -> float:
+        """Nanoseconds per step that are gone when these categories vanish: of communication, what held compute up."""
+        times = self.per_step_ns
+        held = {name: ns / self.categories[name] for name, ns in self.blocking.items() if self.categories.get(name)}
+        return sum(times.get(name, 0.0) * held.get(name, 1.0) for name in categories)
 
     def share(self, *categories: str) -> float:
         times = self.per_step_ns

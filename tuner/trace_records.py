@@ -131,7 +131,7 @@ class RankAnalysis(Record):
     timelines: tuple[Timeline, ...] = ()
     """One for each breakdown."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """Of the first device."""
+    """Of the busiest device."""
 
 
 class TraceAnalysis(Record):

@@ -113,6 +113,9 @@ def _labels(analysis: TraceAnalysis, other: TraceAnalysis) -> tuple[str, str]:
 def _check_targets(files: Sequence[Path], *targets: Path | None) -> None:
     """Before anything is read: a target that cannot be written, or is one of the traces."""
     sources = {path.resolve() for path in files}
+    written = [target.resolve() for target in targets if target is not None]
+    if len(set(written)) < len(written):
+        raise ChoiceError(f"{written[0].name} is named for two results: write them to different files")
     for target in targets:
         if target is None:
             continue
@@ -122,9 +125,16 @@ def _check_targets(files: Sequence[Path], *targets: Path | None) -> None:
             raise ChoiceError(f"{target} cannot be written: name a file in a folder that exists")
 
 
+SHORTEST_MS, LONGEST_MS = 1e-3, 86_400_000.0
+"""A microsecond and a day: beyond them it is no step, but another unit."""
+
+
 def _nanoseconds(milliseconds: float | None) -> int | None:
     if milliseconds is None:
         return None
-    if not 0 < milliseconds < float("inf"):
-        raise ChoiceError(f"--unprofiled-step-ms {milliseconds}: a step takes longer than 0 ms")
+    if not SHORTEST_MS <= milliseconds <= LONGEST_MS:
+        raise ChoiceError(
+            f"--unprofiled-step-ms {milliseconds:g}: give the milliseconds of one step, {SHORTEST_MS:g} to "
+            f"{LONGEST_MS:g}"
+        )
     return round(milliseconds * 1e6)

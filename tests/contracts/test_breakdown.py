@@ -355,6 +355,47 @@ class TestDevices:
         assert nonzero(breakdown) == {"data_wait": 40_000, "communication": 10_000, "host": 50_000}
 
 
+class TestBlocking:
+    """Exposed communication costs the step only where compute was launched and had to wait for it."""
+
+    def blocking(self, tmp_path: Path, launched_at: int) -> Breakdown:
+        events = [
+            step(1, 0, 100),
+            runtime("cudaLaunchKernel", 1, 2, 1),
+            kernel("ncclDevKernel_AllReduce", 10, 60, 1, stream=9),
+            runtime("cudaLaunchKernel", launched_at, launched_at + 1, 2),
+            kernel("sgemm", 60, 100, 2),
+        ]
+        return analyse(trace_of(tmp_path, events))[0]
+
+    def test_what_was_launched_before_had_to_wait(self, tmp_path: Path) -> None:
+        breakdown = self.blocking(tmp_path, launched_at=5)
+        assert breakdown.blocking == {"communication": 50_000}
+        assert breakdown.removable_ns(Category.COMMUNICATION) == 50_000
+
+    def test_what_the_host_launched_late_would_have_come_late_anyway(self, tmp_path: Path) -> None:
+        breakdown = self.blocking(tmp_path, launched_at=50)
+        assert breakdown.categories[Category.COMMUNICATION] == 50_000
+        assert breakdown.blocking == {"communication": 10_000}
+        assert breakdown.removable_ns(Category.COMMUNICATION, Category.MATMUL) == 50_000
+
+
+class TestThreads:
+    def test_a_thread_of_which_nothing_is_recorded_waited_for_the_one_that_runs_the_steps(self, tmp_path: Path) -> None:
+        """A prefetching thread launches the copy when the loader's batch is there."""
+        events = [
+            step(1, 0, 100),
+            note(HOST_NOTES[0], 0, 70),
+            runtime("cudaMemcpyAsync", 75, 76, 1, OTHER),
+            copy(COPIES[0], 80, 100, 1),
+        ]
+        (breakdown,) = analyse(trace_of(tmp_path, events))
+        assert breakdown.categories[Category.DATA_WAIT] == 70_000
+        busy = [*events, operator("aten::copy_", 10, 75, OTHER)]
+        (breakdown,) = analyse(trace_of(tmp_path, busy))
+        assert breakdown.categories[Category.DATA_WAIT] == 10_000, "then that thread was late by itself"
+
+
 class TestQuality:
     def bad_trace(self, tmp_path: Path, linked: int, unlinked: int) -> Breakdown:
         events = [step(1, 0, 1000)]
@@ -384,6 +425,12 @@ class TestQuality:
     def test_a_profiler_that_changed_the_step_is_said(self, tmp_path: Path) -> None:
         events = [step(1, 0, 100), operator("aten::mm", 10, 90)]
         slowed, fair = (analyse(trace_of(tmp_path, events), ns)[0].quality for ns in (25_000, 90_000))
+        (impossible,) = analyse(trace_of(tmp_path, events), 300_000)[0].quality.problems
+        assert (
+            impossible
+            == "the step time given without the profiler is 3 times that of the profiled steps: it is "
+            + ("not of the same steps")
+        )
         assert slowed.problems == ("the profiler made the step 4.00 times as long",)
         assert slowed.overhead_ratio == 4.0
         assert fair.problems == ()

@@ -144,7 +144,10 @@ def test_a_trace_that_ends_in_the_middle_says_so(inside):
         (["rank0.json", "--html", "nowhere/page.html"], ["nowhere/page.html cannot be written"]),
         (["rank0.json", "--perfetto", "rank0.json"], ["rank0.json is a trace that is read: write to another file"]),
         (["rank0.json", "--html", "empty_folder"], ["empty_folder cannot be written"]),
-        (["rank0.json", "--unprofiled-step-ms", "-1"], ["--unprofiled-step-ms -1", "longer than 0 ms"]),
+        (
+            ["rank0.json", "--unprofiled-step-ms", "-1"],
+            ["--unprofiled-step-ms -1", "give the milliseconds of one step"],
+        ),
         (["rank0.json", "--unprofiled-step-ms", "nan"], ["--unprofiled-step-ms nan"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -211,3 +214,23 @@ def test_real_ranks_of_one_run_are_compared(inside):
     out = inside("analyze", *ranks).out
     order(out, "2 ranks", "Ranks", "Collectives")
     assert "all_reduce" in out
+
+
+def test_two_results_cannot_be_one_file(inside):
+    write_loop(Path("trace.json"))
+    ended = inside("analyze", "trace.json", "--html", "out", "--perfetto", "out", status=2)
+    assert "out is named for two results: write them to different files" in ended.err
+
+
+def test_steps_that_take_no_time_are_refused(inside):
+    write_trace(Path("trace.json"), [step(0, 0, 0), operator("aten::mm", 0, 0)])
+    assert "its steps take no time" in inside("analyze", "trace.json", status=2).err
+
+
+def test_tracks_are_not_put_into_a_cut_file(inside):
+    write_loop(Path("whole.json"))
+    packed = gzip.compress(Path("whole.json").read_bytes())
+    Path("cut.json.gz").write_bytes(packed[: len(packed) * 3 // 4])
+    assert "ends in the middle" in inside("analyze", "cut.json.gz", "--perfetto", "tracks.json", status=2).err
+    assert not Path("tracks.json").exists()
+    assert "incomplete" in inside("analyze", "cut.json.gz").out

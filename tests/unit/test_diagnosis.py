@@ -96,13 +96,13 @@ class TestEveryRule:
     def test_its_severity_grows_with_its_share(self, rule: Rule, level: int, severity: str) -> None:
         assert fired(made_for(rule, rule.thresholds[level] + 0.0001))[rule.name] == severity
 
-    def test_its_bound_is_the_share_it_speaks_of(self, rule: Rule) -> None:
+    def test_its_bound_is_what_it_can_reach_of_the_share_it_speaks_of(self, rule: Rule) -> None:
         """A rule that speaks of no time of the step bounds nothing."""
         share = min(rule.thresholds[2] + 0.05, 0.99)
         finding = next(f for f in findings_of(made_for(rule, share)) if f.rule == rule.name)
         assert f"{share:.0%}" in finding.message
         if rule.measure is None:
-            assert finding.bound == pytest.approx(share)
+            assert finding.bound == pytest.approx(rule.reach * share)
             assert finding.evidence[f"{rule.categories[0].value}_ms"] == pytest.approx(share), "of a step of 1 ms"
         else:
             assert finding.bound == 0.0

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from builders import sample_breakdown, sample_guard, sample_result, sample_window
+from builders import sample_breakdown, sample_guard, sample_profile, sample_result, sample_window
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
         m.Ready(startup=RESULT.startup, step_time_ns=1, loader_capacity=4, num_positions=32, steps_per_epoch=None),
         m.WindowTaken(window=sample_window(2, void="others")),
         m.RestartMeasured(epoch_restart_ns=None),
-        m.Profiled(breakdowns=(sample_breakdown(),), trace=None),
+        m.Profiled(breakdowns=(sample_breakdown(),), profile=sample_profile(), trace=None),
         m.Reported(memory=RESULT.memory[0], effects=RESULT.effects),
         m.Failed(failure=Failure(kind=FailureKind.CRASH, phase=Phase.MEASURE, message="…", signal=11)),
         m.TaskDone(result=RAW),

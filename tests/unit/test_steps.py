@@ -63,6 +63,20 @@ class TestCpu:
         assert windows(tmp_path, events) == [(0, 10), (10, 30)]
 
 
+class TestWhichMarks:
+    def test_the_thread_whose_marks_launch_the_work_runs_the_steps(self, tmp_path: Path) -> None:
+        """An evaluation thread may mark steps of its own, and earlier."""
+        other = [event("user_annotation", f"ProfilerStep#{n}", 10 * n, 10 * n + 10, OTHER) for n in range(3)]
+        events = [*other, step(0, 100, 150), *launched("k", 110, 115, 120, 1), step(1, 150, 200)]
+        assert windows(tmp_path, [*events, *launched("k", 160, 165, 170, 2)]) == [(100, 150), (150, 200)]
+
+    def test_marks_around_others_and_without_length_are_no_steps(self, tmp_path: Path) -> None:
+        events = [step(50, 0, 100), step(0, 0, 40), step(1, 40, 40), step(1, 40, 100)]
+        trace = trace_of(tmp_path, events)
+        assert windows(tmp_path, events) == [(0, 40), (40, 100)]
+        assert steps_of(trace).num_ignored == 2
+
+
 class TestDevice:
     def test_a_step_lasts_until_its_own_device_work_has_ended(self, tmp_path: Path) -> None:
         """The host runs ahead: the CPU's part of step 0 ends at 10, its kernel at 25."""

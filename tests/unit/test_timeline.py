@@ -33,6 +33,7 @@ def tiled(parts, low=0):
         category=np.array([category for _, category in parts]),
         phases=(edges[:0], edges[:0], edges[:0]),
         overlapped={},
+        blocking={},
         num_recorded=np.zeros(len(CATEGORIES), dtype=np.int64),
     )
 

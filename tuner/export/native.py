@@ -48,12 +48,17 @@ class NativeYaml(Exporter):
         return self.header(recommendation) + as_yaml(recommendation)
 
 
+_LINE_BREAKS = frozenset("\x85\u2028\u2029")
+
+
 def as_yaml(recommendation: Recommendation) -> str:
     """The record alone, with the innermost collections on one line each."""
+    # YAML reads these as line breaks where they stand for themselves: then all is escaped.
+    text = msgspec.json.encode(recommendation).decode()
     return yaml.safe_dump(
         msgspec.to_builtins(recommendation),
         sort_keys=False,
-        allow_unicode=True,
+        allow_unicode=not _LINE_BREAKS.intersection(text),
         width=_LINE_WIDTH,
         default_flow_style=None,
     )

@@ -27,7 +27,7 @@ from tuner.profiling.capture import Capture, link
 from tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from tuner.profiling.cpu_time import cpu_time
 from tuner.profiling.device_time import device_time
-from tuner.profiling.diagnosis import Evidence, diagnose, diagnose_ranks
+from tuner.profiling.diagnosis import Evidence, busiest, diagnose, diagnose_ranks
 from tuner.profiling.kernel_gaps import gap_stats
 from tuner.profiling.kernels import kernel_stats, tensor_core_share
 from tuner.profiling.launch_queue import queue_stats
@@ -100,6 +100,8 @@ def analyse_trace(
 ) -> tuple[RankAnalysis, CollectiveCalls]:
     """The analysis of a trace that was read, and its collectives for a comparison with other ranks."""
     capture = link(trace)
+    if capture.steps.span[0] == capture.steps.span[1]:
+        raise TraceError(f"{file}: its steps take no time: no event in them has a duration")
     calls = operator_calls(trace, capture.launches, capture.steps.span)
     source = SourceLines(trace, calls)
     breakdowns: list[Breakdown] = []
@@ -139,7 +141,7 @@ def analyse_trace(
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
-        what_ifs=what_ifs(breakdowns[0]),
+        what_ifs=what_ifs(busiest(breakdowns)),
     )
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most
 

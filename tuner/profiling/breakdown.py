@@ -71,9 +71,11 @@ def breakdown_of(
         unprofiled_step_time_ns=unprofiled_step_time_ns,
         rescaled=rescaled,
         overlapped=segments.overlapped,
+        blocking=segments.blocking,
         steps=tuple({name: value for name, value in _named(row).items() if value} for row in by_step),
         phases=_phases(segments, boundaries),
         operators=_top_names(capture.trace, capture.steps.span),
+        copies=_copies(capture.trace, capture.steps.span),
     )
 
 
@@ -175,3 +177,9 @@ def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
         np.add.at(totals, table.name[rows], (table.end - table.start)[rows])
     order = np.argsort(-totals, kind="stable")[:TOP_OPERATORS]
     return tuple(trace.names[name] for name in order.tolist() if totals[name] > 0)
+
+
+def _copies(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
+    work = trace.work
+    rows = (work.kind == Kind.COPY) & (work.start >= span[0]) & (work.start < span[1])
+    return tuple(trace.names[name] for name in np.unique(work.name[rows]).tolist())

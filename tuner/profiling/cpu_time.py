@@ -41,6 +41,7 @@ def cpu_time(capture: Capture) -> Segments:
         category=segments[2],
         phases=_filled(span, start, end, phase[owner], missing=-1),
         overlapped={},
+        blocking={},
         num_recorded=np.bincount(category, minlength=len(CATEGORIES)),
     )
 

@@ -20,8 +20,17 @@ from tuner.trace_records import RankAnalysis, RankWait
 
 PLACES = 3
 """How many kernels or gaps a finding names."""
+FASTEST_PRODUCTS = 8
+"""Tensor cores multiply 2 to 8 times as fast as FP32 units."""
+FUSED_OPTIMIZER = 0.8
+"""A fused optimizer still reads and writes every parameter."""
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
+
+
+def busiest(breakdowns: Sequence[Breakdown]) -> Breakdown:
+    """Of the device that computes most: another one of the process may have done next to nothing."""
+    return max(breakdowns, key=lambda breakdown: sum(breakdown.categories.get(c, 0) for c in COMPUTING))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +38,7 @@ class Evidence:
     """What a diagnosis can draw on: a trial's situation, the analysis of a trace, or both.
 
     Attributes:
-        analysis: Of one rank; its first device's breakdown is judged where there is no situation.
+        analysis: Of one rank; the breakdown of its busiest device is judged where there is no situation.
     """
 
     situation: Situation | None = None
@@ -40,7 +49,7 @@ class Evidence:
         if self.situation is not None:
             return self.situation.breakdown
         assert self.analysis is not None, "evidence is of a trial or of a trace"
-        return self.analysis.breakdowns[0]
+        return busiest(self.analysis.breakdowns)
 
     @property
     def device_kind(self) -> str:
@@ -50,6 +59,11 @@ class Evidence:
 
     def share(self, *categories: Category) -> float:
         return self.breakdown.share(*categories)
+
+    def removable(self, *categories: Category) -> float:
+        """Share of the step that is gone when these categories vanish."""
+        total = sum(self.breakdown.per_step_ns.values())
+        return self.breakdown.removable_ns(*categories) / max(1.0, total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +87,7 @@ class Rule:
         strategies: What would act on it.
         devices: Kinds of device on which it makes sense.
         applies: A further condition.
+        reach: The largest part of the share that the advice could save.
         measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
             rule bounds no gain.
         cause: Tells causes apart that need different advice.
@@ -86,6 +101,7 @@ class Rule:
     strategies: tuple[str, ...]
     devices: tuple[str, ...] = ("cpu", "cuda")
     applies: Callable[[Evidence], bool] = lambda evidence: True
+    reach: float = 1.0
     measure: Callable[[Evidence], float | None] | None = None
     cause: Callable[[Evidence], Cause | None] = lambda evidence: None
 
@@ -119,6 +135,19 @@ def _memory_filled(evidence: Evidence) -> float | None:
     stats = evidence.analysis.memory if evidence.analysis else ()
     filled = [s.peak_reserved_bytes / s.total_memory_bytes for s in stats if s.total_memory_bytes]
     return max(filled, default=None)
+
+
+def _copy_cause(evidence: Evidence) -> Cause | None:
+    """From pinned memory already, where the trace names the copies so."""
+    copies = [name for name in evidence.breakdown.copies if "HtoD" in name]
+    if not copies or any("Pinned" not in name for name in copies):
+        return None
+    return Cause(
+        name="pinned",
+        message="they come from pinned memory already",
+        advice="copy the next batch on another stream while this one computes, or send fewer bytes",
+        strategies=(),
+    )
 
 
 def _input_cause(evidence: Evidence) -> Cause | None:
@@ -173,6 +202,7 @@ RULES: tuple[Rule, ...] = (
         advice="pin memory, so that copies are asynchronous",
         strategies=("data_loading",),
         devices=("cuda",),
+        cause=_copy_cause,
     ),
     Rule(
         name="launch_bound",
@@ -248,6 +278,7 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.OPTIMIZER, Category.OPTIMIZER_HOST),
         thresholds=(0.05, 0.10, 0.25),
         message="the optimizer takes {share} of the step",
+        reach=FUSED_OPTIMIZER,
         advice="update all parameters at once: a fused or multi-tensor implementation",
         strategies=("optimizer_implementation",),
     ),
@@ -264,6 +295,7 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.MATMUL, Category.ATTENTION),
         thresholds=(0.10, 0.20, 0.40),
         message="{share} of the step multiplies in FP32, although this device is faster in another format",
+        reach=1 - 1 / FASTEST_PRODUCTS,
         advice="use TF32 or 16-bit products",
         strategies=("precision",),
         applies=_products_would_pay,
@@ -273,6 +305,7 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.MATMUL, Category.ATTENTION),
         thresholds=(0.10, 0.20, 0.40),
         message="{share} of the step multiplies, hardly any of it on tensor cores",
+        reach=1 - 1 / FASTEST_PRODUCTS,
         advice="use TF32 or 16-bit products, with dimensions that are multiples of 8",
         strategies=("precision",),
         devices=("cuda",),
@@ -380,16 +413,17 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
         message=f"{message}; {cause.message}" if cause else message,
         advice=cause.advice if cause else rule.advice,
         strategies=cause.strategies if cause else rule.strategies,
-        bound=share if rule.categories else 0.0,
+        bound=rule.reach * evidence.removable(*rule.categories),
         evidence={**_times(rule, evidence), **({"cause": cause.name} if cause else {}), **_places(rule, evidence)},
     )
 
 
 def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
-    """Milliseconds per step of each category."""
-    per_step = evidence.breakdown.per_step_ns
-    times = {category.value: per_step.get(category, 0.0) / 1e6 for category in rule.categories}
-    return {f"{name}_ms": round(value, 4) for name, value in times.items() if value > 0}
+    """Milliseconds per step of each category, and of communication how much of it held compute up."""
+    breakdown = evidence.breakdown
+    times = {category.value: breakdown.per_step_ns.get(category, 0.0) for category in rule.categories}
+    held = {f"{c.value}_blocking": breakdown.removable_ns(c) for c in rule.categories if c.value in breakdown.blocking}
+    return {f"{name}_ms": round(value / 1e6, 4) for name, value in {**times, **held}.items() if value > 0}
 
 
 def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:

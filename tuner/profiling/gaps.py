@@ -16,7 +16,7 @@ import numpy as np
 from tuner.profiling.categories import PRIORITY, Category
 from tuner.profiling.intervals import Ints, cover, pieces
 from tuner.profiling.launches import Launches
-from tuner.profiling.regions import Regions
+from tuner.profiling.regions import Region, Regions
 from tuner.profiling.steps import StepWindows
 from tuner.profiling.trace import Kind, Trace
 
@@ -27,6 +27,7 @@ LATENCY_QUANTILE = 0.9
 """Of the launches into an empty queue, which nothing can block: nearly all of their delay is latency."""
 
 NO_ROW = -1
+NOTHING_RECORDED = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +54,40 @@ class Gaps:
 
 
 class Blame:
-    """What each host thread was doing, by priority: data, synchronisation, allocation, optimizer, host."""
+    """What each host thread was doing, by priority: data, synchronisation, allocation, optimizer, host.
 
-    def __init__(self, regions: Regions, span: tuple[int, int]) -> None:
-        self._span = span
+    Where the trace has nothing of a thread at that time (one that prefetches, say), it waited for the thread that runs
+    the steps: what that one was doing is to blame.
+    """
+
+    def __init__(self, trace: Trace, regions: Regions, steps: StepWindows) -> None:
+        self._span = steps.span
+        self._stepping = steps.thread
+        self._recorded = Region(trace, np.arange(len(trace.host)))
         self._order = (
             (Category.EPOCH_RESTART, regions.restart),
             (Category.DATA_WAIT, regions.loader),
             (Category.SYNCHRONISATION, regions.synchronisation),
             (Category.ALLOCATION, regions.allocation),
             (Category.OPTIMIZER_HOST, regions.optimizer),
+            (Category.HOST, self._recorded),
         )
-        self._codes = np.array([PRIORITY[c] for c, _ in self._order] + [PRIORITY[Category.HOST]])
+        self._codes = np.array([PRIORITY[category] for category, _ in self._order] + [NOTHING_RECORDED])
         self._covers: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def split(self, start: Ints, end: Ints, thread: int) -> tuple[Ints, Ints, Ints, Ints]:
         """Pieces of stretches of one thread: starts, ends, number of the stretch, category."""
+        low, high, whole, code = self._split(start, end, thread)
+        silent = code == NOTHING_RECORDED
+        if thread != self._stepping and silent.any():
+            inner = self._split(low[silent], high[silent], self._stepping)
+            kept = ~silent
+            low, high = np.concatenate([low[kept], inner[0]]), np.concatenate([high[kept], inner[1]])
+            whole = np.concatenate([whole[kept], whole[silent][inner[2]]])
+            code = np.concatenate([code[kept], inner[3]])
+        return low, high, whole, np.where(code == NOTHING_RECORDED, PRIORITY[Category.HOST], code)
+
+    def _split(self, start: Ints, end: Ints, thread: int) -> tuple[Ints, Ints, Ints, Ints]:
         if thread not in self._covers:
             low, high, owner = cover(self._span, [region.on(thread) for _, region in self._order])
             self._covers[thread] = low, high, self._codes[owner]

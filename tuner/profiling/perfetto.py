@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,14 +68,15 @@ def write_perfetto(
     first_base = min(trace.base_time_ns for trace in traces)
     offsets = clock_offsets_ns or {}
     numbers = iter(range(FIRST_PID, 1 << 31))
+    ranks = [trace.rank if trace.rank is not None else number for number, trace in enumerate(traces)]
     lines = (
         line
-        for trace in traces
+        for rank, trace in zip(ranks, traces, strict=True)
         for line in _track_lines(
             trace,
             numbers,
-            shift_ns=trace.origin_ns + trace.base_time_ns - first_base + offsets.get(trace.rank or 0, 0),
-            prefix=f"rank {trace.rank or 0} " if len(traces) > 1 else "",
+            shift_ns=trace.origin_ns + trace.base_time_ns - first_base + offsets.get(rank, 0),
+            prefix=f"rank {rank} " if len(traces) > 1 else "",
             long_gap_ns=long_gap_ns,
         )
     )
@@ -84,6 +86,12 @@ def write_perfetto(
                 _merge(sources[0], file, lines)
             else:
                 _write_alone(file, lines, first_base)
+    except (EOFError, zlib.error):
+        target.unlink(missing_ok=True)
+        raise TraceError(
+            f"{sources[0]} ends in the middle or is damaged: tracks are put beside whole traces only. Analyse it "
+            "without tracks"
+        ) from None
     except OSError as error:
         raise TraceError(f"{target} cannot be written: {error.strerror or error}") from None
 

@@ -20,6 +20,8 @@ MAX_UNKNOWN = 0.05
 MAX_MISSING = 0.01
 MAX_OVERHEAD = 3.0
 """Launch-bound steps take 1.5 to 2.5 times as long under the profiler; host categories are scaled back."""
+MIN_OVERHEAD = 0.5
+"""No profiler makes a step half as long."""
 MAX_FIRST_STEP = 1.5
 LAUNCH_CALLS = r"LaunchKernel|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch|^(cuda|hip)?GraphLaunch|^(cuda|hip)GraphLaunch"
 
@@ -49,6 +51,11 @@ def capture_quality(
     if any("ends in the middle" in loss for loss in trace.losses):
         problems.append("the file is incomplete: what the devices did may be missing")
     ratio = step_time_ns / len(steps) / unprofiled_step_time_ns if unprofiled_step_time_ns else 1.0
+    if ratio < MIN_OVERHEAD:
+        problems.append(
+            f"the step time given without the profiler is {1 / ratio:.3g} times that of the profiled steps: it is not "
+            "of the same steps"
+        )
     if ratio > MAX_OVERHEAD:
         problems.append(f"the profiler made the step {ratio:.2f} times as long")
     notes += _about_steps(capture)
@@ -83,6 +90,11 @@ def _about_steps(capture: Capture) -> list[str]:
     if not steps.marked:
         notes.append(
             "no step is marked (no ProfilerStep#N): all of the trace counts as one step; call prof.step() in the loop"
+        )
+    if steps.num_ignored:
+        notes.append(
+            f"{steps.num_ignored} marks of steps are ignored: of other threads than the one that launches the work, "
+            "around other marks, or without length"
         )
     if steps.num_dropped:
         notes.append(f"{steps.num_dropped} incomplete step at the end was left out")

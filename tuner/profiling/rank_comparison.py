@@ -103,13 +103,13 @@ def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
 
 def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...], notes: list[str]) -> list[Matched]:
     keyed = {rank: _keys(calls[rank]) for rank in ranks}
-    members: dict[str, list[int]] = {}
+    members: dict[str, dict[int, dict[_Key, int]]] = {}
     for rank in ranks:
-        for name in sorted({key[0] for key in keyed[rank]}):
-            members.setdefault(name, []).append(rank)
+        for key, number in sorted(keyed[rank].items(), key=lambda item: item[0][0]):
+            members.setdefault(key[0], {}).setdefault(rank, {})[key] = number
     found, left_out = [], 0
-    for name, inside in members.items():
-        own = {rank: {key: n for key, n in keyed[rank].items() if key[0] == name} for rank in inside}
+    for name, own in members.items():
+        inside = list(own)
         sizes = {calls[rank].messages[number].group_size for rank in inside for number in own[rank].values()}
         if name and len(inside) > max(sizes):
             notes.append(f"{len(inside)} ranks name a process group {name!r} of size {max(sizes)}: it is not compared")

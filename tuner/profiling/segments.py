@@ -20,6 +20,7 @@ class Segments:
         category: `PRIORITY` number by segment.
         phases: Starts, ends and number of the phase (-1: nothing computes) of other segments that tile the same.
         overlapped: Nanoseconds by category that something hides: beside the sum.
+        blocking: Nanoseconds of exposed communication that held compute up.
         num_recorded: int64 by category: events that the profiler recorded in it on the thread that counts; a call
             of the runtime counts as `RUNTIME_COST` of them.
     """
@@ -29,4 +30,5 @@ class Segments:
     category: Ints
     phases: tuple[Ints, Ints, Ints]
     overlapped: dict[str, int]
+    blocking: dict[str, int]
     num_recorded: Ints

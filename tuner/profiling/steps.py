@@ -23,12 +23,14 @@ class StepWindows:
         thread: The thread that ran the steps.
         marked: Whether the trace says where steps begin; without marks all of it is one window.
         num_dropped: Incomplete steps at the end that are left out.
+        num_ignored: Marks that are no steps of the loop: of other threads, around others, without length.
     """
 
     boundaries: Ints
     thread: int
     marked: bool
     num_dropped: int = 0
+    num_ignored: int = 0
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -49,8 +51,9 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     marks = trace.host_rows(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
     if len(marks) == 0:
         return StepWindows(boundaries=np.array(trace.span), thread=_busiest_thread(trace), marked=False)
+    num_marks = len(marks)
+    marks = _real_marks(trace, launches, marks)
     thread = int(host.thread[marks[0]])
-    marks = marks[host.thread[marks] == thread]
     start, end = host.start[marks], host.end[marks]
     launched_end, num_launched = _launched(trace, launches, start, end)
     kept = len(marks)
@@ -64,7 +67,34 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
         ends[-1] = max(int(end[-1]), int(launched_end[-1]), int(ends[-2]) if kept > 1 else 0)
     first = _first_start(trace, launches, int(start[0]), int(end[0]))
     boundaries = np.concatenate([[first], np.maximum(ends[:kept], first)])
-    return StepWindows(boundaries=boundaries, thread=thread, marked=True, num_dropped=len(marks) - kept)
+    return StepWindows(
+        boundaries=boundaries,
+        thread=thread,
+        marked=True,
+        num_dropped=len(marks) - kept,
+        num_ignored=num_marks - len(marks),
+    )
+
+
+def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
+    """Of one thread, the one whose marks launch the most device work (then: has the most marks, the longest), and
+    without marks that have no length or contain others.
+    """
+    host = trace.host
+
+    def rank(thread: int) -> tuple[int, int, int]:
+        own = marks[host.thread[marks] == thread]
+        start, end = host.start[own], host.end[own]
+        return int(_launched(trace, launches, start, end)[1].sum()), len(own), int((end - start).sum())
+
+    thread = max(np.unique(host.thread[marks]).tolist(), key=rank)
+    marks = marks[host.thread[marks] == thread]
+    longer = marks[host.end[marks] > host.start[marks]]
+    marks = longer if len(longer) else marks[:1]
+    end = host.end[marks]
+    contains_next = np.concatenate([end[1:] <= end[:-1], [False]])
+    real: Ints = marks[~contains_next]
+    return real
 
 
 def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:

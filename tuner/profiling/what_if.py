@@ -54,8 +54,8 @@ def _time(breakdown: Breakdown, *categories: Category) -> float:
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
-    """No more can hide behind compute than there is compute that hides nothing yet."""
-    exposed = _time(breakdown, Category.COMMUNICATION)
+    """What held compute up, but no more than there is compute that hides nothing yet."""
+    exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps
     return min(exposed, max(0.0, _time(breakdown, *COMPUTE, Category.RECOMPUTE) - hidden))
 
@@ -101,8 +101,8 @@ def what_ifs(breakdown: Breakdown) -> tuple[WhatIf, ...]:
     found = []
     for scenario in SCENARIOS:
         saved_ns = scenario.saved_ns(breakdown)
-        if kind in scenario.devices and saved_ns >= WORTHWHILE * step_ns > 0:
-            # A step that only waited would vanish: such a gain is no number.
-            left_ns = max(step_ns - saved_ns, 1.0)
+        # A step that would all but vanish only waited: such a gain is no number.
+        left_ns = step_ns - saved_ns
+        if kind in scenario.devices and saved_ns >= WORTHWHILE * step_ns > 0 and left_ns > WORTHWHILE * step_ns:
             found.append(WhatIf(scenario=scenario.name, step_time_ns=round(left_ns), gain=step_ns / left_ns))
     return tuple(sorted(found, key=lambda one: -one.gain))

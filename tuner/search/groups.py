@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import combinations, product
 
 from tuner.records import Candidate, Move
 
@@ -46,7 +47,17 @@ def covering_group(options: Sequence[Move], run: Sequence[Candidate], generator:
             count += new
         if count > most:
             best, most = group, count
-    return best
+    return best or _with_unmet_pair(by_strategy, run)
+
+
+def _with_unmet_pair(by_strategy: dict[str, list[Move]], run: Sequence[Candidate]) -> list[Move]:
+    """A group around the first pair that never met; empty where every pair has."""
+    for first, second in combinations(by_strategy, 2):
+        for pair in product(by_strategy[first], by_strategy[second]):
+            if not _met(*pair, run):
+                others = [moves[0] for name, moves in by_strategy.items() if name not in (first, second)]
+                return [*pair, *others]
+    return []
 
 
 def _met(first: Move, second: Move, run: Sequence[Candidate]) -> bool:

@@ -25,8 +25,8 @@ from tuner.records import Breakdown
 TOP_OPERATORS = 40
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
-"""What recording one operator costs at most: 0.55 us were measured on an H100's host, up to 1.7 us while it was
-loaded (benchmarks/overhead_correction.py)."""
+"""What recording one operator costs at most: 0.2 to 1.7 us were measured on hosts of H100 and H200
+(benchmarks/overhead_correction.py)."""
 
 
 def analyse(trace: Trace, unprofiled_step_time_ns: int | None = None) -> tuple[Breakdown, ...]:

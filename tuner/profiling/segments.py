@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tuner.profiling.intervals import Ints
 
 RUNTIME_COST = 5
-"""What recording a call of the runtime costs, in recorded operators: 2.9 us against 0.55 us on an H100's host
-(benchmarks/overhead_correction.py prints it)."""
+"""What recording a call of the runtime costs, in recorded operators: 2.9 us against 0.55 us on a quiet H100 host. On
+busy ones benchmarks/overhead_correction.py gave anything from 1 to 20."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -521,6 +521,9 @@ class Breakdown(Record):
         held = {name: ns / self.categories[name] for name, ns in self.blocking.items() if self.categories.get(name)}
         return sum(times.get(name, 0.0) * held.get(name, 1.0) for name in categories)
 
+    def removable_share(self, *categories: str) -> float:
+        return self.removable_ns(*categories) / max(1.0, sum(self.per_step_ns.values()))
+
     def share(self, *categories: str) -> float:
         times = self.per_step_ns
         return sum(times.get(name, 0.0) for name in categories) / max(1.0, sum(times.values()))

@@ -16,9 +16,9 @@ from tuner.profiling.collectives import (
     bus_bandwidth,
     bus_factor,
     collective_calls,
-    collective_name,
     collective_stats,
 )
+from tuner.profiling.communication import collective_name
 from tuner.profiling.cpu_time import cpu_time
 from tuner.profiling.device_time import device_time
 from tuner.profiling.rank_comparison import compare_ranks, straggler

@@ -59,7 +59,7 @@ def situation_of(
 
 def removable(situation: Situation, *categories: Category) -> float:
     """Share that is saved when these categories vanish."""
-    return situation.breakdown.removable_ns(*categories) / situation.step_ns
+    return situation.breakdown.removable_share(*categories)
 
 
 def above_roofline(situation: Situation, *categories: Category, dtype: str = FLOAT32) -> float:

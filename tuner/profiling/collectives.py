@@ -7,7 +7,6 @@ thread that carries it ("gloo:all_reduce"), which lasts from the call to the end
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,30 +14,13 @@ import numpy as np
 from tuner.profiling.argument_shapes import item_bytes, parse_arguments
 from tuner.profiling.capture import Capture
 from tuner.profiling.categories import COMPUTING, PRIORITY, Category
+from tuner.profiling.communication import ANNOTATIONS, collective_name
 from tuner.profiling.intervals import Intervals, Ints, pieces, union
 from tuner.profiling.regions import HOST
 from tuner.profiling.segments import Segments
 from tuner.profiling.trace import Kind, Trace
 from tuner.records import CollectiveStats
 
-ANNOTATIONS = r"^(gloo|nccl|mpi|ucc|xccl|rccl):"
-NAMES = {
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    "sendrecv": "send_recv",
-    "batchisendirecv": "send_recv",
-    "send": "send",
-    "recv": "recv",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-}
-"""By what a name contains, without underscores; the first that fits."""
-POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 _COMMUNICATION = tuple(PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE))
 _COMPUTING = tuple(PRIORITY[c] for c in COMPUTING)
 
@@ -206,12 +188,6 @@ def _message(trace: Trace, record: int, annotation: int, kernel: str) -> Message
         num_bytes=max((tensor.num_bytes for tensor in tensors), default=0),
         dtype="",
     )
-
-
-def collective_name(name: str) -> str:
-    """One name for what libraries spell differently ("_allgather_base", "ncclDevKernel_AllGather_RING")."""
-    plain = re.sub(r"[_\W]", "", name).lower()
-    return next((found for part, found in NAMES.items() if part in plain), name)
 
 
 def bus_factor(name: str, group_size: int) -> float:

@@ -11,8 +11,31 @@ from tuner.profiling.categories import is_communication
 from tuner.profiling.intervals import Ints
 from tuner.profiling.trace import Kind, Trace
 
-POINT_TO_POINT = re.compile(r"^(i?send|i?recv|send_?recv|batch_isend_irecv|p2p)", re.IGNORECASE)
+ANNOTATIONS = r"^(gloo|nccl|mpi|ucc|xccl|rccl):"
+NAMES = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "sendrecv": "send_recv",
+    "batchisendirecv": "send_recv",
+    "send": "send",
+    "recv": "recv",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+"""By what a name contains, without underscores; the first that fits."""
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 NO_RECORD = -1
+
+
+def collective_name(name: str) -> str:
+    """One name for what libraries spell differently ("_allgather_base", "ncclDevKernel_AllGather_RING")."""
+    plain = re.sub(r"[_\W]", "", name).lower()
+    return next((found for part, found in NAMES.items() if part in plain), name)
 
 
 def collective_records(trace: Trace) -> Ints:
@@ -45,7 +68,7 @@ def communicates(trace: Trace, records: Ints) -> tuple[npt.NDArray[np.bool_], np
     work = trace.work
     by_name = np.array([is_communication(name) for name in trace.names], dtype=bool)
     communication = (by_name[work.name] & (work.kind == Kind.KERNEL)) | (records >= 0)
-    pair_records = np.array([bool(POINT_TO_POINT.search(record.name)) for record in trace.collectives], dtype=bool)
+    pair_records = np.array([collective_name(r.name) in POINT_TO_POINT for r in trace.collectives], dtype=bool)
     pairs = np.zeros(len(work), dtype=bool)
     pairs[records >= 0] = pair_records[records[records >= 0]]
     send_receive = trace.names_matching("SendRecv")[work.name]

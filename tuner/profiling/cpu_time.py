@@ -11,6 +11,7 @@ import numpy as np
 
 from tuner.profiling.capture import PHASES, Capture
 from tuner.profiling.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
+from tuner.profiling.communication import ANNOTATIONS, POINT_TO_POINT, collective_name
 from tuner.profiling.intervals import Intervals, Ints, cover, pieces
 from tuner.profiling.nesting import Nest, nest
 from tuner.profiling.regions import HOST, LOADER, OPTIMIZER, RESTART
@@ -114,10 +115,10 @@ def _with_waits(capture: Capture, start: Ints, end: Ints, category: Ints) -> tup
     Time inside operators that only dispatch others (autograd's) stays the host's.
     """
     trace, steps = capture.trace, capture.steps
-    rows = trace.host_rows(r"^(gloo|nccl|mpi|ucc|xccl):", *HOST)
+    rows = trace.host_rows(ANNOTATIONS, *HOST)
     if len(rows) == 0:
         return start, end, category
-    pairs = trace.names_matching(r":(i?send|i?recv)")[trace.host.name[rows]]
+    pairs = np.array([collective_name(trace.names[name]) in POINT_TO_POINT for name in trace.host.name[rows].tolist()])
     operators = np.flatnonzero((trace.host.kind == HOST[1]) & (trace.host.thread == steps.thread))
 
     def spans(chosen: Ints) -> Intervals:

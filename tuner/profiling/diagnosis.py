@@ -60,11 +60,6 @@ class Evidence:
     def share(self, *categories: Category) -> float:
         return self.breakdown.share(*categories)
 
-    def removable(self, *categories: Category) -> float:
-        """Share of the step that is gone when these categories vanish."""
-        total = sum(self.breakdown.per_step_ns.values())
-        return self.breakdown.removable_ns(*categories) / max(1.0, total)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
@@ -413,7 +408,7 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
         message=f"{message}; {cause.message}" if cause else message,
         advice=cause.advice if cause else rule.advice,
         strategies=cause.strategies if cause else rule.strategies,
-        bound=rule.reach * evidence.removable(*rule.categories),
+        bound=rule.reach * evidence.breakdown.removable_share(*rule.categories),
         evidence={**_times(rule, evidence), **({"cause": cause.name} if cause else {}), **_places(rule, evidence)},
     )
 

@@ -275,7 +275,7 @@ class Columns:
                 self._take_memory(event, exact)
         self.num_events += len(events)
 
-    def finish(self, header: Header, *, framing: str, num_lost: int, losses: Sequence[str]) -> Trace:
+    def finish(self, header: Header, *, framing: str, num_lost: int, is_whole: bool, losses: Sequence[str]) -> Trace:
         """The trace of everything taken in.
 
         Raises:
@@ -311,6 +311,7 @@ class Columns:
             framing=framing,
             num_events=self.num_events,
             num_lost=num_lost + self._num_untimed,
+            is_whole=is_whole,
             losses=tuple(losses),
         )
 

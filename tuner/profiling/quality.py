@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.profiling.capture import Capture
-from tuner.profiling.categories import Category
+from tuner.profiling.categories import COMPUTING, Category
 from tuner.profiling.device_time import device_rows
 from tuner.profiling.trace import Kind
 from tuner.records import CaptureQuality
@@ -22,8 +22,10 @@ MAX_OVERHEAD = 3.0
 """Launch-bound steps take 1.5 to 2.5 times as long under the profiler; host categories are scaled back."""
 MIN_OVERHEAD = 0.5
 """No profiler makes a step half as long."""
+MAX_COMPUTE = 1.1
+"""Kernels are not slowed by the profiler: they cannot take longer than the step without it, but for chance."""
 MAX_FIRST_STEP = 1.5
-LAUNCH_CALLS = r"LaunchKernel|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch|^(cuda|hip)?GraphLaunch|^(cuda|hip)GraphLaunch"
+LAUNCH_CALLS = r"LaunchKernel|GraphLaunch|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch"
 
 
 def capture_quality(
@@ -48,7 +50,7 @@ def capture_quality(
     missing = _missing(capture)
     if missing > MAX_MISSING:
         problems.append(f"{missing:.0%} of the launches have no recorded device work")
-    if any("ends in the middle" in loss for loss in trace.losses):
+    if not trace.is_whole:
         problems.append("the file is incomplete: what the devices did may be missing")
     ratio = step_time_ns / len(steps) / unprofiled_step_time_ns if unprofiled_step_time_ns else 1.0
     if ratio < MIN_OVERHEAD:
@@ -58,6 +60,12 @@ def capture_quality(
         )
     if ratio > MAX_OVERHEAD:
         problems.append(f"the profiler made the step {ratio:.2f} times as long")
+    computing = sum(totals[category.value] for category in COMPUTING) / len(steps)
+    if device != "cpu" and unprofiled_step_time_ns and computing > MAX_COMPUTE * unprofiled_step_time_ns:
+        problems.append(
+            f"the step time given without the profiler is shorter than what the device computes ({computing / 1e6:.3g} "
+            "ms): it is not of the same steps"
+        )
     notes += _about_steps(capture)
     return CaptureQuality(
         num_events=trace.num_events,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.collectives import POINT_TO_POINT, CollectiveCalls, Message, bus_bandwidth, kinds_of
+from tuner.profiling.collectives import CollectiveCalls, Message, bus_bandwidth, kinds_of
+from tuner.profiling.communication import POINT_TO_POINT
 from tuner.profiling.intervals import Ints
 from tuner.records import CollectiveStats
 from tuner.trace_records import RankWait

@@ -148,6 +148,7 @@ class _Reader:
         self._num_lost = 0
         self._num_repaired = 0
         self._losses: list[str] = []
+        self._is_whole = True
         self._exact = False
 
     def read(self) -> Trace:
@@ -165,6 +166,7 @@ class _Reader:
             header,
             framing="chunked" if events else "whole file",
             num_lost=self._num_lost,
+            is_whole=self._is_whole and not self._blocks.problem,
             losses=self._losses,
         )
 
@@ -316,6 +318,7 @@ class _Reader:
         if ended:
             self._losses.append("what stands after the events could not be read")
         else:
+            self._is_whole = False
             self._losses.append("the file ends in the middle or is damaged there: what stands before was read")
         return self._read_head(head)
 

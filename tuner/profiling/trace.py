@@ -153,6 +153,7 @@ class Trace:
         framing: "chunked" or "whole file": how the file was read.
         num_events: Of every kind, those without a duration included.
         num_lost: Events that were there but could not be decoded.
+        is_whole: False where the file ends in the middle or is damaged, so that whole stretches may be missing.
         losses: What was lost or repaired on reading, in words.
         origin_ns: What was subtracted from all times; with `base_time_ns` it is the wall clock.
     """
@@ -174,6 +175,7 @@ class Trace:
     framing: str
     num_events: int
     num_lost: int
+    is_whole: bool
     losses: tuple[str, ...]
 
     def __len__(self) -> int:

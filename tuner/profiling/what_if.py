@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.profiling.categories import COMPUTE, Category
+from tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
 from tuner.records import Breakdown
 from tuner.trace_records import WhatIf
 
@@ -22,15 +22,7 @@ ACCUMULATION = 4
 LARGER_BATCH = 2
 WORTHWHILE = 0.01
 """A scenario that gains less is not shown."""
-FIXED = (
-    Category.OPTIMIZER,
-    Category.OPTIMIZER_HOST,
-    Category.COMMUNICATION,
-    Category.HOST,
-    Category.LAUNCH_LATENCY,
-    Category.ALLOCATION,
-    Category.SYNCHRONISATION,
-)
+FIXED = (*HOST_CATEGORIES, Category.OPTIMIZER, Category.COMMUNICATION)
 """What a step costs whatever its batch: launches, the optimizer, the gradients' way to the other ranks."""
 
 
@@ -48,47 +40,35 @@ class Scenario:
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
-def _time(breakdown: Breakdown, *categories: Category) -> float:
-    times = breakdown.per_step_ns
-    return sum(times.get(category, 0.0) for category in categories)
-
-
 def _hidden_communication(breakdown: Breakdown) -> float:
     """What held compute up, but no more than there is compute that hides nothing yet."""
     exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps
-    return min(exposed, max(0.0, _time(breakdown, *COMPUTE, Category.RECOMPUTE) - hidden))
+    return min(exposed, max(0.0, breakdown.removable_ns(*COMPUTE, Category.RECOMPUTE) - hidden))
 
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="batches were always ready on the device",
-        saved_ns=lambda b: _time(b, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D),
+        saved_ns=lambda b: b.removable_ns(Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D),
     ),
     Scenario(
         name="the step were one replayed graph: no Python, no launches",
-        saved_ns=lambda b: _time(
-            b,
-            Category.HOST,
-            Category.OPTIMIZER_HOST,
-            Category.LAUNCH_LATENCY,
-            Category.ALLOCATION,
-            Category.SYNCHRONISATION,
-        ),
+        saved_ns=lambda b: b.removable_ns(*HOST_CATEGORIES),
         devices=("cuda",),
     ),
     Scenario(name="communication were hidden behind compute", saved_ns=_hidden_communication),
     Scenario(
         name=f"gradients were exchanged and applied every {ACCUMULATION}th step",
         saved_ns=lambda b: (
-            (1 - 1 / ACCUMULATION) * _time(b, Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+            (1 - 1 / ACCUMULATION) * b.removable_ns(Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
         ),
     ),
     Scenario(
         name=f"the batch were {LARGER_BATCH} times as large",
-        saved_ns=lambda b: (1 - 1 / LARGER_BATCH) * _time(b, *FIXED),
+        saved_ns=lambda b: (1 - 1 / LARGER_BATCH) * b.removable_ns(*FIXED),
     ),
-    Scenario(name="nothing were computed again", saved_ns=lambda b: _time(b, Category.RECOMPUTE)),
+    Scenario(name="nothing were computed again", saved_ns=lambda b: b.removable_ns(Category.RECOMPUTE)),
 )
 
 

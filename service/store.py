@@ -269,11 +269,12 @@ def _write_study(session: Session, study: Study) -> None:
 
 
 def _upsert(session: Session, row: Base) -> None:
-    """Inserts a row or replaces what is there, also when another process inserts it at this moment."""
+    """Inserts a row, or replaces the columns that it sets, also when another process inserts it at this moment."""
     table = cast(Table, row.__table__)
     insert = _INSERTS[session.get_bind().dialect.name](table)
-    insert = insert.values({column.name: getattr(row, column.name) for column in table.columns})
-    others = {column.name: insert.excluded[column.name] for column in table.columns if not column.primary_key}
+    given = [column for column in table.columns if column.name in row.__dict__]
+    insert = insert.values({column.name: getattr(row, column.name) for column in given})
+    others = {column.name: insert.excluded[column.name] for column in given if not column.primary_key}
     session.execute(insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=others))
 
 

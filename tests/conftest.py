@@ -7,6 +7,8 @@ import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
+pytest_plugins = ["postgres"]
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start background jobs with SIGINT ignored, and what is ignored stays so in child processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)

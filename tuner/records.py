@@ -127,8 +127,11 @@ class TrialState(StrEnum):
 
 
 class StudyState(StrEnum):
+    QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
     COMPLETED = "completed"
     FAILED = "failed"
 

@@ -37,12 +37,12 @@ def sqlite_url(tmp_path) -> str:
     return f"sqlite:///{tmp_path}/steptune.db"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def store(request, sqlite_url) -> Iterator[StudyStore]:
     if request.param == "memory":
         yield MemoryStudyStore()
     else:
-        store = open_store(sqlite_url)
+        store = open_store(sqlite_url if request.param == "sqlite" else request.getfixturevalue("postgres_url"))
         yield store
         store.close()
 

@@ -1,70 +1,18 @@
-"""The tables. They mirror the records of `tuner.records`.
+"""The tables of studies. They mirror the records of `tuner.records`.
 
 What is searched or aggregated is a column; the complete record is kept beside it as JSON
 (`tuner.store_rules.encode`), so that reading gives back exactly what was stored. Numbers that are not
 a number are NULL in columns. What belongs to a study or a trial goes when it goes.
-
-Every change here needs a revision in migrations/versions/.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
-from sqlalchemy import (
-    BigInteger,
-    DateTime,
-    Double,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    Text,
-    TypeDecorator,
-    UniqueConstraint,
-)
-from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
 
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time in UTC. SQLite keeps no zone, so it is put back on the way out."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        assert value is None or value.tzinfo is not None, "times in the database have a zone"
-        return None if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "pk": "pk_%(table_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        }
-    )
-    type_annotation_map = {datetime: UtcDateTime(), str: Text(), int: BigInteger(), float: Double()}  # noqa: RUF012
-
-
-_COUNTER = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only where the column is exactly INTEGER."""
-
-
-def _study_key() -> ForeignKey:
-    return ForeignKey("studies.study_id", ondelete="CASCADE")
-
-
-def _trial_key() -> ForeignKey:
-    return ForeignKey("trials.trial_id", ondelete="CASCADE")
+from service.models.base import COUNTER, Base, study_key, trial_key
 
 
 class WorkloadRow(Base):
@@ -92,14 +40,24 @@ class HardwareProfileRow(Base):
 
 class StudyRow(Base):
     __tablename__ = "studies"
+    __table_args__ = (
+        Index(None, "state", "study_id"),
+        Index(None, "owner_id", "study_id"),
+        Index(None, "owner_id", "state", "study_id"),
+        Index(None, "workload_id", "study_id"),
+        Index(None, "hardware_fingerprint", "study_id"),
+    )
 
     study_id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str | None] = mapped_column(ForeignKey("users.user_id"))
+    """NULL for studies of the command line, which only administrators see in the service."""
+    title: Mapped[str] = mapped_column(server_default="")
     workload: Mapped[str]
     """The reference that the user gave."""
-    workload_id: Mapped[str | None] = mapped_column(ForeignKey("workloads.workload_id"), index=True)
+    workload_id: Mapped[str | None] = mapped_column(ForeignKey("workloads.workload_id"))
     """NULL until the workload was inspected."""
-    hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"), index=True)
-    state: Mapped[str] = mapped_column(index=True)
+    hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"))
+    state: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(index=True)
     record: Mapped[str]
 
@@ -111,7 +69,7 @@ class TrialRow(Base):
     __table_args__ = (UniqueConstraint("study_id", "sequence"), Index(None, "study_id", "state"))
 
     trial_id: Mapped[str] = mapped_column(primary_key=True)
-    study_id: Mapped[str] = mapped_column(_study_key())
+    study_id: Mapped[str] = mapped_column(study_key())
     sequence: Mapped[int]
     candidate_key: Mapped[str] = mapped_column(index=True)
     purpose: Mapped[str]
@@ -128,9 +86,12 @@ class TrialAttemptRow(Base):
 
     __tablename__ = "trial_attempts"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     outcome: Mapped[str]
+    fence: Mapped[int] = mapped_column(server_default="0")
+    """Of the lease under which it ran; 0 without a queue."""
+    worker_id: Mapped[str | None]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
 
@@ -138,7 +99,7 @@ class TrialAttemptRow(Base):
 class WindowRow(Base):
     __tablename__ = "windows"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     """Place among the windows of its trial, from 0."""
     round: Mapped[int]
@@ -161,7 +122,7 @@ class BreakdownRow(Base):
 
     __tablename__ = "breakdowns"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     device: Mapped[str] = mapped_column(primary_key=True)
     category: Mapped[str] = mapped_column(primary_key=True, index=True)
@@ -177,7 +138,7 @@ class KernelStatsRow(Base):
 
     __tablename__ = "kernel_stats"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     name: Mapped[str]
     category: Mapped[str]
@@ -192,7 +153,7 @@ class GapStatsRow(Base):
 
     __tablename__ = "gap_stats"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     category: Mapped[str]
     kernel_after: Mapped[str]
@@ -206,7 +167,7 @@ class CollectiveStatsRow(Base):
 
     __tablename__ = "collective_stats"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     name: Mapped[str]
     group_size: Mapped[int]
@@ -221,7 +182,7 @@ class CollectiveStatsRow(Base):
 class GuardCheckRow(Base):
     __tablename__ = "guard_checks"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     name: Mapped[str]
     kind: Mapped[str]
@@ -234,7 +195,7 @@ class GuardCheckRow(Base):
 class FindingRow(Base):
     __tablename__ = "findings"
 
-    trial_id: Mapped[str] = mapped_column(_trial_key(), primary_key=True)
+    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rule: Mapped[str] = mapped_column(index=True)
     severity: Mapped[str]
@@ -245,7 +206,7 @@ class FindingRow(Base):
 class DecisionRow(Base):
     __tablename__ = "decisions"
 
-    study_id: Mapped[str] = mapped_column(_study_key(), primary_key=True)
+    study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
     sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     stage: Mapped[str]
     verdict: Mapped[str]
@@ -261,7 +222,7 @@ class RecommendationRow(Base):
     __tablename__ = "recommendations"
     __table_args__ = (Index(None, "workload_signature", "device_kind"),)
 
-    study_id: Mapped[str] = mapped_column(_study_key(), primary_key=True)
+    study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
     created_at: Mapped[datetime]
     workload_signature: Mapped[str]
     device_kind: Mapped[str]
@@ -278,9 +239,9 @@ class ArtifactRow(Base):
     __tablename__ = "artifacts"
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012
 
-    artifact_id: Mapped[int] = mapped_column(_COUNTER, primary_key=True)
-    study_id: Mapped[str] = mapped_column(_study_key(), index=True)
-    trial_id: Mapped[str | None] = mapped_column(_trial_key(), index=True)
+    artifact_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
+    study_id: Mapped[str] = mapped_column(study_key(), index=True)
+    trial_id: Mapped[str | None] = mapped_column(trial_key(), index=True)
     kind: Mapped[str]
     digest: Mapped[str] = mapped_column(index=True)
     size_bytes: Mapped[int]
@@ -293,8 +254,8 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (Index(None, "study_id", "event_id"), {"sqlite_autoincrement": True})
 
-    event_id: Mapped[int] = mapped_column(_COUNTER, primary_key=True)
-    study_id: Mapped[str] = mapped_column(_study_key())
+    event_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
+    study_id: Mapped[str] = mapped_column(study_key())
     kind: Mapped[str]
     at: Mapped[datetime]
     record: Mapped[str]

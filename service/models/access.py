@@ -1,0 +1,119 @@
+"""The tables of access: users, what they may do, what they sent and what they did."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, Index, LargeBinary
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.models.base import COUNTER, Base
+
+
+def _user_key() -> ForeignKey:
+    return ForeignKey("users.user_id", ondelete="CASCADE")
+
+
+class UserRow(Base):
+    """Somebody who submits studies, with what they may use. NULL stands for "as the settings say"."""
+
+    __tablename__ = "users"
+
+    user_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    scopes: Mapped[str]
+    """The most that their tokens and sessions may have, separated by spaces."""
+    priority: Mapped[int] = mapped_column(server_default="0")
+    max_running: Mapped[int | None]
+    max_queued: Mapped[int | None]
+    max_device_hours: Mapped[float | None]
+    """Over the last 30 days."""
+    max_artifact_bytes: Mapped[int | None]
+    created_at: Mapped[datetime]
+    disabled_at: Mapped[datetime | None]
+
+
+class ApiTokenRow(Base):
+    """A bearer token `stp_<token_id>_<secret>`; of the secret only the hash is kept."""
+
+    __tablename__ = "api_tokens"
+    __table_args__ = (Index(None, "user_id", "token_id"),)
+
+    token_id: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(_user_key())
+    name: Mapped[str]
+    secret_sha256: Mapped[str]
+    scopes: Mapped[str]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class BrowserSessionRow(Base):
+    """A login of a browser; of the cookie only the hash is kept."""
+
+    __tablename__ = "browser_sessions"
+
+    session_sha256: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(_user_key(), index=True)
+    token_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
+    """The token it was opened with; it ends with it."""
+    csrf_sha256: Mapped[str]
+    scopes: Mapped[str]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class WorkloadSourceRow(Base):
+    """A workload as it was given: an uploaded file or archive, a zoo entry, or a module on the workers."""
+
+    __tablename__ = "workload_sources"
+    __table_args__ = (Index(None, "owner_id", "source_id"), Index(None, "owner_id", "digest"))
+
+    source_id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str] = mapped_column(_user_key())
+    kind: Mapped[str]
+    """"file", "archive", "zoo" or "module"."""
+    name: Mapped[str]
+    entry: Mapped[str]
+    """The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload"."""
+    digest: Mapped[str | None] = mapped_column(index=True)
+    """Of the uploaded bytes, which are an artifact."""
+    size_bytes: Mapped[int]
+    created_at: Mapped[datetime]
+
+
+class IdempotencyKeyRow(Base):
+    """A request that may be sent again: its answer is kept for a day."""
+
+    __tablename__ = "idempotency_keys"
+
+    user_id: Mapped[str] = mapped_column(_user_key(), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    request_sha256: Mapped[str]
+    """Of method, path and body: the same key with another request is refused."""
+    status: Mapped[int | None]
+    """NULL while the first request is at work."""
+    headers: Mapped[str | None]
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class AuditRow(Base):
+    """Who did what. Rows are only ever added, and removed by age."""
+
+    __tablename__ = "audit_log"
+    __table_args__ = (Index(None, "user_id", "entry_id"), {"sqlite_autoincrement": True})
+
+    entry_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    user_id: Mapped[str | None]
+    """NULL for what the service did by itself, or before anybody was known."""
+    token_id: Mapped[str | None]
+    action: Mapped[str]
+    target: Mapped[str]
+    outcome: Mapped[str]
+    request_id: Mapped[str]
+    detail: Mapped[str]
+    """JSON, never with secrets."""

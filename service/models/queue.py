@@ -1,0 +1,85 @@
+"""The tables of the queue: who waits, who works, and on what.
+
+A study is run by the worker whose fencing number its queue entry carries, until the lease ends. Times are the
+database's own, so that clocks of hosts need not agree.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.models.base import Base, study_key
+
+
+class QueueEntryRow(Base):
+    """A study that was submitted to the service: its state is the study's (queued, running, …)."""
+
+    __tablename__ = "queue_entries"
+
+    study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
+    source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"), index=True)
+    """What was uploaded; NULL for a zoo entry or a module on the worker."""
+    version: Mapped[int] = mapped_column(server_default="1")
+    """Grows with every change that a reader can see: the ETag."""
+    priority: Mapped[int] = mapped_column(server_default="0")
+    """Higher first, within what the user may use."""
+    required_device_kind: Mapped[str | None]
+    """"cpu" or "cuda"."""
+    required_hardware: Mapped[str | None]
+    """A fingerprint of a hardware profile, or a part of its label."""
+    num_devices: Mapped[int] = mapped_column(server_default="1")
+    place: Mapped[str] = mapped_column(server_default="")
+    """Host and devices on which its last figures were measured."""
+    waits_for: Mapped[str] = mapped_column(server_default="")
+    """Why nobody runs it, for a person."""
+    requested: Mapped[str] = mapped_column(server_default="")
+    """What the user wants of a running study: "", "cancel" or "pause"."""
+    worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.worker_id", ondelete="SET NULL"), index=True)
+    fence: Mapped[int] = mapped_column(server_default="0")
+    """Grows with every claim; a writer with an older number is refused."""
+    lease_until: Mapped[datetime | None]
+    num_claims: Mapped[int] = mapped_column(server_default="0")
+    num_lost: Mapped[int] = mapped_column(server_default="0")
+    """Claims whose worker died."""
+    device_seconds: Mapped[float] = mapped_column(server_default="0")
+    """Devices times the time that workers held it."""
+    queued_at: Mapped[datetime]
+    claimed_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None] = mapped_column(index=True)
+
+
+class WorkerRow(Base):
+    __tablename__ = "workers"
+
+    worker_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    """Given by who started it, or made up; never a host's name."""
+    host_id: Mapped[str]
+    """Of the machine, hashed: workers on one host share its devices."""
+    state: Mapped[str]
+    """"idle", "busy", "draining" or "gone"."""
+    hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"), index=True)
+    device_kind: Mapped[str]
+    devices: Mapped[str]
+    """Slots that it may claim, as JSON: [["core", 0], ["cuda", 1]]."""
+    isolation: Mapped[str]
+    version: Mapped[str]
+    started_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class ResourceSlotRow(Base):
+    """A core or a device of a host, and the study that has it."""
+
+    __tablename__ = "resource_slots"
+
+    host_id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    """"core" or "cuda"."""
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    study_id: Mapped[str | None] = mapped_column(ForeignKey("studies.study_id", ondelete="SET NULL"), index=True)
+    fence: Mapped[int] = mapped_column(server_default="0")
+    """Of the claim that took it: it is free when that claim is over."""

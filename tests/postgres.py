@@ -1,0 +1,149 @@
+"""A PostgreSQL server of our own, on a socket in a temporary directory, without the network.
+
+One server a test process; each test gets a database copied from a migrated one. Servers refuse to run as root, so
+then it runs as the system's `postgres` user.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from service.database import migrate
+
+TEMPLATE = "steptune_template"
+READY_S = 60.0
+
+
+def server_binaries() -> Path | None:
+    """The directory of the newest installed server."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda p: float(p.parts[-3]))
+    if places:
+        return places[-1].parent
+    found = shutil.which("postgres")
+    return Path(found).resolve().parent if found else None
+
+
+def skip_without_server() -> None:
+    """Skips with a reason on a user's machine; under CI a missing server is a failure."""
+    if server_binaries() is None:
+        reason = "PostgreSQL is not installed: apt-get install postgresql"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+
+
+class PostgresServer:
+    """A server with its data in `folder`; commands run as an ordinary user.
+
+    Attributes:
+        folder: Holds the data and the socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        binaries = server_binaries()
+        assert binaries is not None
+        self.folder = folder
+        self._binaries = binaries
+        self._process: subprocess.Popen[bytes] | None = None
+        self._user = pwd.getpwnam("postgres") if os.getuid() == 0 else None
+        if self._user is not None:
+            os.chown(folder, self._user.pw_uid, self._user.pw_gid)
+        options = ["-D", str(folder / "data"), "-A", "trust", "-U", "steptune", "--locale=C", "-E", "UTF8", "--no-sync"]
+        subprocess.run([*self._as_user(), str(binaries / "initdb"), *options], check=True, capture_output=True)
+
+    def start(self) -> None:
+        quick = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off"]
+        # Without a network: the socket alone.
+        where = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-c", "listen_addresses="]
+        command = [*self._as_user(), str(self._binaries / "postgres"), *where, *quick, "-c", "max_connections=200"]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + READY_S
+        while True:
+            try:
+                psycopg.connect(self._conninfo("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                assert self._process.poll() is None, (self.folder / "log").read_text()
+                assert time.monotonic() < deadline, (self.folder / "log").read_text()
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """At once, open connections or not."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait()
+            self._process = None
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://steptune@/{database}?host={self.folder}"
+
+    def create(self, database: str, template: str = "template1") -> str:
+        """The URL of a new database."""
+        self._execute(f'CREATE DATABASE "{database}" TEMPLATE "{template}"')
+        return self.url(database)
+
+    def drop(self, database: str) -> None:
+        self._execute(f'DROP DATABASE "{database}" WITH (FORCE)')
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def _conninfo(self, database: str) -> str:
+        return f"host={self.folder} user=steptune dbname={database}"
+
+    def _as_user(self) -> list[str]:
+        if self._user is None:
+            return []
+        return ["setpriv", f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
+
+
+@contextmanager
+def running_server() -> Iterator[PostgresServer]:
+    """A started server; its files are gone afterwards."""
+    skip_without_server()
+    # Not below pytest's own folders: others may not enter those, and the path of a socket is short.
+    folder = Path(tempfile.mkdtemp(prefix="stp-pg-"))
+    folder.chmod(0o755)
+    server = PostgresServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server with a migrated template."""
+    with running_server() as server:
+        migrate(server.create(TEMPLATE))
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A migrated database of its own."""
+    name = f"test_{time.monotonic_ns()}"
+    yield postgres_server.create(name, TEMPLATE)
+    postgres_server.drop(name)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A database without tables."""
+    name = f"empty_{time.monotonic_ns()}"
+    yield postgres_server.create(name)
+    postgres_server.drop(name)

@@ -1,7 +1,8 @@
 """A PostgreSQL server of our own, on a socket in a temporary directory, without the network.
 
 One server a test process; each test gets a database copied from a migrated one. Servers refuse to run as root, so
-then it runs as the system's `postgres` user.
+then it runs as the system's `postgres` user. Its driver is imported late: every test run loads this module, also
+where only a GPU is tested.
 """
 
 from __future__ import annotations
@@ -17,10 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
-
-from service.database import migrate
 
 TEMPLATE = "steptune_template"
 READY_S = 60.0
@@ -62,6 +60,8 @@ class PostgresServer:
         subprocess.run([*self._as_user(), str(binaries / "initdb"), *options], check=True, capture_output=True)
 
     def start(self) -> None:
+        import psycopg
+
         quick = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off"]
         # Without a network: the socket alone.
         where = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-c", "listen_addresses="]
@@ -97,6 +97,8 @@ class PostgresServer:
         self._execute(f'DROP DATABASE "{database}" WITH (FORCE)')
 
     def _execute(self, statement: str) -> None:
+        import psycopg
+
         with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
             connection.execute(statement)
 
@@ -128,6 +130,8 @@ def running_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A server with a migrated template."""
+    from service.database import migrate
+
     with running_server() as server:
         migrate(server.create(TEMPLATE))
         yield server

@@ -19,7 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import situation
 from slow_breakdown import cpu_breakdown, device_breakdown, read_spans
-from trace_events import MAIN, OTHER, Event, copy, event, kernel, note, operator, recomputed, runtime, step, trace_of
+from trace_events import (
+    MAIN,
+    OTHER,
+    Event,
+    copy,
+    event,
+    kernel,
+    launched,
+    note,
+    operator,
+    recomputed,
+    runtime,
+    step,
+    trace_of,
+)
 from traces import NAMES, expected_file, needs_traces, trace_file
 
 from tuner.profiling.breakdown import WAITS_FOR_OTHERS, analyse, breakdown_of
@@ -358,9 +372,10 @@ class TestDevices:
 class TestBlocking:
     """Exposed communication costs the step only where compute was launched and had to wait for it."""
 
-    def blocking(self, tmp_path: Path, launched_at: int) -> Breakdown:
+    def blocking(self, tmp_path: Path, launched_at: int, *others: Event) -> Breakdown:
         events = [
             step(1, 0, 100),
+            *others,
             runtime("cudaLaunchKernel", 1, 2, 1),
             kernel("ncclDevKernel_AllReduce", 10, 60, 1, stream=9),
             runtime("cudaLaunchKernel", launched_at, launched_at + 1, 2),
@@ -372,6 +387,26 @@ class TestBlocking:
         breakdown = self.blocking(tmp_path, launched_at=5)
         assert breakdown.blocking == {"communication": 50_000}
         assert breakdown.removable_ns(Category.COMMUNICATION) == 50_000
+
+    def test_a_host_that_waits_for_the_collective_is_held_up(self, tmp_path: Path) -> None:
+        """Of the wait before the collective began, and of other work of the host, it is not to blame."""
+        copied = runtime("cudaMemcpyAsync", 5, 40)
+        assert self.blocking(tmp_path, 50, copied).blocking == {"communication": 30_000 + 10_000}
+
+    def test_a_rank_that_runs_ahead_gains_nothing_while_its_host_is_at_work(self, tmp_path: Path) -> None:
+        """It waits for its peers all day, but its own host needs as long for every step."""
+        events = []
+        for number in range(4):
+            begin = 100 * number
+            events += [
+                step(number, begin, begin + 100),
+                operator("aten::add", begin, begin + 95),
+                *launched("ncclDevKernel_AllReduce", begin + 5, begin + 10, begin + 98, 2 * number + 1),
+                *launched("sgemm", begin + 6, begin + 98, begin + 102, 2 * number + 2),
+            ]
+        (breakdown,) = analyse(trace_of(tmp_path, events))
+        assert breakdown.share(Category.COMMUNICATION) > 0.8
+        assert breakdown.removable_share(Category.COMMUNICATION) < 0.05
 
     def test_what_the_host_launched_late_would_have_come_late_anyway(self, tmp_path: Path) -> None:
         breakdown = self.blocking(tmp_path, launched_at=50)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from tuner.profiling.blocking import blocking_ns
 from tuner.profiling.capture import PHASES, Capture
 from tuner.profiling.categories import CATEGORIES, COMPUTING, PRIORITY, Category
 from tuner.profiling.gaps import Blame, Gaps, find_gaps
 from tuner.profiling.intervals import Intervals, Ints, cover, union_length
-from tuner.profiling.launches import NOT_LAUNCHED
 from tuner.profiling.segments import RUNTIME_COST, Segments
 from tuner.profiling.trace import Kind
 
@@ -54,7 +54,7 @@ def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
         category=code[order],
         phases=phases,
         overlapped=_overlapped(capture, rows, category, computes),
-        blocking=_blocking(capture, rows[computes], start[order], end[order], code[order]),
+        blocking=blocking_ns(capture, rows[computes], start[order], end[order], code[order]),
         num_recorded=_num_recorded(capture, gaps),
     )
     return segments, gaps
@@ -71,31 +71,6 @@ def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarr
         if own.any():
             joint = union_length(start[own | computes], end[own | computes])
             result[kind.value] = union_length(start[own], end[own]) + compute - joint
-    return result
-
-
-def _blocking(capture: Capture, computing: Ints, start: Ints, end: Ints, code: Ints) -> dict[str, int]:
-    """How long exposed communication really held compute up: what follows it was launched and had to wait.
-
-    Where the host launched the next compute only later, the collective filled a stretch that would have been idle
-    without it: making it faster would gain nothing there. Work without a launch counts as held up.
-
-    Args:
-        computing: Rows of the device's compute, in order.
-        start, end, code: Segments with their categories.
-    """
-    work = capture.trace.work
-    result = {}
-    for kind in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE):
-        mine = code == PRIORITY[kind]
-        if not mine.any():
-            continue
-        low, high = start[mine], end[mine]
-        position = np.searchsorted(work.start[computing], low, side="left")
-        follows = position < len(computing)
-        launch = np.full(len(low), NOT_LAUNCHED, dtype=np.int64)
-        launch[follows] = capture.launches.start[computing[position[follows]]]
-        result[kind.value] = int(np.maximum(0, high - np.maximum(low, launch)).sum())
     return result
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.profiling.intervals import Ints
+from tuner.profiling.intervals import EMPTY, Ints
 from tuner.profiling.launches import Launches
 from tuner.profiling.trace import Kind, Trace
 
@@ -21,6 +21,7 @@ class StepWindows:
     Attributes:
         boundaries: int64 of length steps + 1: each window's start, and the last one's end.
         thread: The thread that ran the steps.
+        host_starts: When the host began each step: it may run ahead of the device. Empty without marks.
         marked: Whether the trace says where steps begin; without marks all of it is one window.
         num_dropped: Incomplete steps at the end that are left out.
         num_ignored: Marks that are no steps of the loop: of other threads, around others, without length.
@@ -28,6 +29,7 @@ class StepWindows:
 
     boundaries: Ints
     thread: int
+    host_starts: Ints
     marked: bool
     num_dropped: int = 0
     num_ignored: int = 0
@@ -50,7 +52,9 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     host = trace.host
     marks = trace.host_rows(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
     if len(marks) == 0:
-        return StepWindows(boundaries=np.array(trace.span), thread=_busiest_thread(trace), marked=False)
+        return StepWindows(
+            boundaries=np.array(trace.span), thread=_busiest_thread(trace), host_starts=EMPTY, marked=False
+        )
     num_marks = len(marks)
     marks = _real_marks(trace, launches, marks)
     thread = int(host.thread[marks[0]])
@@ -70,6 +74,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     return StepWindows(
         boundaries=boundaries,
         thread=thread,
+        host_starts=start[:kept],
         marked=True,
         num_dropped=len(marks) - kept,
         num_ignored=num_marks - len(marks),

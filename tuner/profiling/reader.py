@@ -21,16 +21,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tuner.profiling.events import (
-    Columns,
-    Event,
-    EventFile,
-    ExactEvent,
-    ExactEventFile,
-    Header,
-    InexactTimes,
-    loose_event,
-)
+from tuner.profiling.columns import Columns
+from tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
+from tuner.profiling.times import InexactTimes
 from tuner.profiling.trace import Trace, TraceError
 
 BLOCK_BYTES = 8 << 20

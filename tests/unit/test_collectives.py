@@ -246,7 +246,7 @@ def test_sequence_numbers_match_although_a_rank_lacks_the_first_calls():
     rest = made([(30, 32), (50, 52)], seq=41)
     found = compare_ranks({0: whole, 1: rest})
     assert found.offsets_ns == {0: 0, 1: 0}
-    assert found.notes == ("1 collective calls that not all ranks of their group have are not compared",)
+    assert found.notes == ("1 collective call not compared: missing on some ranks of the group",)
 
 
 def test_without_sequence_numbers_a_step_with_a_call_too_many_is_left_out():
@@ -255,7 +255,7 @@ def test_without_sequence_numbers_a_step_with_a_call_too_many_is_left_out():
     found = compare_ranks({0: first, 1: second})
     assert found.collectives[0].latency_ns == 2 * MS
     assert found.offsets_ns == {0: 0, 1: 0}
-    assert found.notes == ("2 collective calls that not all ranks of their group have are not compared",)
+    assert found.notes == ("2 collective calls not compared: missing on some ranks of the group",)
 
 
 def test_each_group_is_compared_among_its_own_ranks_and_clocks_follow_from_group_to_group():
@@ -289,7 +289,7 @@ def test_calls_at_different_times_are_not_one_collective():
     first = made([(10, 12), (30, 32), (50, 52)])
     second = made([(10, 12), (330, 332), (50, 52)])
     found = compare_ranks({0: first, 1: second})
-    assert found.notes == ("1 collective calls are at different times on the ranks: they are not compared",)
+    assert found.notes == ("1 collective call not compared: at different times on the ranks",)
     assert found.collectives[0].skew_ns == 0
     assert [wait.late_share for wait in found.waits] == [1.0, 0.0]  # of equal arrivals the first rank's is named
 

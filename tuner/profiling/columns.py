@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tuner.profiling.events import NO_RAW, Args, Event, ExactEvent, Header
 from tuner.profiling.times import NO_TIME, nanoseconds, times
 from tuner.profiling.trace import Collective, Device, Host, Ints, Kind, MemoryPoint, Trace, TraceError, Work
+from tuner.wording import counted
 
 _HOST = {
     "cpu_op": Kind.OPERATOR,
@@ -103,9 +104,9 @@ class Columns:
         origin = min(firsts)
         losses = [*losses]
         if self._num_negative:
-            losses.append(f"{self._num_negative} events with a negative duration count as instants")
+            losses.append(f"{counted(self._num_negative, 'event')} with a negative duration, taken as instants")
         if self._num_untimed:
-            losses.append(f"{self._num_untimed} events without a time were left out")
+            losses.append(f"{counted(self._num_untimed, 'event')} without a time, left out")
         host, work = _in_order(host, origin), _in_order(work, origin)
         rank, num_ranks, distributed = _ranks(header.distributed)
         return Trace(
@@ -125,7 +126,7 @@ class Columns:
             base_time_ns=header.base_time_ns if isinstance(header.base_time_ns, int) else 0,
             framing=framing,
             num_events=self.num_events,
-            num_lost=num_lost + self._num_untimed,
+            num_lost=num_lost,
             is_whole=is_whole,
             losses=tuple(losses),
         )

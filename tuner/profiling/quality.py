@@ -13,6 +13,7 @@ from tuner.profiling.categories import COMPUTING, Category
 from tuner.profiling.device_time import device_rows
 from tuner.profiling.trace import Kind
 from tuner.records import CaptureQuality
+from tuner.wording import counted
 
 MAX_UNLINKED = 0.05
 MAX_UNKNOWN = 0.05
@@ -101,11 +102,11 @@ def _about_steps(capture: Capture) -> list[str]:
         )
     if steps.num_ignored:
         notes.append(
-            f"{steps.num_ignored} marks of steps are ignored: of other threads than the one that launches the work, "
-            "around other marks, or without length"
+            f"{counted(steps.num_ignored, 'mark')} of steps ignored: of other threads than the one that launches the "
+            "work, around other marks, or without length"
         )
     if steps.num_dropped:
-        notes.append(f"{steps.num_dropped} incomplete step at the end was left out")
+        notes.append(f"{counted(steps.num_dropped, 'incomplete step')} at the end left out")
     lengths = np.diff(steps.boundaries)
     usual = np.median(lengths[1:]) if len(lengths) >= 3 else 0
     if usual > 0 and lengths[0] > MAX_FIRST_STEP * usual:

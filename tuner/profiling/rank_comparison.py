@@ -18,6 +18,7 @@ from tuner.profiling.communication import POINT_TO_POINT
 from tuner.profiling.intervals import Ints
 from tuner.records import CollectiveStats
 from tuner.trace_records import RankWait
+from tuner.wording import counted
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """No rank can end these before every rank has begun."""
@@ -119,7 +120,7 @@ def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...]
             left_out += missing
             found.append(matched)
     if left_out:
-        notes.append(f"{left_out} collective calls that not all ranks of their group have are not compared")
+        notes.append(f"{counted(left_out, 'collective call')} not compared: missing on some ranks of the group")
     return [matched for matched in found if matched.messages]
 
 
@@ -128,7 +129,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
     apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
     if not apart.any():
         return group
-    notes.append(f"{int(apart.sum())} collective calls are at different times on the ranks: they are not compared")
+    notes.append(f"{counted(int(apart.sum()), 'collective call')} not compared: at different times on the ranks")
     return group.only(~apart)
 
 

@@ -121,15 +121,21 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
     """What was found, the most that fixing it could gain first; of a bad capture, once, what to do about that."""
     rows = []
-    for finding in analysis.findings:
-        bad = finding.rule == BAD_CAPTURE
+    bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
+    if bad:
         # The headline says what is bad.
-        message = "no verdict until the capture is better" if bad else finding.message
+        advice = "; ".join(_unique(finding.advice for finding in bad))
+        rows.append(TraceAdvice("warning", "no verdict until the capture is better", advice, "", (), ()))
+    for finding in analysis.findings:
+        if finding in bad:
+            continue
         places = [str(value) for name, value in finding.evidence.items() if name.startswith("at_")]
         limit = units.gain_limit(finding.bound)
         gain = "" if finding.bound <= 0 else f"at most {units.ratio(limit)}" if limit < 100 else "up to 100× and more"
-        rows.append(TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places)))
-    return list(dict.fromkeys(rows))
+        rows.append(
+            TraceAdvice(finding.severity, finding.message, finding.advice, gain, finding.strategies, tuple(places))
+        )
+    return rows
 
 
 def all_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:

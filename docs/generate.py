@@ -29,7 +29,7 @@ from service.probing import workload_with_everything
 from service.settings import Settings
 from tuner.profiling.categories import CATEGORIES, GROUPS
 from tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rule
-from tuner.profiling.quality import MAX_MISSING, MAX_OVERHEAD, MAX_UNKNOWN, MAX_UNLINKED
+from tuner.profiling.quality import PROBLEMS
 from tuner.records import (
     Choice,
     Device,
@@ -147,11 +147,8 @@ def diagnosis() -> str:
     )
     sections = [_rule(rule, CONDITIONS.get(conditions.get(rule.name, ""))) for rule in RULES]
     capture = (
-        "## bad_capture\n\nWhere a profile cannot be trusted, this is the only finding: more than "
-        f"{_percent(MAX_UNLINKED)} of the device work has no recorded launch and more than {_percent(MAX_UNKNOWN)} of "
-        f"the step is unknown for that reason, more than {_percent(MAX_MISSING)} of the launches have no recorded "
-        f"device work, the file ends in the middle, or the profiler made the step more than {MAX_OVERHEAD} times as "
-        "long.\n\nAdvice: profile again with more warm-up and less detail."
+        "## bad_capture\n\nWhere a profile cannot be trusted, this is the only finding, with what to do about it:\n\n"
+        + _table(("problem", "when", "advice"), [(problem.name, problem.when, problem.advice) for problem in PROBLEMS])
     )
     skew = (
         "## rank_skew\n\nOf several ranks together: the ranks come apart by more than their collectives take, and the "

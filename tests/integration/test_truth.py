@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from breakdowns import analyse
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from tuner.profiling.analysis import analyse_traces
-from tuner.profiling.breakdown import analyse
 from tuner.profiling.categories import Category
 from tuner.profiling.reader import read_trace
 from tuner.records import Breakdown

@@ -9,7 +9,8 @@ from profiled import breakdown_of, situation
 from tuner.profiling.bounds import Situation
 from tuner.profiling.categories import Category
 from tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, diagnose, diagnose_ranks
-from tuner.records import Calibration, CollectiveStats, Finding, InputActivity, KernelStats, ModelFacts
+from tuner.profiling.quality import PROBLEMS
+from tuner.records import Calibration, CaptureQuality, CollectiveStats, Finding, InputActivity, KernelStats, ModelFacts
 from tuner.strategies import STRATEGIES
 from tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
 
@@ -174,6 +175,15 @@ class TestFindings:
         assert {f.rule for f in findings} == {"bad_capture"}
         assert [f.message for f in findings] == [f"the profile cannot be trusted: {problem}" for problem in problems]
         assert all(f.bound == 0 and f.strategies == () for f in findings)
+
+    def test_the_advice_is_for_the_problem_of_the_capture(self) -> None:
+        """Whose file was cut needs another advice than whose step time was wrong."""
+        breakdown = breakdown_of({C.DATA_WAIT: 0.9})
+        for problem in PROBLEMS:
+            quality = CaptureQuality(num_events=1, num_steps=1, problems=("it is bad",), problem_names=(problem.name,))
+            (finding,) = findings_of(situation(msgspec.structs.replace(breakdown, quality=quality)))
+            assert (finding.advice, finding.evidence) == (problem.advice, {"problem": problem.name})
+        assert len({problem.advice for problem in PROBLEMS}) == len(PROBLEMS)
 
     def test_rules_have_names_of_their_own(self) -> None:
         assert len({rule.name for rule in RULES}) == len(RULES)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tuner.profiling.bounds import Situation, compute_floor_ns
 from tuner.profiling.categories import COMPUTE, COMPUTING, Category
+from tuner.profiling.quality import PROBLEMS
 from tuner.records import Breakdown, CollectiveStats, Finding
 from tuner.trace_records import RankAnalysis, RankWait
 
@@ -336,6 +337,8 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
+"""The advice where a record of an older version does not say which problem it is."""
 _SEVERITIES = ("note", "warning", "high")
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for the longest wait as a share of the step."""
@@ -343,21 +346,23 @@ SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """The findings of a breakdown, the largest bound first; only the capture's problems if it is bad."""
-    problems = evidence.breakdown.quality.problems
-    if problems:
-        return tuple(
-            Finding(
-                rule="bad_capture",
-                severity="warning",
-                message=f"the profile cannot be trusted: {problem}",
-                advice="profile again with more warm-up and less detail",
-                strategies=(),
-                bound=0.0,
-            )
-            for problem in problems
-        )
+    quality = evidence.breakdown.quality
+    if quality.problems:
+        return tuple(map(_bad_capture, quality.problems, quality.problem_names or ("",) * len(quality.problems)))
     found = [finding for rule in RULES if (finding := _apply(rule, evidence)) is not None]
     return tuple(sorted(found, key=lambda finding: -finding.bound))
+
+
+def _bad_capture(problem: str, name: str) -> Finding:
+    return Finding(
+        rule="bad_capture",
+        severity="warning",
+        message=f"the profile cannot be trusted: {problem}",
+        advice=next((known.advice for known in PROBLEMS if known.name == name), UNKNOWN_PROBLEM),
+        strategies=(),
+        bound=0.0,
+        evidence={"problem": name} if name else {},
+    )
 
 
 def diagnose_ranks(

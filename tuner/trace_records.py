@@ -92,8 +92,13 @@ class RankWait(Record):
 
     rank: int
     wait_ns: int
+    """In all collectives that were compared."""
     late_share: float
     """Of the collectives: those in which it arrived last."""
+    exposed_ns: int = 0
+    """Of the wait: what counts as exposed communication, because no compute hides it. It is not the network's time."""
+    step_share: float = 1.0
+    """Of its steps: those whose collectives were compared. Another rank may have recorded fewer steps."""
 
 
 class WhatIf(Record):

@@ -17,11 +17,14 @@ from dashboards.theme import category_colour, category_title
 from dashboards.trace_info import (
     TraceAdvice,
     get_findings_info,
+    get_late_ns,
+    get_overlapped_info,
     get_phases_info,
     get_ranks_info,
     get_trace_breakdown_info,
     get_trace_headline,
     get_variation_info,
+    is_rescaled,
     main_rank,
 )
 from service.cli.console import plain_table
@@ -121,18 +124,17 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
     ]
     if phases:
         yield _hanging(Text("of it computing: ", style="dim"), Text(", ".join(phases)))
-    breakdowns = [b for rank in analysis.ranks for b in rank.breakdowns]
-    hidden = {
-        name: sum(b.overlapped.get(name, 0) / b.num_steps for b in breakdowns) / len(breakdowns)
-        for name in dict.fromkeys(name for b in breakdowns for name in b.overlapped)
-    }
+    late_ns = get_late_ns(analysis)
+    if late_ns > 0:
+        late = f"{units.short_time(late_ns)} waits for a late rank, which is no time of the network"
+        yield _hanging(Text("of exposed communication: ", style="dim"), Text(late))
     parts = [
         f"{category_title(name).removeprefix('exposed ')} {units.short_time(value)}"
-        for name, value in hidden.items()
-        if value > 0
+        for name, value in get_overlapped_info(analysis).items()
     ]
     if parts:
-        yield _hanging(Text("hidden by compute, not in the sum: ", style="dim"), Text(", ".join(parts)))
+        beside = ", as profiled" if is_rescaled(analysis) else ""
+        yield _hanging(Text(f"hidden by compute, not in the sum{beside}: ", style="dim"), Text(", ".join(parts)))
 
 
 def _what_ifs(rank: RankAnalysis) -> RenderableType:
@@ -150,14 +152,16 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
     if several:
         yield _ranks(analysis)
     of = f" of rank {rank.rank}" if several else ""
+    profiled = ", as profiled" if is_rescaled(analysis) else ""
+    over = f", over its {len(rank.breakdowns)} devices" if len(rank.breakdowns) > 1 else ""
     num_steps = rank.breakdowns[0].num_steps
     for device, stats in rank.gaps.items():
         if stats.count:
-            yield _gaps(device, stats, num_steps, rank.queues.get(device, ()), of)
+            yield _gaps(device, stats, num_steps, rank.queues.get(device, ()), of + profiled)
     if rank.kernels:
-        yield _kernels(rank, num_steps, top, of)
+        yield _kernels(rank, num_steps, top, of + over)
     if rank.operators:
-        yield _operators(rank, num_steps, top, of)
+        yield _operators(rank, num_steps, top, of + over + profiled)
     collectives = analysis.collectives or rank.collectives
     if collectives:
         yield _collectives(collectives, top)

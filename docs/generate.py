@@ -155,8 +155,9 @@ def diagnosis() -> str:
     )
     skew = (
         "## rank_skew\n\nOf several ranks together: while nothing is computed, a rank waits in collectives for one "
-        f"that has not arrived yet, for at least {', '.join(map(_percent, SKEW_THRESHOLDS))} of its step (note, warning, "
-        "high: our own). What a call takes beyond the rank on which it is shortest is waiting, at its beginning; the rest of "
+        f"that has not arrived yet, for at least {', '.join(map(_percent, SKEW_THRESHOLDS))} of its step (note, "
+        "warning, high: our own). What a call takes beyond the rank on which it is shortest is waiting, at its "
+        "beginning; the rest of "
         "exposed communication is the network's, and is all that exposed_communication then speaks of. The rank that "
         "waits least is the one that the others wait for.\n\nAdvice: balance the ranks' work and data; buckets would "
         "not help."

@@ -31,6 +31,7 @@ from service.cli.console import plain_table
 from tuner.records import CollectiveStats
 from tuner.trace_records import (
     Comparison,
+    Difference,
     Gap,
     GapDifference,
     GapStats,
@@ -331,12 +332,15 @@ def _variation(info: pd.DataFrame) -> RenderableType:
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Prints the difference of the step, of its categories, and what explains it."""
-    step = comparison.step
+    step = comparison.measured or comparison.step
     ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
     verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
     if step.low_ns is not None and not step.significant:
-        verdict += "; no difference beyond the noise of the steps"
+        verdict += f"; no difference beyond the noise of the {'windows' if comparison.measured else 'steps'}"
     console.print(Text(verdict, style="bold"))
+    if comparison.measured is not None:
+        console.print(Text(f"measured without the profiler{_interval(step, ', change ')}", style="dim"))
+    step = comparison.step
     console.print(Text(f"from {comparison.before} ({units.counted(comparison.num_steps[0], 'step')})", style="dim"))
     console.print(Text(f"to   {comparison.after} ({units.counted(comparison.num_steps[1], 'step')})", style="dim"))
     for note in comparison.notes:
@@ -347,22 +351,25 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         column.no_wrap, column.justify = True, "right"
     for row in (*comparison.categories, step):
         if row.before_ns or row.after_ns:
-            interval = ""
-            if row.low_ns is not None and row.high_ns is not None:
-                interval = f"{units.short_time_change(row.low_ns)} to {units.short_time_change(row.high_ns)}"
             certain = row.significant or row.low_ns is None
             table.add_row(
                 Text("step" if row is step else category_title(row.name), style="bold" if row is step else ""),
                 units.short_time(row.before_ns),
                 units.short_time(row.after_ns),
                 Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns) if certain else "dim"),
-                Text(interval, style="dim"),
+                Text(_interval(row), style="dim"),
             )
     console.print(table)
     for title, rows in (("Kernels", comparison.kernels), ("Gaps, by cause and what ended them", comparison.gaps)):
         if rows:
             console.print()
             console.print(_explaining(rows, title))
+
+
+def _interval(row: Difference, before: str = "") -> str:
+    if row.low_ns is None or row.high_ns is None:
+        return ""
+    return f"{before}{units.short_time_change(row.low_ns)} to {units.short_time_change(row.high_ns)}"
 
 
 def _tone(change_ns: float) -> str:

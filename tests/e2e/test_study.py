@@ -190,3 +190,16 @@ def test_verify_trains_both_and_compares(tuned):
 
 def test_a_reference_with_arguments_is_kept(tuned_inside):
     assert tuned_inside("show", "--json").json["study"]["workload"] == TUNED
+
+
+def test_two_trials_of_a_study_are_compared(tuned_inside, recommendation):
+    out = tuned_inside("compare", "last:baseline", "last:recommended").out
+    assert "measured without the profiler, change " in out
+    assert "data_loading: " in out.partition("to   ")[2].partition("\n")[0]
+    compared = tuned_inside("compare", "last:baseline", "last:recommended", "--json").json
+    assert compared["measured"]["high_ns"] < 0, "the recommendation is faster"
+    [data] = [d for d in compared["categories"] if d["name"] == "data_wait"]
+    assert data["after_ns"] < data["before_ns"]
+    trial_id = tuned_inside("show", "--json").json["decisions"][0]["trial_ids"][0]
+    assert tuned_inside("compare", trial_id, trial_id, "--json").json["step"]["before_ns"] > 0
+    assert "has no trial '999'" in tuned_inside("compare", "last:1", "last:999", status=2).error

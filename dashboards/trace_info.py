@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboards import theme, units
 from tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
-from tuner.profiling.diagnosis import busiest
+from tuner.profiling.diagnosis import RULES, busiest
 from tuner.profiling.rank_comparison import late_part, straggler
 from tuner.records import Breakdown
 from tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
@@ -141,23 +141,35 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """What was found, the most that fixing it could gain first; of a bad capture, once, what to do about that."""
+    """What was found: what the headline names first, then the most that fixing it could gain. Of a bad capture, once,
+    what to do about that.
+    """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
     if bad:
         # The headline says what is bad.
         advice = "; ".join(_unique(finding.advice for finding in bad))
         rows.append(TraceAdvice("warning", "no verdict until the capture is better", advice, "", (), ()))
-    for finding in analysis.findings:
+    named = _named_by_headline(analysis)
+    for finding in sorted(analysis.findings, key=lambda finding: finding.rule not in named):
         if finding in bad:
             continue
+        message = f"rank {finding.evidence['of_rank']}: " if "of_rank" in finding.evidence else ""
+        message += finding.message
         places = [str(value) for name, value in finding.evidence.items() if name.startswith("at_")]
         limit = units.gain_limit(finding.bound)
         gain = "" if finding.bound <= 0 else f"at most {units.ratio(limit)}" if limit < 100 else "up to 100× and more"
-        rows.append(
-            TraceAdvice(finding.severity, finding.message, finding.advice, gain, finding.strategies, tuple(places))
-        )
+        rows.append(TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places)))
     return rows
+
+
+def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
+    """The rules that are about what the headline says limits the step, where that is some wait."""
+    times = mean_step_ns(analysis)
+    waits = WAITS.get(bottleneck(times), ())
+    if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
+        return {"rank_skew"}
+    return {rule.name for rule in RULES if set(rule.categories) & set(waits)}
 
 
 def all_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:

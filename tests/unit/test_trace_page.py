@@ -122,6 +122,21 @@ def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():
     assert "limited by communication: for 30 % of it" in get_trace_headline(fair).title
 
 
+def test_advice_begins_with_what_the_headline_names():
+    """Even where something else could gain more at best: the first screen has to be of one piece."""
+    findings = (replace(FINDING, rule="unfused", bound=0.45), replace(FINDING, rule="launch_bound", bound=0.4))
+    analysis = replace(of_steps({HOST: 40, "compute_elementwise": 45, MATMUL: 15}), findings=findings)
+    first, second = (replace(finding, message=finding.rule) for finding in findings)
+    said = [advice.message for advice in get_findings_info(replace(analysis, findings=(first, second)))]
+    assert said == ["launch_bound", "unfused"]
+
+
+def test_of_several_ranks_a_finding_says_whose_it_is():
+    finding = replace(FINDING, evidence={"of_rank": 3})
+    [said] = get_findings_info(replace(of_steps({MATMUL: 1}), findings=(finding,)))
+    assert said.message == "rank 3: input-bound"
+
+
 def test_phases_are_of_the_step_that_the_table_shows():
     """Without the profiler, compute takes 40 of 50 ns: the phases share the 40, not the profiled 80."""
     phases = {"forward": 20, "backward": 60}

@@ -243,7 +243,7 @@ def _findings_of_run(
 ) -> tuple[Finding, ...]:
     """What its ranks show, each rule once: of the rank where it could save most; and what only several show."""
     largest: dict[tuple[str, str], Finding] = {}
-    for finding in (finding for analysis in analyses for finding in analysis.findings):
+    for finding in (_of_rank(finding, analysis.rank) for analysis in analyses for finding in analysis.findings):
         # Problems of captures are one rule, but each says another thing.
         key = finding.rule, "" if finding.bound else finding.message
         if key not in largest or finding.bound > largest[key].bound:
@@ -252,6 +252,10 @@ def _findings_of_run(
     if not any(one.breakdown.quality.problems for one in evidence.values()):
         together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits))
     return tuple(sorted([*largest.values(), *together], key=lambda finding: -finding.bound))
+
+
+def _of_rank(finding: Finding, rank: int) -> Finding:
+    return msgspec.structs.replace(finding, evidence={**finding.evidence, "of_rank": rank})
 
 
 def _missing_ranks(analyses: Sequence[RankAnalysis]) -> list[str]:

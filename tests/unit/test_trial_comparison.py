@@ -34,6 +34,13 @@ def test_the_step_is_measured_by_the_windows_with_welchs_interval():
     assert any(note.startswith("one process start each") for note in compared.notes)
 
 
+def test_long_windows_count_for_more():
+    """100 ns a step over 30 steps and 200 ns over 10 are 5000 ns over 40."""
+    windows = (sample_window(0, num_steps=30, duration_ns=3000), sample_window(1, num_steps=10, duration_ns=2000))
+    compared = compare_trials(replace(trial(), windows=windows), trial())
+    assert compared.measured.before_ns == pytest.approx(125)
+
+
 def test_a_void_window_does_not_count():
     before = trial()
     disturbed = replace(

@@ -32,6 +32,8 @@ LEVEL = 0.95
 NO_INTERVAL = "one step each: no interval"
 NO_INTERVAL_ONE_SIDE = "{side} has one step: no interval"
 
+AS_PROFILED = "steps and categories are as without the profiler, kernels and gaps as profiled"
+
 _Key = tuple[str, str]
 _D = TypeVar("_D", bound=KernelDifference)
 
@@ -259,6 +261,8 @@ def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
             f"all figures are per step and device, the mean over {counts[0]} and {counted(counts[1], 'device')}, "
             "kernels and gaps too"
         )
-    if all(b.rescaled for side in (before, after) for b in _breakdowns(side)):
-        notes.append("steps and categories are as without the profiler, kernels and gaps as profiled")
+    sides = (before, after)
+    explained = any(rank.kernels or rank.gaps for side in sides for rank in side.ranks)
+    if explained and all(b.rescaled for side in sides for b in _breakdowns(side)):
+        notes.append(AS_PROFILED)
     return notes

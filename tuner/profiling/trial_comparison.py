@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from tuner.profiling.comparison import STEP, ComparisonError, compare_breakdowns, difference, largest
+from tuner.profiling.comparison import AS_PROFILED, STEP, ComparisonError, compare_breakdowns, difference, largest
 from tuner.records import Environment, GapSite, KernelStats, TrialResult
 from tuner.trace_records import Comparison, GapDifference, KernelDifference
 
@@ -36,13 +36,13 @@ def compare_trials(
             reason = f"it failed ({trial.failure.message})" if trial.failure else "it was measured, but not profiled"
             raise ComparisonError(f"{label} has no breakdown, because {reason}: compare a trial that has one")
     compared = compare_breakdowns(before.breakdowns, after.breakdowns, labels=labels)
-    windows = [[window.step_time_ns for window in trial.clean_windows] for trial in (before, after)]
+    windows = [_step_times(trial) for trial in (before, after)]
     notes = [*compared.notes, ONE_START]
     if max(len(before.breakdowns), len(after.breakdowns)) > 1:
         notes.append("the categories are the mean over the ranks, kernels and gaps are those of the first")
-    if before.breakdowns[0].rescaled and after.breakdowns[0].rescaled:
-        notes.append("steps and categories are as without the profiler, kernels and gaps as profiled")
     kernels, gaps = ([rows(trial) for trial in (before, after)] for rows in (_kernels, _gaps))
+    if all(trial.breakdowns[0].rescaled for trial in (before, after)) and any((*kernels, *gaps)):
+        notes.append(AS_PROFILED)
     return structs.replace(
         compared,
         measured=difference(STEP, *windows) if all(windows) else None,
@@ -62,6 +62,18 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
     changed = sorted(n for n in {*one.versions, *other.versions} if one.versions.get(n) != other.versions.get(n))
     versions = [f"{n} {one.versions.get(n, 'none')} and {other.versions.get(n, 'none')}" for n in changed]
     return [f"different machines of one kind{': ' if versions else ''}{', '.join(versions)}"]
+
+
+def _step_times(trial: TrialResult) -> list[float]:
+    """A value a window, whose mean is the time of all windows over their steps, and whose scatter is that of the ratio
+    (Cochran, "Sampling Techniques", chapter 6): a window of few steps says less. Of equal windows, their step times.
+    """
+    windows = trial.clean_windows
+    if not windows:
+        return []
+    num_steps = sum(window.num_steps for window in windows) / len(windows)
+    mean = sum(window.duration_ns for window in windows) / (num_steps * len(windows))
+    return [mean + (window.duration_ns - mean * window.num_steps) / num_steps for window in windows]
 
 
 def _kernels(trial: TrialResult) -> _Rows:

@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 
 import msgspec
 import pytest
 import yaml
 from command import CONTROL, TUNED
 
+from service.database import open_store
 from tuner.records import Recommendation
 
 pytestmark = pytest.mark.xdist_group("tuned_study")
@@ -201,6 +203,9 @@ def test_two_trials_of_a_study_are_compared(tuned_inside, recommendation):
     assert compared["measured"]["low_ns"] <= compared["measured"]["high_ns"]
     changes = [d["after_ns"] - d["before_ns"] for d in compared["categories"]]
     assert sum(changes) == pytest.approx(compared["step"]["after_ns"] - compared["step"]["before_ns"], abs=10)
-    ids = tuned_inside("show", "--json").json["decisions"][0]["trial_ids"]
-    assert "but not profiled" in tuned_inside("compare", ids[0], ids[0], status=2).error
+    with closing(open_store("sqlite:///steptune.db")) as store:
+        trials = [trial for trial in store.trials(recommendation["study_id"]) if trial.result is not None]
+    profiled, other = (next(t for t in trials if bool(t.result.breakdowns) is known) for known in (True, False))
+    assert tuned_inside("compare", profiled.trial_id, f"last:{profiled.sequence}", "--json").json["step"]["low_ns"] < 0
+    assert "but not profiled" in tuned_inside("compare", other.trial_id, other.trial_id, status=2).error
     assert "has no trial '999'" in tuned_inside("compare", "last:1", "last:999", status=2).error

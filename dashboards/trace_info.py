@@ -9,8 +9,10 @@ import pandas as pd
 
 from dashboards import theme, units
 from tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
+from tuner.profiling.diagnosis import RULES, busiest
+from tuner.profiling.rank_comparison import late_part, straggler
 from tuner.records import Breakdown
-from tuner.trace_records import RankAnalysis, Timeline, TraceAnalysis
+from tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
 
 LIMITS = {
     "input": "input: for {share} of it the device waits for data",
@@ -25,6 +27,7 @@ CPU_LIMITS = {
     "input": "input: for {share} of it no data is there",
     "host": "Python and the dispatch of operators, {share} of it",
 }
+LATE = "ranks that come apart: for {share} of it ranks wait for a late one, mostly rank {rank}"
 BAD_CAPTURE = "bad_capture"
 STANDS_OUT = 0.03
 """A straggler is this share of its step later than the median of the ranks."""
@@ -60,7 +63,7 @@ class TraceAdvice(NamedTuple):
 
 def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
     """What limits the step; with a capture that cannot be believed, that there is no verdict, and why."""
-    breakdowns = all_breakdowns(analysis)
+    breakdowns = main_breakdowns(analysis)
     problems = _unique(problem for b in breakdowns for problem in b.quality.problems)
     times = mean_step_ns(analysis)
     limit = bottleneck(times)
@@ -68,10 +71,7 @@ def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
     if problems:
         title = f"{step} a step; no verdict on what limits it: the capture cannot be believed"
     else:
-        limits = CPU_LIMITS if all(b.device == "cpu" for b in breakdowns) else LIMITS
-        categories = WAITS.get(limit, COMPUTING if limit == "compute" else (Category.OPTIMIZER,))
-        share = sum(times.get(category, 0.0) for category in categories) / sum(times.values())
-        title = f"{step} a step, limited by {limits[limit].format(share=units.percent(share))}"
+        title = f"{step} a step, limited by {_limited_by(analysis, times, limit)}"
     return TraceHeadline(
         tone="warning" if problems else "neutral",
         title=title,
@@ -80,6 +80,16 @@ def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
         trusted=not problems,
         nothing_stands_out=not (problems or analysis.findings or limit in WAITS),
     )
+
+
+def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) -> str:
+    limits = CPU_LIMITS if all(b.device == "cpu" for b in main_breakdowns(analysis)) else LIMITS
+    step_ns, late_ns = sum(times.values()), get_late_ns(analysis)
+    if limit == "communication" and late_ns > times.get(Category.COMMUNICATION.value, 0.0) / 2:
+        return LATE.format(share=units.percent(late_ns / step_ns), rank=straggler(analysis.waits))
+    categories = WAITS.get(limit, COMPUTING if limit == "compute" else (Category.OPTIMIZER,))
+    share = sum(times.get(category, 0.0) for category in categories) / step_ns
+    return limits[limit].format(share=units.percent(share))
 
 
 def _what(analysis: TraceAnalysis) -> str:
@@ -91,12 +101,24 @@ def _what(analysis: TraceAnalysis) -> str:
         ranks = f"{ranks} of {first.num_ranks}"
     steps = sorted({b.num_steps for b in breakdowns})
     counted = units.counted(steps[0], "step") if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
-    return ", ".join((ranks, *names, counted))
+    return ", ".join((ranks, *names, counted)) + _spoken_of(analysis)
+
+
+def _spoken_of(analysis: TraceAnalysis) -> str:
+    """Whose figures these are, where that is a choice."""
+    shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
+    chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
+    said = [f"of its process's devices the one that computes most, {', '.join(chosen)}"] if chosen else []
+    said += ["the mean over the ranks"] if len(analysis.ranks) > 1 else []
+    return f"; figures: {', '.join(said)}" if said else ""
 
 
 def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, ...]:
-    breakdowns = all_breakdowns(analysis)
+    breakdowns = main_breakdowns(analysis)
     notes = _unique(note for b in breakdowns for note in b.quality.notes)
+    others = (b for b in all_breakdowns(analysis) if b not in breakdowns)
+    notes += _unique(f"{device_label(analysis, b)}: {problem}" for b in others for problem in b.quality.problems)
+    notes = tuple(note for note in notes if not any(note.endswith(problem) for problem in problems))
     events = sum(rank.num_events for rank in analysis.ranks)
     lost = sum(rank.num_lost for rank in analysis.ranks)
     said = [f"bad: {problem}" for problem in problems]
@@ -119,26 +141,53 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """What was found, the most that fixing it could gain first; of a bad capture, once, what to do about that."""
+    """What was found: what the headline names first, then the most that fixing it could gain. Of a bad capture, once,
+    what to do about that.
+    """
     rows = []
-    for finding in analysis.findings:
-        bad = finding.rule == BAD_CAPTURE
+    bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
+    if bad:
         # The headline says what is bad.
-        message = "no verdict until the capture is better" if bad else finding.message
+        advice = "; ".join(_unique(finding.advice for finding in bad))
+        rows.append(TraceAdvice("warning", "no verdict until the capture is better", advice, "", (), ()))
+    named = _named_by_headline(analysis)
+    for finding in sorted(analysis.findings, key=lambda finding: finding.rule not in named):
+        if finding in bad:
+            continue
+        message = f"rank {finding.evidence['of_rank']}: " if "of_rank" in finding.evidence else ""
+        message += finding.message
         places = [str(value) for name, value in finding.evidence.items() if name.startswith("at_")]
         limit = units.gain_limit(finding.bound)
         gain = "" if finding.bound <= 0 else f"at most {units.ratio(limit)}" if limit < 100 else "up to 100× and more"
         rows.append(TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places)))
-    return list(dict.fromkeys(rows))
+    return rows
+
+
+def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
+    """The rules that are about what the headline says limits the step, where that is some wait."""
+    times = mean_step_ns(analysis)
+    waits = WAITS.get(bottleneck(times), ())
+    if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
+        return {"rank_skew"}
+    return {rule.name for rule in RULES if set(rule.categories) & set(waits)}
 
 
 def all_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
     return [breakdown for rank in analysis.ranks for breakdown in rank.breakdowns]
 
 
+def main_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
+    """Of each rank that of the device that computes most.
+
+    All devices of one process share its steps, so their mean would describe none of them: one that waits half of
+    the time beside one that computes all of it would look like a process that waits a quarter.
+    """
+    return [busiest(rank.breakdowns) for rank in analysis.ranks]
+
+
 def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
-    """Nanoseconds per step by category, the mean over ranks and devices: they still sum to the mean step."""
-    steps = [trusted_step_ns(b) for b in all_breakdowns(analysis)]
+    """Nanoseconds per step by category, the mean over ranks: they still sum to the mean step."""
+    steps = [trusted_step_ns(b) for b in main_breakdowns(analysis)]
     names = [info.category.value for info in theme.categories_in_order()]
     means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
     return {name: value for name, value in means.items() if value > 0}
@@ -167,15 +216,47 @@ def get_trace_breakdown_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """The parts of a step that compute: `phase`, `time_ns` per step as profiled, `share` of that step."""
-    breakdowns = [b for b in all_breakdowns(analysis) if b.phases]
+    """The parts of a step that compute: `phase`, `time_ns` per step, `share` of the step.
+
+    On the basis of the breakdown: where that is rescaled, they are scaled as compute is, so that they still sum to it.
+    """
+    breakdowns = [b for b in main_breakdowns(analysis) if b.phases]
+    step_ns = sum(sum(b.per_step_ns.values()) for b in breakdowns) / max(1, len(breakdowns))
     rows = []
     for phase in dict.fromkeys(name for b in breakdowns for name in b.phases):
-        time_ns = sum(b.phases.get(phase, 0) / b.num_steps for b in breakdowns) / len(breakdowns)
-        step_ns = sum(b.step_time_ns / b.num_steps for b in breakdowns) / len(breakdowns)
+        time_ns = sum(b.phases.get(phase, 0) * _compute_scale(b) for b in breakdowns) / len(breakdowns)
         if time_ns > 0:
             rows.append((phase, time_ns, time_ns / step_ns))
     return pd.DataFrame(rows, columns=["phase", "time_ns", "share"])
+
+
+def _compute_scale(breakdown: Breakdown) -> float:
+    """From nanoseconds of compute in all steps, as profiled, to those per step of the breakdown."""
+    profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
+    return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)
+
+
+def get_overlapped_info(analysis: TraceAnalysis) -> dict[str, float]:
+    """Nanoseconds per step by category that compute hides, as profiled, the mean over ranks."""
+    breakdowns = main_breakdowns(analysis)
+    names = dict.fromkeys(name for b in breakdowns for name in b.overlapped)
+    means = {n: sum(b.overlapped.get(n, 0) / b.num_steps for b in breakdowns) / len(breakdowns) for n in names}
+    return {name: value for name, value in means.items() if value > 0}
+
+
+def get_late_ns(analysis: TraceAnalysis) -> float:
+    """Nanoseconds per step of exposed communication in which ranks wait for a late one, the mean over ranks."""
+    waits = {wait.rank: wait for wait in analysis.waits}
+    parts = [
+        late_part(waits.get(b.rank), b) * trusted_step_ns(b).get(Category.COMMUNICATION.value, 0.0)
+        for b in main_breakdowns(analysis)
+    ]
+    return sum(parts) / len(parts)
+
+
+def is_rescaled(analysis: TraceAnalysis) -> bool:
+    """Whether the breakdown is of steps without the profiler, unlike what is beside it."""
+    return any(b.rescaled for b in main_breakdowns(analysis))
 
 
 def get_steps_info(analysis: TraceAnalysis) -> pd.DataFrame:
@@ -200,7 +281,7 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
     `straggler`: the others wait for this rank more than it waits for them, by a share of the step.
     """
     waits = {wait.rank: wait for wait in analysis.waits}
-    ordered = sorted(wait.wait_ns / _num_steps(analysis, wait.rank) for wait in analysis.waits)
+    ordered = sorted(_wait_per_step(analysis, wait) for wait in analysis.waits)
     median = ordered[len(ordered) // 2] if ordered else 0.0
     rows = []
     for rank in analysis.ranks:
@@ -212,7 +293,7 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
                 for group in ("compute", "communication", "input/output", "gaps")
             }
             wait = waits.get(rank.rank)
-            wait_ns = wait.wait_ns / b.num_steps if wait else None
+            wait_ns = _wait_per_step(analysis, wait) if wait else None
             straggler = wait_ns is not None and median - wait_ns > STANDS_OUT * step_ns
             late = wait.late_share if wait else None
             rows.append((rank.rank, b.device, b.num_steps, step_ns, *shares.values(), wait_ns, late, straggler))
@@ -220,8 +301,10 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "late_share", "straggler"])
 
 
-def _num_steps(analysis: TraceAnalysis, rank: int) -> int:
-    return next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == rank), 1)
+def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
+    """Over those steps of the rank whose collectives were compared with other ranks'."""
+    num_steps = next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == wait.rank), 1)
+    return wait.wait_ns / (num_steps * wait.step_share)
 
 
 def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
@@ -249,11 +332,9 @@ def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
-    """The rank whose kernels, operators and gaps are shown: the one that waits least, which the others wait for."""
-    if not analysis.waits:
-        return analysis.ranks[0]
-    least = min(analysis.waits, key=lambda wait: wait.wait_ns).rank
-    return next((rank for rank in analysis.ranks if rank.rank == least), analysis.ranks[0])
+    """The rank whose kernels, operators and gaps are shown: the one that the others wait for."""
+    late = straggler(analysis.waits)
+    return next((rank for rank in analysis.ranks if rank.rank == late), analysis.ranks[0])
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:

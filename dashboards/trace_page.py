@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,15 @@ from dashboards.trace_info import (
     device_label,
     get_findings_info,
     get_gaps_info,
+    get_late_ns,
+    get_overlapped_info,
     get_phases_info,
     get_ranks_info,
     get_steps_info,
     get_trace_breakdown_info,
     get_trace_headline,
     get_variation_info,
+    is_rescaled,
     main_rank,
 )
 from tuner.trace_records import Comparison, RankAnalysis, Timeline, TraceAnalysis
@@ -47,7 +49,10 @@ def trace_context(analysis: TraceAnalysis, comparison: Comparison | None = None,
         "findings": get_findings_info(analysis),
         "breakdown": list(get_trace_breakdown_info(analysis).itertuples()),
         "phases": list(get_phases_info(analysis).itertuples()),
-        "overlapped": _overlapped(analysis),
+        "overlapped": get_overlapped_info(analysis),
+        "late_ns": get_late_ns(analysis),
+        "over": f", over its {len(rank.breakdowns)} devices" if len(rank.breakdowns) > 1 else "",
+        "beside": ", as profiled" if is_rescaled(analysis) else "",
         "ranks": list(get_ranks_info(analysis).itertuples()) if len(analysis.ranks) > 1 else [],
         "variation": list(get_variation_info(analysis).itertuples()),
         "rank": rank,
@@ -82,14 +87,6 @@ def get_kernels_info(rank: RankAnalysis, top: int) -> pd.DataFrame:
     ]
     columns = ["name", "short", "category", "count", "ms", "share", "mean_ns", "occupancy"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _overlapped(analysis: TraceAnalysis) -> dict[str, float]:
-    """Nanoseconds per step by category that compute hides, the mean over devices."""
-    breakdowns = [b for rank in analysis.ranks for b in rank.breakdowns]
-    names = dict.fromkeys(name for b in breakdowns for name in b.overlapped)
-    means = {n: statistics.fmean(b.overlapped.get(n, 0) / b.num_steps for b in breakdowns) for n in names}
-    return {name: value for name, value in means.items() if value > 0}
 
 
 def labelled_timelines(analysis: TraceAnalysis) -> dict[str, Timeline]:

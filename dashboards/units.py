@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from tuner.records import Interval, Move, SampleUnit, choice_label
+from tuner.wording import counted as counted
 
 UNKNOWN = "unknown"
 _LAMBDAS = re.compile(r"\([^()]*\)(?=::\{lambda)|::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?")
@@ -126,11 +127,6 @@ def memory(num_bytes: float) -> str:
     if num_bytes < 1000 << 20:
         return f"{significant(num_bytes / (1 << 20))} MiB"
     return f"{significant(num_bytes / (1 << 30))} GiB"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 trial`, `20 trials`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def moves_label(moves: Iterable[Move]) -> str:

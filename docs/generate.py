@@ -29,7 +29,7 @@ from service.probing import workload_with_everything
 from service.settings import Settings
 from tuner.profiling.categories import CATEGORIES, GROUPS
 from tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rule
-from tuner.profiling.quality import MAX_MISSING, MAX_OVERHEAD, MAX_UNKNOWN, MAX_UNLINKED
+from tuner.profiling.quality import PROBLEMS
 from tuner.records import (
     Choice,
     Device,
@@ -129,6 +129,9 @@ MEASURES = {
 }
 
 CAUSES = {
+    "exposed_communication": "`network`, where several ranks were analysed and some of the communication is waiting "
+    "for a late rank: that is rank_skew's, and left out here.",
+    "exposed_copies": "`pinned`, where all copies to the device come from pinned memory already.",
     "input_bound": "`restart`, where starting epochs takes more than waiting for batches. Of a trial, where the "
     f"processes that make batches were watched: `preprocessing`, where they compute or queue for a core at least "
     f"{BUSY:.0%} of their time, else `storage` (they sleep: a disk, a network, a lock). Each has its "
@@ -147,17 +150,17 @@ def diagnosis() -> str:
     )
     sections = [_rule(rule, CONDITIONS.get(conditions.get(rule.name, ""))) for rule in RULES]
     capture = (
-        "## bad_capture\n\nWhere a profile cannot be trusted, this is the only finding: more than "
-        f"{_percent(MAX_UNLINKED)} of the device work has no recorded launch and more than {_percent(MAX_UNKNOWN)} of "
-        f"the step is unknown for that reason, more than {_percent(MAX_MISSING)} of the launches have no recorded "
-        f"device work, the file ends in the middle, or the profiler made the step more than {MAX_OVERHEAD} times as "
-        "long.\n\nAdvice: profile again with more warm-up and less detail."
+        "## bad_capture\n\nWhere a profile cannot be trusted, this is the only finding, with what to do about it:\n\n"
+        + _table(("problem", "when", "advice"), [(problem.name, problem.when, problem.advice) for problem in PROBLEMS])
     )
     skew = (
-        "## rank_skew\n\nOf several ranks together: the ranks come apart by more than their collectives take, and the "
-        f"longest wait is at least {', '.join(map(_percent, SKEW_THRESHOLDS))} of the step (note, warning, high: our "
-        "own). The rank that waits least is the one that the others wait for.\n\nAdvice: balance the ranks' work and "
-        "data; buckets would not help."
+        "## rank_skew\n\nOf several ranks together: while nothing is computed, a rank waits in collectives for one "
+        f"that has not arrived yet, for at least {', '.join(map(_percent, SKEW_THRESHOLDS))} of its step (note, "
+        "warning, high: our own). What a call takes beyond the rank on which it is shortest is waiting, at its "
+        "beginning; the rest of "
+        "exposed communication is the network's, and is all that exposed_communication then speaks of. The rank that "
+        "waits least is the one that the others wait for.\n\nAdvice: balance the ranks' work and data; buckets would "
+        "not help."
     )
     return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, skew, capture])
 

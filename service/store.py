@@ -135,6 +135,18 @@ class SqlStudyStore:
         with reading(self._engine) as session:
             return [rows.trial_of(row) for row in session.scalars(query)]
 
+    def trial(self, trial_id: str) -> Trial:
+        """One trial, whatever its study.
+
+        Raises:
+            StoreError: There is none with this id.
+        """
+        with reading(self._engine) as session:
+            row = session.get(TrialRow, trial_id)
+            if row is None:
+                raise store_rules.no_such_trial(trial_id)
+            return rows.trial_of(row)
+
     # --- what the search decided -----------------------------------------------------------------
 
     def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:

@@ -476,6 +476,8 @@ class CaptureQuality(Record):
     overhead_ratio: float = 1.0
     """Profiled step time over unprofiled step time."""
     problems: tuple[str, ...] = ()
+    problem_names: tuple[str, ...] = ()
+    """Of `problems`, in their order: which of `profiling.quality.PROBLEMS` each is; empty in older records."""
     notes: tuple[str, ...] = ()
     """What a reader should know, but what changes no verdict."""
 

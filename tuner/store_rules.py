@@ -133,6 +133,10 @@ def trial_repeated(trial: Trial) -> StoreError:
     )
 
 
+def no_such_trial(trial_id: str) -> StoreError:
+    return StoreError(f"there is no trial {trial_id!r}: name one by its whole id, or as STUDY:NUMBER")
+
+
 def unknown_trial(trial_id: str) -> StoreError:
     return StoreError(f"there is no trial {trial_id!r} in this store; begin it first")
 

@@ -92,8 +92,13 @@ class RankWait(Record):
 
     rank: int
     wait_ns: int
+    """In all collectives that were compared."""
     late_share: float
     """Of the collectives: those in which it arrived last."""
+    exposed_ns: int = 0
+    """Of the wait: what counts as exposed communication, because no compute hides it. It is not the network's time."""
+    step_share: float = 1.0
+    """Of its steps: those whose collectives were compared. Another rank may have recorded fewer steps."""
 
 
 class WhatIf(Record):
@@ -186,7 +191,7 @@ class Difference(Record):
 
 
 class KernelDifference(Record):
-    """One kernel on two sides, per step and rank."""
+    """One kernel on two sides, per step and device as profiled."""
 
     name: str
     category: str
@@ -210,7 +215,10 @@ class GapDifference(KernelDifference):
 
 
 class Comparison(Record):
-    """Two runs, and what explains the difference. Changes are after less before."""
+    """Two runs, and what explains the difference. Changes are after less before.
+
+    Everything is per step and device: the mean over the ranks of a run and their devices.
+    """
 
     before: str
     after: str
@@ -218,6 +226,8 @@ class Comparison(Record):
     step: Difference
     categories: tuple[Difference, ...]
     """The largest change first; the changes sum to the step's."""
+    measured: Difference | None = None
+    """Of two trials: the step as measured without the profiler, its interval by their windows."""
     kernels: tuple[KernelDifference, ...] = ()
     """The largest change first."""
     gaps: tuple[GapDifference, ...] = ()

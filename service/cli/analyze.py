@@ -62,9 +62,6 @@ def analyze(
 ) -> None:
     """Say what limits the steps of a trace of torch.profiler, and what could be done about it."""
     from service.cli.trace_summary import print_analysis, print_comparison
-    from tuner.profiling.analysis import analyse_traces
-    from tuner.profiling.comparison import compare as compare_traces
-    from tuner.profiling.comparison import shortened
     from tuner.profiling.trace_files import find_traces
 
     unprofiled_ns = _nanoseconds(unprofiled_step_ms)
@@ -72,10 +69,7 @@ def analyze(
     other_files = find_traces(compare) if compare else []
     _check_targets([*files, *other_files], html, perfetto)
     with errors.status("reading"):
-        analysis = analyse_traces(files, unprofiled_ns, top=NUM_COMPARED if other_files else top)
-        other = analyse_traces(other_files, top=NUM_COMPARED) if other_files else None
-        comparison = compare_traces(analysis, other, labels=_labels(analysis, other), top=top) if other else None
-        analysis, other = shortened(analysis, top), shortened(other, top) if other else None
+        analysis, other, comparison = _analysed(files, other_files, unprofiled_ns, top)
         if html is not None:
             _write_page(html, analysis, comparison, top)
         if perfetto is not None:
@@ -92,6 +86,34 @@ def analyze(
         say(f"page     {html}")
     if perfetto is not None:
         say(f"tracks   {perfetto}, for ui.perfetto.dev")
+
+
+def _analysed(
+    files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int
+) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
+    from tuner.profiling.analysis import analyse_traces
+
+    if other_files:
+        return compared_traces(files, other_files, unprofiled_ns, top)
+    return analyse_traces(files, unprofiled_ns, top=top), None, None
+
+
+def compared_traces(
+    files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int
+) -> tuple[TraceAnalysis, TraceAnalysis, Comparison]:
+    """The analyses of two runs with at most `top` rows in each list, and what changed from one to the other.
+
+    Args:
+        unprofiled_ns: Of the first run.
+    """
+    from tuner.profiling.analysis import analyse_traces
+    from tuner.profiling.comparison import compare as compare_traces
+    from tuner.profiling.comparison import shortened
+
+    analysis = analyse_traces(files, unprofiled_ns, top=NUM_COMPARED)
+    other = analyse_traces(other_files, top=NUM_COMPARED)
+    comparison = compare_traces(analysis, other, labels=_labels(analysis, other), top=top)
+    return shortened(analysis, top), shortened(other, top), comparison
 
 
 def _write_page(path: Path, analysis: TraceAnalysis, comparison: Comparison | None, top: int) -> None:

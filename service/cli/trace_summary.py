@@ -17,17 +17,21 @@ from dashboards.theme import category_colour, category_title
 from dashboards.trace_info import (
     TraceAdvice,
     get_findings_info,
+    get_late_ns,
+    get_overlapped_info,
     get_phases_info,
     get_ranks_info,
     get_trace_breakdown_info,
     get_trace_headline,
     get_variation_info,
+    is_rescaled,
     main_rank,
 )
 from service.cli.console import plain_table
 from tuner.records import CollectiveStats
 from tuner.trace_records import (
     Comparison,
+    Difference,
     Gap,
     GapDifference,
     GapStats,
@@ -121,18 +125,17 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
     ]
     if phases:
         yield _hanging(Text("of it computing: ", style="dim"), Text(", ".join(phases)))
-    breakdowns = [b for rank in analysis.ranks for b in rank.breakdowns]
-    hidden = {
-        name: sum(b.overlapped.get(name, 0) / b.num_steps for b in breakdowns) / len(breakdowns)
-        for name in dict.fromkeys(name for b in breakdowns for name in b.overlapped)
-    }
+    late_ns = get_late_ns(analysis)
+    if late_ns > 0:
+        late = f"{units.short_time(late_ns)} waits for a late rank, which is no time of the network"
+        yield _hanging(Text("of exposed communication: ", style="dim"), Text(late))
     parts = [
         f"{category_title(name).removeprefix('exposed ')} {units.short_time(value)}"
-        for name, value in hidden.items()
-        if value > 0
+        for name, value in get_overlapped_info(analysis).items()
     ]
     if parts:
-        yield _hanging(Text("hidden by compute, not in the sum: ", style="dim"), Text(", ".join(parts)))
+        beside = ", as profiled" if is_rescaled(analysis) else ""
+        yield _hanging(Text(f"hidden by compute, not in the sum{beside}: ", style="dim"), Text(", ".join(parts)))
 
 
 def _what_ifs(rank: RankAnalysis) -> RenderableType:
@@ -150,14 +153,16 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
     if several:
         yield _ranks(analysis)
     of = f" of rank {rank.rank}" if several else ""
+    profiled = ", as profiled" if is_rescaled(analysis) else ""
+    over = f", over its {len(rank.breakdowns)} devices" if len(rank.breakdowns) > 1 else ""
     num_steps = rank.breakdowns[0].num_steps
     for device, stats in rank.gaps.items():
         if stats.count:
-            yield _gaps(device, stats, num_steps, rank.queues.get(device, ()), of)
+            yield _gaps(device, stats, num_steps, rank.queues.get(device, ()), of + profiled)
     if rank.kernels:
-        yield _kernels(rank, num_steps, top, of)
+        yield _kernels(rank, num_steps, top, of + over)
     if rank.operators:
-        yield _operators(rank, num_steps, top, of)
+        yield _operators(rank, num_steps, top, of + over + profiled)
     collectives = analysis.collectives or rank.collectives
     if collectives:
         yield _collectives(collectives, top)
@@ -327,12 +332,15 @@ def _variation(info: pd.DataFrame) -> RenderableType:
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Prints the difference of the step, of its categories, and what explains it."""
-    step = comparison.step
+    step = comparison.measured or comparison.step
     ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
     verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
     if step.low_ns is not None and not step.significant:
-        verdict += "; no difference beyond the noise of the steps"
+        verdict += f"; no difference beyond the noise of the {'windows' if comparison.measured else 'steps'}"
     console.print(Text(verdict, style="bold"))
+    if comparison.measured is not None:
+        console.print(Text(f"measured without the profiler{_interval(step, ', change ')}", style="dim"))
+    step = comparison.step
     console.print(Text(f"from {comparison.before} ({units.counted(comparison.num_steps[0], 'step')})", style="dim"))
     console.print(Text(f"to   {comparison.after} ({units.counted(comparison.num_steps[1], 'step')})", style="dim"))
     for note in comparison.notes:
@@ -343,22 +351,25 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         column.no_wrap, column.justify = True, "right"
     for row in (*comparison.categories, step):
         if row.before_ns or row.after_ns:
-            interval = ""
-            if row.low_ns is not None and row.high_ns is not None:
-                interval = f"{units.short_time_change(row.low_ns)} to {units.short_time_change(row.high_ns)}"
             certain = row.significant or row.low_ns is None
             table.add_row(
                 Text("step" if row is step else category_title(row.name), style="bold" if row is step else ""),
                 units.short_time(row.before_ns),
                 units.short_time(row.after_ns),
                 Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns) if certain else "dim"),
-                Text(interval, style="dim"),
+                Text(_interval(row), style="dim"),
             )
     console.print(table)
     for title, rows in (("Kernels", comparison.kernels), ("Gaps, by cause and what ended them", comparison.gaps)):
         if rows:
             console.print()
             console.print(_explaining(rows, title))
+
+
+def _interval(row: Difference, before: str = "") -> str:
+    if row.low_ns is None or row.high_ns is None:
+        return ""
+    return f"{before}{units.short_time_change(row.low_ns)} to {units.short_time_change(row.high_ns)}"
 
 
 def _tone(change_ns: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from breakdowns import analyse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import situation
@@ -33,10 +34,11 @@ from trace_events import (
     runtime,
     step,
     trace_of,
+    write_trace,
 )
 from traces import NAMES, expected_file, needs_traces, trace_file
 
-from tuner.profiling.breakdown import WAITS_FOR_OTHERS, analyse, breakdown_of
+from tuner.profiling.breakdown import WAITS_FOR_OTHERS, breakdown_of
 from tuner.profiling.capture import Capture, link
 from tuner.profiling.categories import COMPUTE, COMPUTING, HOST_CATEGORIES, INFO, PRIORITY, Category
 from tuner.profiling.device_time import device_time
@@ -469,6 +471,33 @@ class TestQuality:
         assert slowed.problems == ("the profiler made the step 4.00 times as long",)
         assert slowed.overhead_ratio == 4.0
         assert fair.problems == ()
+        assert slowed.problem_names == ("overhead",)
+
+    @pytest.mark.parametrize(
+        ("first_us", "names", "said"), [(1000, (), 0), (1600, (), 1), (2500, ("warm_up",), 0)], ids=str
+    )
+    def test_warming_up_that_was_profiled_is_said_and_spoils_the_verdict_where_it_is_much(
+        self, tmp_path: Path, first_us: int, names: tuple[str, ...], said: int
+    ) -> None:
+        """Of three steps of 1 ms, a first one of 1.6 ms is 17 % of the time too much, one of 2.5 ms is 33 %."""
+        edges = [0, first_us, first_us + 1000, first_us + 2000]
+        events = [step(number, *edges[number : number + 2]) for number in range(3)]
+        quality = analyse(trace_of(tmp_path, [*events, operator("aten::mm", 10, edges[3] - 10)]))[0].quality
+        assert quality.problem_names == names
+        assert len([note for note in quality.notes if "warm up longer" in note]) == said
+
+    def test_every_problem_has_its_name(self, tmp_path: Path) -> None:
+        """The advice depends on it."""
+        unlinked = self.bad_trace(tmp_path, linked=10, unlinked=10)
+        assert unlinked.quality.problem_names == ("unlinked",)
+        path = write_trace(tmp_path / "cut.json", [step(1, 0, 100), operator("aten::mm", 10, 90)])
+        path.write_bytes(path.read_bytes()[:-40])
+        assert analyse(read_trace(path))[0].quality.problem_names == ("cut_file",)
+        events = [step(1, 0, 100), operator("aten::mm", 10, 90)]
+        assert analyse(trace_of(tmp_path, events), 300_000)[0].quality.problem_names == ("wrong_step_time",)
+        busy = [step(1, 0, 100), *launched("sgemm", 5, 10, 90, 1)]
+        (impossible,) = analyse(trace_of(tmp_path, busy), 20_000)
+        assert impossible.quality.problem_names == ("wrong_step_time",), "kernels do not slow down by being recorded"
 
 
 @needs_traces

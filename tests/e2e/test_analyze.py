@@ -98,6 +98,24 @@ def test_two_runs_are_compared_with_what_explains_the_difference(inside):
     assert "What changed?" in Path("page.html").read_text()
 
 
+def test_compare_says_of_two_traces_what_analyze_does(inside):
+    write_loop(Path("slow.json"), wait_us=400)
+    write_loop(Path("fast.json"), wait_us=100)
+    assert (
+        inside("compare", "slow.json", "fast.json").out == inside("analyze", "slow.json", "--compare", "fast.json").out
+    )
+    changes = {d["name"]: d for d in inside("compare", "slow.json", "fast.json", "--json").json["categories"]}
+    assert changes["data_wait"]["high_ns"] < 0
+
+
+def test_compare_takes_two_of_one_kind_that_exist(inside):
+    write_loop(Path("trace.json"))
+    assert "compare two traces, or two trials" in inside("compare", "trace.json", "last:1", status=2).error
+    assert "does not exist" in inside("compare", "trace.json", "missing.json", status=2).error
+    assert "there is no study yet" in inside("compare", "last:baseline", "last:2", status=2).error
+    assert "there is no trial 'nonsense'" in inside("compare", "nonsense", "nonsense", status=2).error
+
+
 def test_a_run_of_one_step_is_compared_without_interval(inside):
     write_loop(Path("one.json"), num_steps=1)
     write_loop(Path("other.json"), num_steps=1)

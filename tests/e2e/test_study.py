@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 
 import msgspec
 import pytest
 import yaml
 from command import CONTROL, TUNED
 
+from service.database import open_store
 from tuner.records import Recommendation
 
 pytestmark = pytest.mark.xdist_group("tuned_study")
@@ -190,3 +192,20 @@ def test_verify_trains_both_and_compares(tuned):
 
 def test_a_reference_with_arguments_is_kept(tuned_inside):
     assert tuned_inside("show", "--json").json["study"]["workload"] == TUNED
+
+
+def test_two_trials_of_a_study_are_compared(tuned_inside, recommendation):
+    out = tuned_inside("compare", "last:baseline", "last:recommended").out
+    assert "measured without the profiler, change " in out
+    said = out.partition("to   ")[2].partition("\n")[0]
+    assert ("data_loading: " if recommendation["candidate"]["choices"] else "baseline") in said
+    compared = tuned_inside("compare", "last:baseline", "last:recommended", "--json").json
+    assert compared["measured"]["low_ns"] <= compared["measured"]["high_ns"]
+    changes = [d["after_ns"] - d["before_ns"] for d in compared["categories"]]
+    assert sum(changes) == pytest.approx(compared["step"]["after_ns"] - compared["step"]["before_ns"], abs=10)
+    with closing(open_store("sqlite:///steptune.db")) as store:
+        trials = [trial for trial in store.trials(recommendation["study_id"]) if trial.result is not None]
+    profiled, other = (next(t for t in trials if bool(t.result.breakdowns) is known) for known in (True, False))
+    assert tuned_inside("compare", profiled.trial_id, f"last:{profiled.sequence}", "--json").json["step"]["low_ns"] < 0
+    assert "but not profiled" in tuned_inside("compare", other.trial_id, other.trial_id, status=2).error
+    assert "has no trial '999'" in tuned_inside("compare", "last:1", "last:999", status=2).error

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from breakdowns import analyse
 
-from tuner.profiling.breakdown import analyse
 from tuner.profiling.categories import COMPUTING, Category
 from tuner.profiling.reader import read_trace
 from tuner.records import Breakdown

@@ -1,10 +1,13 @@
 """The collectives of one rank, and of several ranks side by side."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from analysed import make_breakdown
 from trace_events import OTHER, Event, event, launched, operator, runtime, step, trace_of
 from traces import needs_traces, trace_file
 
@@ -21,9 +24,11 @@ from tuner.profiling.collectives import (
 from tuner.profiling.communication import collective_name
 from tuner.profiling.cpu_time import cpu_time
 from tuner.profiling.device_time import device_time
-from tuner.profiling.rank_comparison import compare_ranks, straggler
+from tuner.profiling.intervals import union
+from tuner.profiling.rank_comparison import compare_ranks, late_part, straggler
 from tuner.profiling.reader import read_trace
 from tuner.profiling.trace import Trace
+from tuner.trace_records import RankWait
 
 MS = 1_000_000
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -192,16 +197,17 @@ def made(
         step=np.full(len(times), step),
         busy_ns=end - start,
         exposed_ns=(end - start) // 2,
+        exposed_start=start,
+        exposed_end=end,
     )
 
 
 def joined(*parts: CollectiveCalls) -> CollectiveCalls:
-    return CollectiveCalls(
-        messages=sum((part.messages for part in parts), ()),
-        **{
-            n: np.concatenate([getattr(p, n) for p in parts]) for n in ("start", "end", "step", "busy_ns", "exposed_ns")
-        },
-    )
+    names = ("start", "end", "step", "busy_ns", "exposed_ns")
+    joint = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    exposed = union(joint["start"], joint["end"])
+    messages = sum((part.messages for part in parts), ())
+    return CollectiveCalls(messages=messages, **joint, exposed_start=exposed[0], exposed_end=exposed[1])
 
 
 def test_who_waits_and_what_the_network_takes():
@@ -218,6 +224,33 @@ def test_who_waits_and_what_the_network_takes():
     assert [(wait.rank, wait.wait_ns, wait.late_share) for wait in found.waits] == [(0, 12 * MS, 0.0), (1, 0, 1.0)]
     assert straggler(found.waits) == 1
     assert found.notes == ()
+
+
+def test_of_a_wait_counts_as_exposed_what_no_compute_hides_and_waits_at_once_count_once():
+    """Rank 0 waits from 10 to 13 and from 11 to 14 ms; compute hides all before 12 ms."""
+    first = joined(made([(10, 15)]), made([(11, 16)], group="1"))
+    calls = {0: first, 1: joined(made([(13, 15)]), made([(14, 16)], group="1"))}
+    calls[0] = replace(first, exposed_start=np.array([12 * MS]), exposed_end=np.array([16 * MS]))
+    first, second = compare_ranks(calls).waits
+    assert (first.wait_ns, first.exposed_ns) == (6 * MS, 2 * MS)
+    assert (second.wait_ns, second.exposed_ns) == (0, 0)
+
+
+def test_steps_that_another_rank_did_not_record_are_not_compared():
+    """Of the three steps of rank 0 two have a counterpart: its wait is theirs."""
+    three = joined(*(made([(10 * n, 10 * n + 5)], step=n) for n in (1, 2, 3)))
+    two = joined(*(made([(10 * n + 3, 10 * n + 5)], step=n) for n in (1, 2)))
+    waits = compare_ranks({0: three, 1: two}).waits
+    assert [(wait.wait_ns, wait.step_share) for wait in waits] == [(6 * MS, pytest.approx(2 / 3)), (0, 1.0)]
+
+
+def test_the_late_part_is_of_the_steps_that_were_compared():
+    """10 of 40 ns of communication are waiting; where only half of the steps were compared, 10 of 20 are."""
+    breakdown = make_breakdown([{"communication": 20}] * 2)
+    wait = RankWait(rank=0, wait_ns=30, late_share=0.0, exposed_ns=10)
+    assert late_part(wait, breakdown) == 0.25
+    assert late_part(msgspec.structs.replace(wait, step_share=0.5), breakdown) == 0.5
+    assert late_part(None, breakdown) == late_part(wait, make_breakdown([{"host": 20}])) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -246,7 +279,7 @@ def test_sequence_numbers_match_although_a_rank_lacks_the_first_calls():
     rest = made([(30, 32), (50, 52)], seq=41)
     found = compare_ranks({0: whole, 1: rest})
     assert found.offsets_ns == {0: 0, 1: 0}
-    assert found.notes == ("1 collective calls that not all ranks of their group have are not compared",)
+    assert found.notes == ("1 collective call not compared: missing on some ranks of the group",)
 
 
 def test_without_sequence_numbers_a_step_with_a_call_too_many_is_left_out():
@@ -255,7 +288,7 @@ def test_without_sequence_numbers_a_step_with_a_call_too_many_is_left_out():
     found = compare_ranks({0: first, 1: second})
     assert found.collectives[0].latency_ns == 2 * MS
     assert found.offsets_ns == {0: 0, 1: 0}
-    assert found.notes == ("2 collective calls that not all ranks of their group have are not compared",)
+    assert found.notes == ("2 collective calls not compared: missing on some ranks of the group",)
 
 
 def test_each_group_is_compared_among_its_own_ranks_and_clocks_follow_from_group_to_group():
@@ -289,7 +322,7 @@ def test_calls_at_different_times_are_not_one_collective():
     first = made([(10, 12), (30, 32), (50, 52)])
     second = made([(10, 12), (330, 332), (50, 52)])
     found = compare_ranks({0: first, 1: second})
-    assert found.notes == ("1 collective calls are at different times on the ranks: they are not compared",)
+    assert found.notes == ("1 collective call not compared: at different times on the ranks",)
     assert found.collectives[0].skew_ns == 0
     assert [wait.late_share for wait in found.waits] == [1.0, 0.0]  # of equal arrivals the first rank's is named
 
@@ -351,10 +384,7 @@ def test_two_real_ranks_agree_within_microseconds():
     for rank, trace in enumerate(traces):
         calls = calls_of(trace)
         wall = trace.origin_ns + trace.base_time_ns
-        times = {"start": calls.start + wall, "end": calls.end + wall}
-        shifted[rank] = CollectiveCalls(
-            messages=calls.messages, step=calls.step, busy_ns=calls.busy_ns, exposed_ns=calls.exposed_ns, **times
-        )
+        shifted[rank] = calls.shifted(wall)
     found = compare_ranks(shifted)
     # Two GPUs of one machine: 14 buckets in each of 3 steps, and clocks that differ by less than 0.1 ms.
     assert sum(stats.count for stats in found.collectives) == 42

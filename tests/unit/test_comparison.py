@@ -122,7 +122,7 @@ def test_of_two_ranks_the_mean_counts():
     compared = compare(make_analysis(rank(0, 100), rank(1, 300)), make_analysis(rank(0, 100)))
     [kernel] = compared.kernels
     assert (kernel.before_ns, kernel.after_ns, kernel.before_count) == (200, 100, 2)
-    assert any("2 and 1 ranks" in note for note in compared.notes)
+    assert any("the mean over 2 and 1 device" in note for note in compared.notes)
 
 
 def test_other_devices_are_named():
@@ -136,3 +136,39 @@ def test_shortening_leaves_the_breakdown_alone():
     short = shortened(make_analysis(side), 3)
     assert [k.name for k in short.ranks[0].kernels] == ["0", "1", "2"]
     assert short.ranks[0].breakdowns == side.breakdowns
+
+
+def test_kernels_add_up_to_the_categories_whatever_the_number_of_devices():
+    """Two devices that each multiply for 10 ns a step, in one process or in two: per step and device it is 10."""
+    one, other = make_breakdown([{MATMUL: 10}]), make_breakdown([{MATMUL: 10}], device="cuda:1")
+    both = replace(make_rank(one, kernels=(make_kernel("k", 2, 20),)), breakdowns=(one, other))
+    alone = make_rank(one, kernels=(make_kernel("other", 1, 10),))
+    compared = compare(make_analysis(both), make_analysis(alone))
+    kernels = {k.name: (k.before_ns, k.after_ns, k.before_count) for k in compared.kernels}
+    assert kernels == {"k": (10, 0, 1), "other": (0, 10, 0)}
+    assert [(d.before_ns, d.after_ns) for d in compared.categories] == [(10, 10)]
+    assert any(
+        note.startswith("all figures are per step and device, the mean over 2 and 1 device") for note in compared.notes
+    )
+
+
+def test_a_cpu_and_a_gpu_are_not_compared_in_silence():
+    on_gpu = make_rank(make_breakdown([{MATMUL: 10}]))
+    on_cpu = make_rank(make_breakdown([{MATMUL: 90}], device="cpu"), device_names={})
+    notes = compare(make_analysis(on_cpu), make_analysis(on_gpu), labels=("old", "new")).notes
+    assert any("different kinds of device: old ran on a CPU, new ran on a GPU" in note for note in notes)
+    assert not any("different kinds" in note for note in compare(make_analysis(on_cpu), make_analysis(on_cpu)).notes)
+
+
+def test_devices_without_a_name_may_be_others():
+    side = make_rank(make_breakdown([{MATMUL: 10}]))
+    notes = compare(make_analysis(side), make_analysis(replace(side, device_names={})), labels=("old", "new")).notes
+    assert any(note.startswith("new does not name its devices") for note in notes)
+
+
+def test_other_numbers_of_steps_and_ranks_are_said():
+    two, three = (make_rank(make_breakdown([{MATMUL: 10}] * count)) for count in (2, 3))
+    notes = compare(make_analysis(two), make_analysis(replace(three, num_ranks=8))).notes
+    assert "2 and 3 steps: each side is the mean over its own" in notes
+    assert "runs of 1 rank and of 8 ranks" in notes
+    assert compare(make_analysis(two), make_analysis(two)).notes == ()

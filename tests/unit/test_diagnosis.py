@@ -8,8 +8,9 @@ from profiled import breakdown_of, situation
 
 from tuner.profiling.bounds import Situation
 from tuner.profiling.categories import Category
-from tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, diagnose, diagnose_ranks
-from tuner.records import Calibration, CollectiveStats, Finding, InputActivity, KernelStats, ModelFacts
+from tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, busiest, diagnose, diagnose_ranks
+from tuner.profiling.quality import PROBLEMS
+from tuner.records import Calibration, CaptureQuality, CollectiveStats, Finding, InputActivity, KernelStats, ModelFacts
 from tuner.strategies import STRATEGIES
 from tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
 
@@ -175,6 +176,15 @@ class TestFindings:
         assert [f.message for f in findings] == [f"the profile cannot be trusted: {problem}" for problem in problems]
         assert all(f.bound == 0 and f.strategies == () for f in findings)
 
+    def test_the_advice_is_for_the_problem_of_the_capture(self) -> None:
+        """Whose file was cut needs another advice than whose step time was wrong."""
+        breakdown = breakdown_of({C.DATA_WAIT: 0.9})
+        for problem in PROBLEMS:
+            quality = CaptureQuality(num_events=1, num_steps=1, problems=("it is bad",), problem_names=(problem.name,))
+            (finding,) = findings_of(situation(msgspec.structs.replace(breakdown, quality=quality)))
+            assert (finding.advice, finding.evidence) == (problem.advice, {"problem": problem.name})
+        assert len({problem.advice for problem in PROBLEMS}) == len(PROBLEMS)
+
     def test_rules_have_names_of_their_own(self) -> None:
         assert len({rule.name for rule in RULES}) == len(RULES)
 
@@ -276,22 +286,106 @@ class TestRanks:
             skew_ns=skew_ns,
         )
 
-    def found(self, *, wait_ns: int, latency_ns: int = 10, skew_ns: int = 100) -> list[Finding]:
-        waits = (RankWait(rank=0, wait_ns=wait_ns, late_share=0.1), RankWait(rank=1, wait_ns=0, late_share=0.9))
-        collectives = (self.collective(latency_ns=latency_ns, skew_ns=skew_ns),)
-        return diagnose_ranks(waits, collectives, straggler=1, stretch_ns=1000)
+    def evidence(self, late_part: float, communication: float = 0.4, blocking: float = 1.0) -> Evidence:
+        """A step of which this much communicates; of that the rank waits for a late one during `late_part`."""
+        breakdown = breakdown_of({C.COMMUNICATION: communication}, device="cuda:0", rest=C.UNKNOWN)
+        held = {C.COMMUNICATION.value: round(blocking * breakdown.categories[C.COMMUNICATION.value])}
+        breakdown = msgspec.structs.replace(breakdown, blocking=held)
+        return Evidence(analysis=analysis(breakdowns=(breakdown,)), late_part=late_part)
+
+    def found(self, first: Evidence) -> list[Finding]:
+        waits = (RankWait(rank=0, wait_ns=100, late_share=0.1), RankWait(rank=1, wait_ns=0, late_share=0.9))
+        collectives = (self.collective(latency_ns=10, skew_ns=100),)
+        return diagnose_ranks({0: first, 1: self.evidence(0.0)}, waits, collectives, 1)
 
     def test_a_rank_that_is_waited_for_is_named(self) -> None:
-        (finding,) = self.found(wait_ns=100)
+        (finding,) = self.found(self.evidence(0.25))
         assert finding.rule == "rank_skew"
-        assert "waits for rank 1, which arrives last in 90% of the collectives" in finding.message
+        assert "for 10% of the step rank 0 waits for rank 1, which arrives last in 90% of the" in finding.message
         assert finding.bound == pytest.approx(0.1)
 
-    def test_where_the_network_takes_longer_than_the_ranks_are_apart_it_is_the_network(self) -> None:
-        assert self.found(wait_ns=100, latency_ns=200) == []
+    @pytest.mark.parametrize(
+        ("late_part", "rules"),
+        [
+            (0.0, {"exposed_communication": 0.4}),
+            (0.5, {"exposed_communication": 0.2, "rank_skew": 0.2}),
+            (1.0, {"rank_skew": 0.4}),
+        ],
+    )
+    @pytest.mark.parametrize("blocking", [1.0, 0.5])
+    def test_waiting_for_a_late_rank_is_no_exposed_communication(self, late_part, rules, blocking) -> None:
+        """A wait is one finding's or the other's: their bounds sum to what communication holds up."""
+        evidence = self.evidence(late_part, blocking=blocking)
+        bounds = {finding.rule: finding.bound for finding in (*diagnose(evidence), *self.found(evidence))}
+        assert bounds == pytest.approx({rule: bound * blocking for rule, bound in rules.items()})
+
+    def test_the_networks_part_says_what_it_leaves_out(self) -> None:
+        (finding,) = diagnose(self.evidence(0.25))
+        assert finding.message.startswith("30% of the step communicates")
+        assert "waiting for a late rank, another 10%, is not counted" in finding.message
+        assert finding.evidence["communication_ms"] == pytest.approx(0.3), "of a step of 1 ms"
 
     def test_a_short_wait_is_no_finding(self) -> None:
-        assert self.found(wait_ns=10) == []
+        assert self.found(self.evidence(0.04)) == []
 
     def test_one_rank_shows_no_skew(self) -> None:
-        assert diagnose_ranks((), (), straggler=None, stretch_ns=1000) == []
+        assert diagnose_ranks({0: self.evidence(0.0)}, (), (), None) == []
+
+
+class TestCopies:
+    """Pinning memory helps copies that do not come from pinned memory."""
+
+    def finding(self, *copies: str) -> Finding:
+        breakdown = breakdown_of({C.COPY_H2D: 0.2}, device="cuda:0", rest=C.UNKNOWN)
+        breakdown = msgspec.structs.replace(breakdown, copies=copies)
+        (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,))))
+        assert finding.rule == "exposed_copies"
+        return finding
+
+    def test_copies_that_are_pinned_already_need_another_advice(self) -> None:
+        finding = self.finding("Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pageable)")
+        assert finding.evidence["cause"] == "pinned"
+        assert "another stream" in finding.advice
+        assert "pin memory" not in finding.advice
+        assert finding.strategies == ()
+
+    @pytest.mark.parametrize(
+        "copies",
+        [
+            ("Memcpy HtoD (Pageable -> Device)",),
+            ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"),
+            ("Memcpy HtoD",),
+            (),
+        ],
+    )
+    def test_of_others_pinning_is_the_advice(self, copies: tuple[str, ...]) -> None:
+        finding = self.finding(*copies)
+        assert "pin memory" in finding.advice
+        assert finding.strategies == ("data_loading",)
+
+
+class TestDevices:
+    """All devices of a process share its steps: the one that computes most is judged."""
+
+    def test_the_busiest_device_is_the_one_that_computes_most(self) -> None:
+        """Not the one with the longest communication or copies, nor the first."""
+        waits = breakdown_of({C.COMMUNICATION: 0.9, C.MATMUL: 0.1}, device="cuda:0")
+        computes = breakdown_of({C.MATMUL: 0.3, C.OPTIMIZER: 0.2, C.HOST: 0.5}, device="cuda:1")
+        idles = breakdown_of({C.HOST: 1.0}, device="cuda:2")
+        assert busiest((waits, computes, idles)) is computes
+        findings = diagnose(Evidence(analysis=analysis(breakdowns=(waits, computes, idles))))
+        assert {finding.rule for finding in findings} >= {"launch_bound", "optimizer"}
+        assert "exposed_communication" not in {finding.rule for finding in findings}
+
+
+class TestReach:
+    """A bound is what the advice can reach, not the whole share."""
+
+    def test_a_fused_optimizer_still_updates(self) -> None:
+        (finding,) = diagnose(Evidence(situation=situation(breakdown_of({C.OPTIMIZER: 0.5}))))
+        assert finding.bound == pytest.approx(0.4)
+
+    def test_tensor_cores_still_multiply(self) -> None:
+        breakdown = breakdown_of({C.MATMUL: 0.8}, device="cuda:0", rest=C.UNKNOWN)
+        (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,), tensor_core_share=0.0)))
+        assert (finding.rule, finding.bound) == ("idle_tensor_cores", pytest.approx(0.7))

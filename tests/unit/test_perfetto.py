@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 from analysed import loop_events, write_loop
+from breakdowns import analyse
 from trace_events import kernel, operator, step, write_trace
 from traces import needs_traces, trace_file
 
-from tuner.profiling.breakdown import analyse
 from tuner.profiling.categories import INFO
 from tuner.profiling.perfetto import CATEGORY, FIRST_PID, write_perfetto
 from tuner.profiling.reader import read_trace

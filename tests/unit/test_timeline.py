@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from breakdowns import analyse
 from hypothesis import given
 from hypothesis import strategies as st
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.breakdown import analyse
 from tuner.profiling.capture import link
 from tuner.profiling.categories import CATEGORIES
 from tuner.profiling.cpu_time import cpu_time

@@ -13,6 +13,8 @@ from trace_events import operator, step, write_trace
 from dashboards import units
 from dashboards.trace_figures import MAX_TIMELINES, get_timeline_info, plot_timelines
 from dashboards.trace_info import (
+    get_findings_info,
+    get_late_ns,
     get_phases_info,
     get_ranks_info,
     get_steps_info,
@@ -81,6 +83,73 @@ def test_of_a_bad_capture_no_verdict_is_given_and_idle_time_is_unknown():
     assert mean_step_ns(analysis) == {MATMUL: 1, "unknown": 99}
     page = render_trace_page(analysis)
     assert "Python and other host work" not in page.split("<script>")[0]
+
+
+def test_of_several_devices_of_a_process_the_headline_speaks_of_the_one_that_computes_most():
+    """They share the step: a device that idles beside one that computes makes no step that half idles."""
+    breakdowns = (make_breakdown([{HOST: 90, MATMUL: 10}]), make_breakdown([{MATMUL: 100}], device="cuda:1"))
+    rank = replace(make_rank(breakdowns[0]), breakdowns=breakdowns)
+    headline = get_trace_headline(make_analysis(rank))
+    assert "limited by compute, 100 % of it" in headline.title
+    assert headline.what.endswith("figures: of its process's devices the one that computes most, cuda:1")
+    assert mean_step_ns(make_analysis(rank)) == {MATMUL: 100}
+    assert "figures" not in get_trace_headline(of_steps({MATMUL: 1})).what
+
+
+def test_what_is_bad_of_another_device_is_said_but_takes_no_verdict():
+    breakdowns = (make_breakdown([{MATMUL: 10}]), make_breakdown([{HOST: 10}], device="cuda:1", quality=BAD))
+    headline = get_trace_headline(make_analysis(replace(make_rank(breakdowns[0]), breakdowns=breakdowns)))
+    assert headline.trusted
+    assert "cuda:1: 12 % of the launches have no recorded device work" in headline.quality
+
+
+def test_several_problems_of_a_capture_are_one_finding_with_the_advice_for_each():
+    bad = [replace(FINDING, rule="bad_capture", bound=0.0, advice=advice) for advice in ("one", "two", "one")]
+    [found] = get_findings_info(replace(of_steps({MATMUL: 1}, quality=BAD), findings=tuple(bad)))
+    assert (found.message, found.advice) == ("no verdict until the capture is better", "one; two")
+
+
+def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():
+    ranks = [
+        make_rank(make_breakdown([{"communication": 60, MATMUL: 40}])),
+        make_rank(make_breakdown([{MATMUL: 100}], rank=1)),
+    ]
+    waits = tuple(RankWait(rank=n, wait_ns=50 - 50 * n, late_share=n, exposed_ns=50 - 50 * n) for n in range(2))
+    analysis = make_analysis(*ranks, waits=waits)
+    assert get_late_ns(analysis) == 25
+    assert "for 25 % of it ranks wait for a late one, mostly rank 1" in get_trace_headline(analysis).title
+    fair = make_analysis(*ranks, waits=tuple(replace(wait, exposed_ns=0) for wait in waits))
+    assert "limited by communication: for 30 % of it" in get_trace_headline(fair).title
+
+
+def test_advice_begins_with_what_the_headline_names():
+    """Even where something else could gain more at best: the first screen has to be of one piece."""
+    findings = (replace(FINDING, rule="unfused", bound=0.45), replace(FINDING, rule="launch_bound", bound=0.4))
+    analysis = replace(of_steps({HOST: 40, "compute_elementwise": 45, MATMUL: 15}), findings=findings)
+    first, second = (replace(finding, message=finding.rule) for finding in findings)
+    said = [advice.message for advice in get_findings_info(replace(analysis, findings=(first, second)))]
+    assert said == ["launch_bound", "unfused"]
+
+
+def test_of_several_ranks_a_finding_says_whose_it_is():
+    finding = replace(FINDING, evidence={"of_rank": 3})
+    [said] = get_findings_info(replace(of_steps({MATMUL: 1}), findings=(finding,)))
+    assert said.message == "rank 3: input-bound"
+
+
+def test_phases_are_of_the_step_that_the_table_shows():
+    """Without the profiler, compute takes 40 of 50 ns: the phases share the 40, not the profiled 80."""
+    phases = {"forward": 20, "backward": 60}
+    analysis = of_steps({MATMUL: 80, HOST: 120}, rescaled={MATMUL: 40, HOST: 10}, phases=phases)
+    rows = {row.phase: (row.time_ns, row.share) for row in get_phases_info(analysis).itertuples()}
+    assert rows == {"forward": (10, 0.2), "backward": (30, 0.6)}
+
+
+def test_a_wait_per_step_is_over_the_steps_that_were_compared():
+    ranks = [make_rank(make_breakdown([{MATMUL: 100}] * 4)), make_rank(make_breakdown([{MATMUL: 100}] * 3, rank=1))]
+    waits = (RankWait(rank=0, wait_ns=60, late_share=0, step_share=0.75), RankWait(rank=1, wait_ns=0, late_share=1))
+    info = get_ranks_info(make_analysis(*ranks, waits=waits))
+    assert list(info["wait_ns"]) == [20, 0]
 
 
 def test_nothing_stands_out_only_where_nothing_does():

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from tuner.errors import ChoiceError, WorkloadRejected
-from tuner.trials.inspection import InspectRequest, inspect_workload, look_at_dataset
+from tuner.trials.dataset_look import look_at_dataset
+from tuner.trials.inspection import InspectRequest, inspect_workload
 from tuner.workloads.workload import Workload, first_length, validate
 
 pytestmark = pytest.mark.usefixtures("one_thread")

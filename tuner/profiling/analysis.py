@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from tuner.profiling.launch_queue import queue_stats
 from tuner.profiling.memory import memory_stats
 from tuner.profiling.operator_calls import operator_calls
 from tuner.profiling.operators import operator_stats
-from tuner.profiling.rank_comparison import RankComparison, compare_ranks, straggler
+from tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from tuner.profiling.reader import read_trace
 from tuner.profiling.source_lines import SourceLines
 from tuner.profiling.timeline import timeline
@@ -85,12 +85,17 @@ def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = 
         return TraceAnalysis(ranks=(only,), collectives=only.collectives, findings=only.findings)
     notes += _missing_ranks([result.analysis for result in results])
     compared = compare_ranks({result.analysis.rank: result.calls for result in results})
+    evidence = _evidence_of_ranks([result.analysis for result in results], compared)
+    ranks = tuple(
+        msgspec.structs.replace(result.analysis, findings=diagnose(evidence[result.analysis.rank]))
+        for result in results
+    )
     return TraceAnalysis(
-        ranks=tuple(result.analysis for result in results),
+        ranks=ranks,
         collectives=compared.collectives,
         waits=compared.waits,
         clock_offsets_ns=compared.offsets_ns,
-        findings=_findings_of_run([result.analysis for result in results], compared),
+        findings=_findings_of_run(ranks, evidence, compared),
         notes=(*notes, *compared.notes),
     )
 
@@ -167,7 +172,7 @@ def _analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> 
     return _RankResult(
         analysis=analysis,
         says_rank=trace.rank is not None,
-        calls=replace(calls, start=calls.start + wall, end=calls.end + wall),
+        calls=calls.shifted(wall),
     )
 
 
@@ -224,20 +229,33 @@ def _with_rank(result: _RankResult, rank: int) -> _RankResult:
     return replace(result, analysis=analysis)
 
 
-def _findings_of_run(analyses: Sequence[RankAnalysis], compared: RankComparison) -> tuple[Finding, ...]:
+def _evidence_of_ranks(analyses: Sequence[RankAnalysis], compared: RankComparison) -> dict[int, Evidence]:
+    """By rank, now that its exposed communication can be told apart: waiting for a late rank, and the network."""
+    waits = {wait.rank: wait for wait in compared.waits}
+    return {
+        one.rank: Evidence(analysis=one, late_part=late_part(waits.get(one.rank), busiest(one.breakdowns)))
+        for one in analyses
+    }
+
+
+def _findings_of_run(
+    analyses: Sequence[RankAnalysis], evidence: Mapping[int, Evidence], compared: RankComparison
+) -> tuple[Finding, ...]:
     """What its ranks show, each rule once: of the rank where it could save most; and what only several show."""
     largest: dict[tuple[str, str], Finding] = {}
-    for finding in (finding for analysis in analyses for finding in analysis.findings):
+    for finding in (_of_rank(finding, analysis.rank) for analysis in analyses for finding in analysis.findings):
         # Problems of captures are one rule, but each says another thing.
         key = finding.rule, "" if finding.bound else finding.message
         if key not in largest or finding.bound > largest[key].bound:
             largest[key] = finding
     together: list[Finding] = []
-    if not any(breakdown.quality.problems for analysis in analyses for breakdown in analysis.breakdowns):
-        stretch_ns = max(analysis.breakdowns[0].step_time_ns for analysis in analyses)
-        late = straggler(compared.waits)
-        together = diagnose_ranks(compared.waits, compared.collectives, straggler=late, stretch_ns=stretch_ns)
+    if not any(one.breakdown.quality.problems for one in evidence.values()):
+        together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits))
     return tuple(sorted([*largest.values(), *together], key=lambda finding: -finding.bound))
+
+
+def _of_rank(finding: Finding, rank: int) -> Finding:
+    return msgspec.structs.replace(finding, evidence={**finding.evidence, "of_rank": rank})
 
 
 def _missing_ranks(analyses: Sequence[RankAnalysis]) -> list[str]:

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from tuner.profiling.capture import PHASES, Capture, link
+from tuner.profiling.capture import PHASES, Capture
 from tuner.profiling.categories import CATEGORIES, HOST_CATEGORIES, Category
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
 from tuner.profiling.intervals import Ints, histogram
 from tuner.profiling.quality import capture_quality
 from tuner.profiling.segments import Segments
@@ -27,18 +25,6 @@ WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.Q
 MAX_EVENT_OVERHEAD_NS = 3_000
 """What recording one operator costs at most: 0.2 to 1.7 us were measured on hosts of H100 and H200
 (benchmarks/overhead_correction.py)."""
-
-
-def analyse(trace: Trace, unprofiled_step_time_ns: int | None = None) -> tuple[Breakdown, ...]:
-    """One breakdown per device in the trace (one for the CPU where there is no device work)."""
-    capture = link(trace)
-    devices = capture.device_numbers
-    if not devices:
-        return (breakdown_of(capture, "cpu", cpu_time(capture), unprofiled_step_time_ns),)
-    return tuple(
-        breakdown_of(capture, f"cuda:{device}", device_time(capture, device)[0], unprofiled_step_time_ns)
-        for device in devices
-    )
 
 
 def breakdown_of(

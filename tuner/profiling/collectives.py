@@ -7,7 +7,7 @@ thread that carries it ("gloo:all_reduce"), which lasts from the call to the end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class CollectiveCalls:
         step: int64 by call: number N of the `ProfilerStep#N` that launched it; -1 outside, 0 without marks.
         busy_ns: int64 by call: time of its kernels inside the steps.
         exposed_ns: int64 by call: of that, what no compute hides. Two at the same time count both.
+        exposed_start, exposed_end: int64, disjoint and in order: what counts as exposed communication in the steps,
+            on the same clock.
     """
 
     messages: tuple[Message, ...]
@@ -55,9 +57,16 @@ class CollectiveCalls:
     step: Ints
     busy_ns: Ints
     exposed_ns: Ints
+    exposed_start: Ints
+    exposed_end: Ints
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def shifted(self, by_ns: int) -> CollectiveCalls:
+        """The same on a clock that is this much ahead."""
+        times = ("start", "end", "exposed_start", "exposed_end")
+        return replace(self, **{name: getattr(self, name) + by_ns for name in times})
 
 
 def collective_calls(capture: Capture, segments: Segments, device: int | None) -> CollectiveCalls:
@@ -71,6 +80,7 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
     computing = np.isin(segments.category, _COMPUTING)
     compute = union(segments.start[computing], segments.end[computing])
     first, last = np.clip(start, low, high), np.clip(end, low, high)
+    exposed = segments.category == PRIORITY[Category.COMMUNICATION]
     count = len(messages)
     busy, hidden = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     np.add.at(busy, owner, last - first)
@@ -88,6 +98,8 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
         step=_steps(capture, called[order]),
         busy_ns=busy[order],
         exposed_ns=(busy - hidden)[order],
+        exposed_start=segments.start[exposed],
+        exposed_end=segments.end[exposed],
     )
 
 

@@ -1,5 +1,8 @@
 """What changed between two runs: per category with intervals, and the kernels and gaps that explain it.
 
+All figures are per step and device, the mean over the ranks of a run and their devices, so that kernels and gaps add up
+to what categories show.
+
 Every step is a sample: intervals are Welch's, on the steps' own times. Steps of one run share whatever
 was peculiar to that run, so an interval says whether the runs differ beyond the noise of their steps,
 not whether two other runs would.
@@ -22,11 +25,14 @@ from tuner.estimates import plain_mean, student_quantile
 from tuner.profiling.categories import INFO
 from tuner.records import Breakdown
 from tuner.trace_records import Comparison, Difference, GapDifference, KernelDifference, RankAnalysis, TraceAnalysis
+from tuner.wording import counted
 
 STEP = "step"
 LEVEL = 0.95
 NO_INTERVAL = "one step each: no interval"
 NO_INTERVAL_ONE_SIDE = "{side} has one step: no interval"
+
+AS_PROFILED = "steps and categories are as without the profiler, kernels and gaps as profiled"
 
 _Key = tuple[str, str]
 _D = TypeVar("_D", bound=KernelDifference)
@@ -39,16 +45,16 @@ class ComparisonError(SteptuneError):
 def compare(
     before: TraceAnalysis, after: TraceAnalysis, *, labels: tuple[str, str] = ("before", "after"), top: int = 20
 ) -> Comparison:
-    """Compares the traces of two runs, the mean over their ranks and devices.
+    """Compares the traces of two runs.
 
     Kernels are compared as far as both analyses list them: analyse with a large `top`.
     """
     compared = compare_breakdowns(_breakdowns(before), _breakdowns(after), labels=labels)
     return Comparison(
         **{name: getattr(compared, name) for name in ("before", "after", "num_steps", "step", "categories")},
-        kernels=_largest(_kernels(before), _kernels(after), KernelDifference, top),
-        gaps=_largest(_gaps(before), _gaps(after), GapDifference, top),
-        notes=(*compared.notes, *_different_runs(before, after)),
+        kernels=largest(_kernels(before), _kernels(after), KernelDifference, top),
+        gaps=largest(_gaps(before), _gaps(after), GapDifference, top),
+        notes=(*_different_runs(before, after, labels), *compared.notes, *_bases(before, after)),
     )
 
 
@@ -83,12 +89,14 @@ def compare_breakdowns(
     # In the order of the table: a name of another version comes last.
     names = [n for n in INFO if any(n in step for side in steps for step in side)]
     names += sorted({n for side in steps for step in side for n in step} - set(names))
-    categories = [_difference(name, *([step.get(name, 0.0) for step in side] for side in steps)) for name in names]
+    categories = [difference(name, *([step.get(name, 0.0) for step in side] for side in steps)) for name in names]
     totals = [[sum(step.values()) for step in side] for side in steps]
-    notes = []
+    notes = _different_kinds(before, after, labels)
     if not rescaled and any(b.rescaled for b in (*before, *after)):
         notes.append("the step time without the profiler is known for one side only: both are as profiled")
     counts = len(steps[0]), len(steps[1])
+    if counts[0] != counts[1]:
+        notes.append(f"{counts[0]} and {counted(counts[1], 'step')}: each side is the mean over its own")
     if max(counts) == 1:
         notes.append(NO_INTERVAL)
     elif min(counts) == 1:
@@ -100,10 +108,22 @@ def compare_breakdowns(
         before=labels[0],
         after=labels[1],
         num_steps=counts,
-        step=_difference(STEP, *totals),
+        step=difference(STEP, *totals),
         categories=tuple(sorted(categories, key=lambda d: -abs(d.change_ns))),
         notes=tuple(notes),
     )
+
+
+def _different_kinds(before: Sequence[Breakdown], after: Sequence[Breakdown], labels: tuple[str, str]) -> list[str]:
+    """Where one side ran on a CPU and the other on a device, their categories mean other things."""
+    kinds = [{"a CPU" if b.device == "cpu" else "a GPU" for b in side} for side in (before, after)]
+    if kinds[0] == kinds[1]:
+        return []
+    said = [f"{label} ran on {' and '.join(sorted(kind))}" for label, kind in zip(labels, kinds, strict=True)]
+    return [
+        f"different kinds of device: {', '.join(said)}. On a CPU operators are timed, on a GPU kernels and the gaps "
+        "between them: only the steps' times compare"
+    ]
 
 
 def _breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
@@ -146,7 +166,7 @@ def _floats(step: dict[str, int]) -> dict[str, float]:
     return {name: float(value) for name, value in step.items()}
 
 
-def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> Difference:
+def difference(name: str, before: Sequence[float], after: Sequence[float]) -> Difference:
     """Mean of the steps on both sides, and Welch's interval of the difference."""
     first, second = plain_mean(before), plain_mean(after)
     low = high = None
@@ -169,10 +189,11 @@ def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> D
 def _per_step(
     analysis: TraceAnalysis, rows: Callable[[RankAnalysis], Iterable[tuple[_Key, int, int]]]
 ) -> dict[_Key, tuple[float, float]]:
-    """Time and count per step and rank, by name and category."""
+    """Time and count per step and device, by name and category."""
     totals: dict[_Key, tuple[float, float]] = {}
+    num_devices = len(_breakdowns(analysis))
     for rank in analysis.ranks:
-        share = 1 / (rank.breakdowns[0].num_steps * len(analysis.ranks))
+        share = 1 / (rank.breakdowns[0].num_steps * num_devices)
         for key, time_ns, count in rows(rank):
             time, number = totals.get(key, (0.0, 0.0))
             totals[key] = time + time_ns * share, number + count * share
@@ -194,9 +215,10 @@ def _gaps(analysis: TraceAnalysis) -> dict[_Key, tuple[float, float]]:
     )
 
 
-def _largest(
+def largest(
     before: dict[_Key, tuple[float, float]], after: dict[_Key, tuple[float, float]], record: type[_D], top: int
 ) -> tuple[_D, ...]:
+    """What changed most, by name and category."""
     differences = []
     for key in before.keys() | after.keys():
         (before_ns, before_count), (after_ns, after_count) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))
@@ -214,12 +236,33 @@ def _largest(
     return tuple(sorted(changed, key=lambda d: (-abs(d.change_ns), d.name, d.category))[:top])
 
 
-def _different_runs(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
+def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[str, str]) -> list[str]:
     """What makes two runs hard to compare."""
     devices = [sorted({name for rank in side.ranks for name in rank.device_names.values()}) for side in (before, after)]
+    on_gpu = [any(b.device != "cpu" for b in _breakdowns(side)) for side in (before, after)]
     notes = []
-    if devices[0] != devices[1] and all(devices):
+    if all(devices) and devices[0] != devices[1]:
         notes.append(f"different devices: {', '.join(devices[0])} and {', '.join(devices[1])}")
-    if len(before.ranks) != len(after.ranks):
-        notes.append(f"{len(before.ranks)} and {len(after.ranks)} ranks: each side is the mean over its own")
+    unnamed = [label for label, names, gpu in zip(labels, devices, on_gpu, strict=True) if gpu and not names]
+    if unnamed and all(on_gpu):
+        notes.append(f"{' and '.join(unnamed)} does not name its devices: whether they are the same is not known")
+    sizes = [side.ranks[0].num_ranks for side in (before, after)]
+    if sizes[0] != sizes[1]:
+        notes.append(f"runs of {counted(sizes[0], 'rank')} and of {counted(sizes[1], 'rank')}")
+    return notes
+
+
+def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
+    """What the figures are of, where that is not plain."""
+    notes = []
+    counts = [len(_breakdowns(side)) for side in (before, after)]
+    if max(counts) > 1:
+        notes.append(
+            f"all figures are per step and device, the mean over {counts[0]} and {counted(counts[1], 'device')}, "
+            "kernels and gaps too"
+        )
+    sides = (before, after)
+    explained = any(rank.kernels or rank.gaps for side in sides for rank in side.ranks)
+    if explained and all(b.rescaled for side in sides for b in _breakdowns(side)):
+        notes.append(AS_PROFILED)
     return notes

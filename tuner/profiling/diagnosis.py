@@ -10,11 +10,12 @@ see docs/diagnosis.md for each one's source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.profiling.bounds import Situation, compute_floor_ns
 from tuner.profiling.categories import COMPUTE, COMPUTING, Category
+from tuner.profiling.quality import PROBLEMS
 from tuner.records import Breakdown, CollectiveStats, Finding
 from tuner.trace_records import RankAnalysis, RankWait
 
@@ -24,6 +25,9 @@ FASTEST_PRODUCTS = 8
 """Tensor cores multiply 2 to 8 times as fast as FP32 units."""
 FUSED_OPTIMIZER = 0.8
 """A fused optimizer still reads and writes every parameter."""
+SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
+"""Our own, for the longest wait for a late rank as a share of the step."""
+COMMUNICATION_ADVICE = "overlap communication with the backward pass, or communicate less often"
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
 
@@ -39,10 +43,13 @@ class Evidence:
 
     Attributes:
         analysis: Of one rank; the breakdown of its busiest device is judged where there is no situation.
+        late_part: Of its exposed communication: the share in which it waits for a late rank, as far as other ranks'
+            traces show that. It is `rank_skew`'s, and no time of the network.
     """
 
     situation: Situation | None = None
     analysis: RankAnalysis | None = None
+    late_part: float = 0.0
 
     @property
     def breakdown(self) -> Breakdown:
@@ -58,7 +65,25 @@ class Evidence:
         return "cpu" if self.breakdown.device == "cpu" else "cuda"
 
     def share(self, *categories: Category) -> float:
-        return self.breakdown.share(*categories)
+        """Of the step, without waiting for late ranks."""
+        return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
+
+    def removable_share(self, *categories: Category) -> float:
+        """As `share`: what would be gone without these categories."""
+        return sum(self.own_part(category) * self.breakdown.removable_share(category) for category in categories)
+
+    @property
+    def late_share(self) -> float:
+        """Of the step: waiting for a late rank while nothing is computed."""
+        return self.late_part * self.breakdown.share(Category.COMMUNICATION)
+
+    @property
+    def late_removable_share(self) -> float:
+        return self.late_part * self.breakdown.removable_share(Category.COMMUNICATION)
+
+    def own_part(self, category: Category) -> float:
+        """Of a category: the share that is not waiting for late ranks."""
+        return 1.0 - self.late_part if category is Category.COMMUNICATION else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +167,18 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
         message="they come from pinned memory already",
         advice="copy the next batch on another stream while this one computes, or send fewer bytes",
         strategies=(),
+    )
+
+
+def _communication_cause(evidence: Evidence) -> Cause | None:
+    """The network's part, where ranks were compared and some of it is waiting for a late one."""
+    if evidence.late_share < SKEW_THRESHOLDS[0]:
+        return None
+    return Cause(
+        name="network",
+        message=f"waiting for a late rank, another {evidence.late_share:.0%}, is not counted in it",
+        advice=COMMUNICATION_ADVICE,
+        strategies=("micro_batch",),
     )
 
 
@@ -249,8 +286,9 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
         message="{share} of the step communicates while nothing is computed",
-        advice="overlap communication with the backward pass, or communicate less often",
+        advice=COMMUNICATION_ADVICE,
         strategies=("micro_batch",),
+        cause=_communication_cause,
     ),
     Rule(
         name="pipeline_bubble",
@@ -336,58 +374,66 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
+"""The advice where a record of an older version does not say which problem it is."""
 _SEVERITIES = ("note", "warning", "high")
-SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Our own, for the longest wait as a share of the step."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """The findings of a breakdown, the largest bound first; only the capture's problems if it is bad."""
-    problems = evidence.breakdown.quality.problems
-    if problems:
-        return tuple(
-            Finding(
-                rule="bad_capture",
-                severity="warning",
-                message=f"the profile cannot be trusted: {problem}",
-                advice="profile again with more warm-up and less detail",
-                strategies=(),
-                bound=0.0,
-            )
-            for problem in problems
-        )
+    quality = evidence.breakdown.quality
+    if quality.problems:
+        return tuple(map(_bad_capture, quality.problems, quality.problem_names or ("",) * len(quality.problems)))
     found = [finding for rule in RULES if (finding := _apply(rule, evidence)) is not None]
     return tuple(sorted(found, key=lambda finding: -finding.bound))
 
 
-def diagnose_ranks(
-    waits: Sequence[RankWait], collectives: Sequence[CollectiveStats], *, straggler: int | None, stretch_ns: int
-) -> list[Finding]:
-    """What only several ranks show: they wait for one of them longer than their collectives take.
+def _bad_capture(problem: str, name: str) -> Finding:
+    return Finding(
+        rule="bad_capture",
+        severity="warning",
+        message=f"the profile cannot be trusted: {problem}",
+        advice=next((known.advice for known in PROBLEMS if known.name == name), UNKNOWN_PROBLEM),
+        strategies=(),
+        bound=0.0,
+        evidence={"problem": name} if name else {},
+    )
 
-    Then buckets and bandwidth are not to blame: see TraceLens' separation of skew and latency.
+
+def diagnose_ranks(
+    evidence: Mapping[int, Evidence],
+    waits: Sequence[RankWait],
+    collectives: Sequence[CollectiveStats],
+    straggler: int | None,
+) -> list[Finding]:
+    """What only several ranks show: they wait for one of them.
+
+    Buckets and bandwidth are not to blame for that: see TraceLens' separation of skew and latency. What is found
+    here is no part of `exposed_communication`, so that both can be true without counting a wait twice.
 
     Args:
+        evidence: By rank. The longest wait is judged, as a share of that rank's own step.
         straggler: The rank that the others wait for.
-        stretch_ns: Of all profiled steps: the longest wait is judged as a share of it.
     """
     late = next((wait for wait in waits if wait.rank == straggler), None)
+    others = [rank for rank in evidence if rank != straggler]
+    waiting = max(others, key=lambda rank: evidence[rank].late_share, default=None)
+    if late is None or waiting is None or evidence[waiting].late_share < SKEW_THRESHOLDS[0]:
+        return []
     known = [c for c in collectives if c.skew_ns is not None and c.latency_ns is not None]
     skew_ns = sum((c.skew_ns or 0) * c.count for c in known)
     latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
-    share = max((wait.wait_ns for wait in waits), default=0) / max(1, stretch_ns)
-    if late is None or skew_ns <= latency_ns or share < SKEW_THRESHOLDS[0]:
-        return []
+    share = evidence[waiting].late_share
     level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
     return [
         Finding(
             rule="rank_skew",
             severity=_SEVERITIES[level],
-            message=f"for {share:.0%} of the step a rank waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives: the ranks come apart by more than the network takes",
+            message=f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
+            f"{late.late_share:.0%} of the collectives: that is no time of the network",
             advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
             strategies=(),
-            bound=share,
+            bound=evidence[waiting].late_removable_share,
             evidence={"skew_ms": round(skew_ns / 1e6, 4), "latency_ms": round(latency_ns / 1e6, 4), "rank": late.rank},
         )
     ]
@@ -408,16 +454,17 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
         message=f"{message}; {cause.message}" if cause else message,
         advice=cause.advice if cause else rule.advice,
         strategies=cause.strategies if cause else rule.strategies,
-        bound=rule.reach * evidence.breakdown.removable_share(*rule.categories),
+        bound=rule.reach * evidence.removable_share(*rule.categories),
         evidence={**_times(rule, evidence), **({"cause": cause.name} if cause else {}), **_places(rule, evidence)},
     )
 
 
 def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     """Milliseconds per step of each category, and of communication how much of it held compute up."""
-    breakdown = evidence.breakdown
-    times = {category.value: breakdown.per_step_ns.get(category, 0.0) for category in rule.categories}
-    held = {f"{c.value}_blocking": breakdown.removable_ns(c) for c in rule.categories if c.value in breakdown.blocking}
+    breakdown, own = evidence.breakdown, evidence.own_part
+    times = {c.value: own(c) * breakdown.per_step_ns.get(c, 0.0) for c in rule.categories}
+    blocking = [c for c in rule.categories if c.value in breakdown.blocking]
+    held = {f"{c.value}_blocking": own(c) * breakdown.removable_ns(c) for c in blocking}
     return {f"{name}_ms": round(value / 1e6, 4) for name, value in {**times, **held}.items() if value > 0}
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.profiling.categories import Category
 from tuner.profiling.collectives import CollectiveCalls, Message, bus_bandwidth, kinds_of
 from tuner.profiling.communication import POINT_TO_POINT
-from tuner.profiling.intervals import Ints
-from tuner.records import CollectiveStats
+from tuner.profiling.intervals import Intervals, Ints, pieces, union
+from tuner.records import Breakdown, CollectiveStats
 from tuner.trace_records import RankWait
+from tuner.wording import counted
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """No rank can end these before every rank has begun."""
@@ -96,7 +98,7 @@ def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
     groups = [_same_moment(group.aligned(offsets), notes) for group in groups]
     return RankComparison(
         collectives=_stats(calls, groups),
-        waits=_waits(groups),
+        waits=_waits(calls, groups),
         offsets_ns=offsets,
         notes=tuple(notes),
     )
@@ -119,7 +121,7 @@ def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...]
             left_out += missing
             found.append(matched)
     if left_out:
-        notes.append(f"{left_out} collective calls that not all ranks of their group have are not compared")
+        notes.append(f"{counted(left_out, 'collective call')} not compared: missing on some ranks of the group")
     return [matched for matched in found if matched.messages]
 
 
@@ -128,7 +130,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
     apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
     if not apart.any():
         return group
-    notes.append(f"{int(apart.sum())} collective calls are at different times on the ranks: they are not compared")
+    notes.append(f"{counted(int(apart.sum()), 'collective call')} not compared: at different times on the ranks")
     return group.only(~apart)
 
 
@@ -190,24 +192,52 @@ def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int
             offsets.setdefault(rank, offsets[reached.ranks[place]] + shift)
 
 
-def _waits(groups: Sequence[Matched]) -> tuple[RankWait, ...]:
-    """A rank's wait in a call is what it takes beyond the rank that takes the shortest."""
+def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[RankWait, ...]:
+    """A rank's wait in a call is what it takes beyond the rank that takes the shortest: it waits first."""
     waited: dict[int, int] = {}
+    waiting: dict[int, list[Intervals]] = {}
+    compared: dict[int, set[int]] = {}
     last: dict[int, int] = {}
     count: dict[int, int] = {}
     for group in groups:
         duration = (group.end - group.start)[group.waiting]
         if len(duration) == 0:
             continue
-        wait = (duration - duration.min(axis=1, keepdims=True)).sum(axis=0)
+        wait = duration - duration.min(axis=1, keepdims=True)
         arrived = np.bincount(group.start[group.waiting].argmax(axis=1), minlength=len(group.ranks))
         for place, rank in enumerate(group.ranks):
-            waited[rank] = waited.get(rank, 0) + int(wait[place])
+            waited[rank] = waited.get(rank, 0) + int(wait[:, place].sum())
             last[rank] = last.get(rank, 0) + int(arrived[place])
             count[rank] = count.get(rank, 0) + len(duration)
+            numbers = group.numbers[group.waiting, place]
+            begin = calls[rank].start[numbers]
+            waiting.setdefault(rank, []).append((begin, begin + wait[:, place]))
+            compared.setdefault(rank, set()).update(calls[rank].step[numbers].tolist())
     return tuple(
-        RankWait(rank=rank, wait_ns=waited[rank], late_share=last[rank] / count[rank]) for rank in sorted(waited)
+        RankWait(
+            rank=rank,
+            wait_ns=waited[rank],
+            late_share=last[rank] / count[rank],
+            exposed_ns=_exposed(calls[rank], waiting[rank]),
+            step_share=len(compared[rank] - {-1}) / max(1, len(set(calls[rank].step.tolist()) - {-1})) or 1.0,
+        )
+        for rank in sorted(waited)
     )
+
+
+def _exposed(calls: CollectiveCalls, waiting: Sequence[Intervals]) -> int:
+    """Of the stretches in which a rank waits: what no compute hides. Two at the same time count once."""
+    start, end = (np.concatenate(side) for side in zip(*waiting, strict=True))
+    low, high, *_ = pieces(*union(start, end), (calls.exposed_start, calls.exposed_end))
+    return int((high - low).sum())
+
+
+def late_part(wait: RankWait | None, breakdown: Breakdown) -> float:
+    """Of a rank's exposed communication: the share in which it waits for a rank that is late. The rest is the
+    network's. Steps whose collectives could not be compared count as the others.
+    """
+    exposed_ns = breakdown.categories.get(Category.COMMUNICATION.value, 0) * (wait.step_share if wait else 1.0)
+    return min(1.0, wait.exposed_ns / exposed_ns) if wait and exposed_ns else 0.0
 
 
 def straggler(waits: Sequence[RankWait]) -> int | None:

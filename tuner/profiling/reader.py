@@ -21,17 +21,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tuner.profiling.events import (
-    Columns,
-    Event,
-    EventFile,
-    ExactEvent,
-    ExactEventFile,
-    Header,
-    InexactTimes,
-    loose_event,
-)
+from tuner.profiling.columns import Columns
+from tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
+from tuner.profiling.times import InexactTimes
 from tuner.profiling.trace import Trace, TraceError
+from tuner.wording import counted
 
 BLOCK_BYTES = 8 << 20
 SEPARATOR = b"\n  },"
@@ -161,7 +155,7 @@ class _Reader:
         if self._blocks.problem:
             self._losses.insert(0, self._blocks.problem)
         if self._num_repaired:
-            self._losses.append(f"{self._num_repaired} pieces were not JSON and were repaired")
+            self._losses.append(f"{counted(self._num_repaired, 'piece')} of the file repaired: no valid JSON")
         return self._columns.finish(
             header,
             framing="chunked" if events else "whole file",
@@ -200,9 +194,11 @@ class _Reader:
             return True
         if END.search(text):
             return False
-        self._num_repaired += 1
+        lost = self._num_lost
         if not self._take(_repaired(text)):
             self._take_one_by_one(text)
+        # What is lost is said as such.
+        self._num_repaired += self._num_lost == lost
         return True
 
     def _take(self, text: bytes) -> bool:

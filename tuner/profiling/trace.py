@@ -152,7 +152,7 @@ class Trace:
         rank, num_ranks: None and 1 where the trace does not say.
         framing: "chunked" or "whole file": how the file was read.
         num_events: Of every kind, those without a duration included.
-        num_lost: Events that were there but could not be decoded.
+        num_lost: Events that were there but could not be decoded; what is left out for another reason is in `losses`.
         is_whole: False where the file ends in the middle or is damaged, so that whole stretches may be missing.
         losses: What was lost or repaired on reading, in words.
         origin_ns: What was subtracted from all times; with `base_time_ns` it is the wall clock.

@@ -1,0 +1,123 @@
+"""`compare`: what changed between two traces, or between two trials of studies."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import structs
+
+from service.cli.console import errors, opened_store, output, print_json, settings_with
+from service.cli.inspect_study import resolve
+from service.cli.options import AsJson, Database
+from tuner.errors import ChoiceError, StoreError
+
+if TYPE_CHECKING:
+    from service.store import SqlStudyStore
+    from tuner.records import Study, Trial
+    from tuner.trace_records import Comparison
+
+SIDE = (
+    "A trace of torch.profiler (file, folder or pattern), or a trial: STUDY:NUMBER, STUDY:baseline, "
+    "STUDY:recommended (STUDY as for `show`, `last` too), or the id of a trial."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(compare)
+
+
+def compare(
+    before: Annotated[str, typer.Argument(help=SIDE, metavar="A")],
+    after: Annotated[str, typer.Argument(help="The same, of the other side.", metavar="B")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Rows of kernels and gaps.")] = 10,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what changed from A to B: every category with an interval, and the kernels and gaps that explain it."""
+    from service.cli.trace_summary import print_comparison
+
+    kinds = [_is_trace(side) for side in (before, after)]
+    if kinds[0] != kinds[1]:
+        trace, trial = (before, after) if kinds[0] else (after, before)
+        raise ChoiceError(f"{trace} is a trace and {trial} a trial: compare two traces, or two trials")
+    comparison = _of_traces(before, after, top) if kinds[0] else _of_trials(before, after, top, database)
+    if as_json:
+        print_json(comparison)
+    else:
+        print_comparison(output, comparison)
+
+
+def _is_trace(side: str) -> bool:
+    from tuner.profiling.trace_files import SUFFIXES
+
+    return Path(side).exists() or glob.has_magic(side) or side.endswith(SUFFIXES)
+
+
+def _of_traces(before: str, after: str, top: int) -> Comparison:
+    from service.cli.analyze import compared_traces
+    from tuner.profiling.trace_files import find_traces
+
+    files = [find_traces([side]) for side in (before, after)]
+    with errors.status("reading"):
+        return compared_traces(files[0], files[1], None, top)[-1]
+
+
+def _of_trials(before: str, after: str, top: int, database: str | None) -> Comparison:
+    from tuner.profiling.trial_comparison import compare_trials, different_hardware
+
+    with opened_store(settings_with(database)) as store:
+        sides = [_trial(store, side) for side in (before, after)]
+    (study, trial), (other_study, other) = sides
+    results = [t.result for t in (trial, other) if t.result is not None]
+    comparison = compare_trials(*results, labels=(_label(study, trial), _label(other_study, other)), top=top)
+    notes = different_hardware(study.environment, other_study.environment)
+    if study.workload != other_study.workload:
+        notes.append(f"different workloads: {study.workload} and {other_study.workload}")
+    return structs.replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def _label(study: Study, trial: Trial) -> str:
+    return f"trial {trial.sequence} of study {study.study_id[-6:]}: {trial.candidate.label}"
+
+
+def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:
+    """The trial that is meant, complete.
+
+    Raises:
+        StoreError: There is none, or it has no result.
+    """
+    name, colon, which = reference.rpartition(":")
+    if not colon:
+        trial = store.trial(reference)
+        study = store.get_study(trial.study_id)
+    else:
+        study = resolve(store, name)
+        trial = _in_study(store, study, which)
+    if trial.result is None:
+        raise StoreError(f"trial {trial.sequence} of study {study.study_id} has no result ({trial.state.value})")
+    return study, trial
+
+
+def _in_study(store: SqlStudyStore, study: Study, which: str) -> Trial:
+    trials = store.trials(study.study_id)
+    recommendation = store.recommendation(study.study_id)
+    chosen: dict[str, Callable[[Trial], bool]] = {
+        "baseline": lambda trial: trial.candidate.is_baseline,
+        "recommended": lambda trial: recommendation is not None and trial.candidate == recommendation.candidate,
+    }
+    if which in chosen:
+        found = [t for t in trials if chosen[which](t) and t.result is not None and t.result.breakdowns]
+    else:
+        found = [t for t in trials if which.isdecimal() and t.sequence == int(which)]
+    if found:
+        return found[0]
+    profiled = ", ".join(str(t.sequence) for t in trials if t.result is not None and t.result.breakdowns)
+    raise StoreError(
+        f"study {study.study_id} has no trial {which!r} that can be compared: "
+        + (f"of its {len(trials)} trials, these were profiled: {profiled}" if profiled else "none of its was profiled")
+    )

@@ -1,0 +1,90 @@
+"""What a comparison of two trials says: the step by their windows, and what their profiles say of the difference."""
+
+from __future__ import annotations
+
+import pytest
+from analysed import make_breakdown, make_kernel
+from builders import sample_environment, sample_hardware, sample_result, sample_window
+from msgspec.structs import replace
+from scipy import stats
+
+from tuner.profiling.comparison import ComparisonError
+from tuner.profiling.trial_comparison import compare_trials, different_hardware
+from tuner.records import GapSite, TrialProfile
+
+MATMUL, DATA = "compute_matmul", "data_wait"
+
+
+def trial(durations_ns=(100, 110, 105), *, kernels=(), gaps=(), steps=({MATMUL: 60, DATA: 40},) * 2, **fields):
+    """Windows of ten steps each."""
+    windows = tuple(
+        sample_window(number, num_steps=10, duration_ns=10 * duration) for number, duration in enumerate(durations_ns)
+    )
+    profile = TrialProfile(kernels=kernels, gap_sites=gaps)
+    return sample_result(windows=windows, breakdowns=(make_breakdown(list(steps)),), profile=profile, **fields)
+
+
+def test_the_step_is_measured_by_the_windows_with_welchs_interval():
+    before, after = [100, 110, 105, 103], [80, 84, 79]
+    compared = compare_trials(trial(before), trial(after))
+    assert compared.measured is not None
+    assert (compared.measured.before_ns, compared.measured.after_ns) == pytest.approx((104.5, 81))
+    expected = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    assert (compared.measured.low_ns, compared.measured.high_ns) == pytest.approx((expected.low, expected.high))
+    assert any(note.startswith("one process start each") for note in compared.notes)
+
+
+def test_long_windows_count_for_more():
+    """100 ns a step over 30 steps and 200 ns over 10 are 5000 ns over 40."""
+    windows = (sample_window(0, num_steps=30, duration_ns=3000), sample_window(1, num_steps=10, duration_ns=2000))
+    compared = compare_trials(replace(trial(), windows=windows), trial())
+    assert compared.measured.before_ns == pytest.approx(125)
+
+
+def test_a_void_window_does_not_count():
+    before = trial()
+    disturbed = replace(
+        before, windows=(*before.windows, sample_window(9, num_steps=1, duration_ns=10**9, void="busy"))
+    )
+    assert compare_trials(before, disturbed).measured.change_ns == 0
+
+
+def test_categories_have_intervals_by_their_steps_and_sum_to_the_profiled_step():
+    after = trial(steps=({MATMUL: 60, DATA: 4}, {MATMUL: 60, DATA: 6}))
+    compared = compare_trials(trial(), after)
+    [data] = [d for d in compared.categories if d.name == DATA]
+    assert (data.change_ns, data.significant) == (-35, True)
+    assert sum(d.change_ns for d in compared.categories) == compared.step.change_ns
+
+
+def test_kernels_and_gaps_explain_the_difference_per_step():
+    gap = GapSite(category=DATA, kernel_after="k", count=2, total_ns=80)
+    before = trial(kernels=(make_kernel("k", 2, 120),), gaps=(gap,))
+    after = trial(kernels=(make_kernel("k", 2, 100),), gaps=(replace(gap, total_ns=20),), steps=({MATMUL: 60},) * 2)
+    compared = compare_trials(before, after)
+    assert [(k.name, k.change_ns, k.before_count) for k in compared.kernels] == [("k", -10, 1)]
+    assert [(g.name, g.category, g.change_ns) for g in compared.gaps] == [("k", DATA, -30)]
+
+
+def test_what_may_only_be_below_the_end_of_a_list_is_neither_new_nor_gone():
+    """A profile lists the kernels with the most time: `small` may well run on the other side too."""
+    before = trial(kernels=(make_kernel("both", 2, 100), make_kernel("small", 2, 10), make_kernel("large", 2, 90)))
+    after = trial(kernels=(make_kernel("both", 2, 100), make_kernel("comes", 2, 40)))
+    changed = {k.name: k.state for k in compare_trials(before, after).kernels}
+    assert changed == {"large": "gone", "comes": "new"}
+
+
+def test_a_trial_that_was_not_profiled_is_refused_with_the_reason():
+    with pytest.raises(ComparisonError, match="after has no breakdown, because it was measured, but not profiled"):
+        compare_trials(trial(), replace(trial(), breakdowns=()))
+
+
+def test_other_hardware_and_other_versions_are_named():
+    one = sample_environment("cuda")
+    assert different_hardware(one, one) == different_hardware(one, None) == []
+    [said] = different_hardware(one, sample_environment("cpu"))
+    assert said.startswith("different hardware: ")
+    newer = replace(one, hardware=replace(sample_hardware("cuda"), versions={**one.hardware.versions, "torch": "9.9"}))
+    [said] = different_hardware(one, newer)
+    assert said.startswith("different machines of one kind: torch ")
+    assert said.endswith("9.9")

@@ -1,0 +1,101 @@
+"""What changed between two trials: the step as measured, and what its profile says of the difference.
+
+A trial is one process start: its windows and profiled steps share whatever was peculiar to that start, so the intervals
+say whether these two starts differ beyond their own noise. Whether the configurations do takes several starts: that is
+what a study's confirmation is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import structs
+
+from tuner.profiling.comparison import AS_PROFILED, STEP, ComparisonError, compare_breakdowns, difference, largest
+from tuner.records import Environment, GapSite, KernelStats, TrialResult
+from tuner.trace_records import Comparison, GapDifference, KernelDifference
+
+ONE_START = "one process start each: other starts of the same two may differ by more than the intervals say"
+
+_Rows = dict[tuple[str, str], tuple[float, float]]
+
+
+def compare_trials(
+    before: TrialResult, after: TrialResult, *, labels: tuple[str, str] = ("before", "after"), top: int = 20
+) -> Comparison:
+    """Compares two trials.
+
+    Kernels and gaps are those of the first rank, as far as both profiles list them: a profile keeps those with the
+    most time, so that one which only one side lists counts only where it would have been listed on the other.
+
+    Raises:
+        ComparisonError: A trial was not profiled.
+    """
+    for label, trial in zip(labels, (before, after), strict=True):
+        if not trial.breakdowns:
+            reason = f"it failed ({trial.failure.message})" if trial.failure else "it was measured, but not profiled"
+            raise ComparisonError(f"{label} has no breakdown, because {reason}: compare a trial that has one")
+    compared = compare_breakdowns(before.breakdowns, after.breakdowns, labels=labels)
+    windows = [_step_times(trial) for trial in (before, after)]
+    notes = [*compared.notes, ONE_START]
+    if max(len(before.breakdowns), len(after.breakdowns)) > 1:
+        notes.append("the categories are the mean over the ranks, kernels and gaps are those of the first")
+    kernels, gaps = ([rows(trial) for trial in (before, after)] for rows in (_kernels, _gaps))
+    if all(trial.breakdowns[0].rescaled for trial in (before, after)) and any((*kernels, *gaps)):
+        notes.append(AS_PROFILED)
+    return structs.replace(
+        compared,
+        measured=difference(STEP, *windows) if all(windows) else None,
+        kernels=largest(*_comparable(*kernels), KernelDifference, top),
+        gaps=largest(*_comparable(*gaps), GapDifference, top),
+        notes=tuple(notes),
+    )
+
+
+def different_hardware(before: Environment | None, after: Environment | None) -> list[str]:
+    """What to say where two studies ran on different hardware or software."""
+    if before is None or after is None or before.hardware == after.hardware:
+        return []
+    one, other = before.hardware, after.hardware
+    if one.label != other.label:
+        return [f"different hardware: {one.label} and {other.label}"]
+    changed = sorted(n for n in {*one.versions, *other.versions} if one.versions.get(n) != other.versions.get(n))
+    versions = [f"{n} {one.versions.get(n, 'none')} and {other.versions.get(n, 'none')}" for n in changed]
+    return [f"different machines of one kind{': ' if versions else ''}{', '.join(versions)}"]
+
+
+def _step_times(trial: TrialResult) -> list[float]:
+    """A value a window, whose mean is the time of all windows over their steps, and whose scatter is that of the ratio
+    (Cochran, "Sampling Techniques", chapter 6): a window of few steps says less. Of equal windows, their step times.
+    """
+    windows = trial.clean_windows
+    if not windows:
+        return []
+    num_steps = sum(window.num_steps for window in windows) / len(windows)
+    mean = sum(window.duration_ns for window in windows) / (num_steps * len(windows))
+    return [mean + (window.duration_ns - mean * window.num_steps) / num_steps for window in windows]
+
+
+def _kernels(trial: TrialResult) -> _Rows:
+    stats: Sequence[KernelStats] = trial.profile.kernels if trial.profile else ()
+    return _per_step(trial, (((k.name, k.category), k.total_ns, k.count) for k in stats))
+
+
+def _gaps(trial: TrialResult) -> _Rows:
+    sites: Sequence[GapSite] = trial.profile.gap_sites if trial.profile else ()
+    return _per_step(trial, (((s.kernel_after, s.category), s.total_ns, s.count) for s in sites))
+
+
+def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int]]) -> _Rows:
+    num_steps = trial.breakdowns[0].num_steps
+    return {key: (time_ns / num_steps, count / num_steps) for key, time_ns, count in rows}
+
+
+def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
+    """Without what one side may have as well, but below the end of its list."""
+    return _known(before, after), _known(after, before)
+
+
+def _known(rows: _Rows, other: _Rows) -> _Rows:
+    end = min((time_ns for time_ns, _ in other.values()), default=0.0)
+    return {key: row for key, row in rows.items() if key in other or row[0] > end}

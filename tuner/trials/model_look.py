@@ -1,0 +1,182 @@
+"""A look at a workload's model and optimizer: one step of it, what it counts, and whether it can be trained."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import WorkloadRejected
+from tuner.records import ModelFacts, OptimizerFacts
+from tuner.training.job import TrainingJob
+from tuner.training.micro_batch import batch_length, split_batch
+from tuner.trials.failures import is_out_of_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLook:
+    """What one step of the model showed."""
+
+    facts: ModelFacts
+    randomness: str
+    loss: float
+    step_ns: int
+    fits: bool
+
+
+def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
+    """Counts, and one forward and backward pass: of the whole batch or, where that does not fit into
+    memory, of a part of it.
+
+    Raises:
+        WorkloadRejected: The loss is not a finite scalar, or does not depend on the parameters.
+    """
+    length = batch_length(batch) or 1
+    for pieces in (1, 2, 4, 8, 16, 32, 64):
+        piece = batch if pieces == 1 else split_batch(job.workload, batch, min(pieces, length))[0][0]
+        try:
+            return _look(job, piece, pieces)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or pieces >= length or job.workload.has_custom_step:
+                raise
+            job.optimizer.zero_grad(set_to_none=True)
+    raise AssertionError("the last piece either ran or raised")
+
+
+def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    on_device = job.to_device(batch)
+    attention = _AttentionSeen()
+    began = time.perf_counter_ns()
+    with attention.mode(), FlopCounterMode(display=False) as counter:
+        if job.workload.has_custom_step:
+            loss = job.workload.training_step(job, on_device)
+        else:
+            loss = job.loss(on_device)
+            _check_loss(job, loss)
+            loss.backward()
+    step_ns = time.perf_counter_ns() - began
+    parameters = [p for p in job.model.parameters() if p.requires_grad]
+    if not job.workload.has_custom_step and all(p.grad is None for p in parameters):
+        raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise WorkloadRejected(
+            f"the loss of the first batch is {value}: the workload cannot be trained as it is; check its data, "
+            "its learning rate and its initialisation"
+        )
+    job.optimizer.zero_grad(set_to_none=True)
+    blocks = list(job.workload.blocks(job.model))
+    state = list(job.model.parameters())
+    facts = ModelFacts(
+        num_parameters=sum(p.numel() for p in state),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in state),
+        num_parameter_tensors=len(state),
+        module_types=dict(Counter(type(module).__name__ for module in job.model.modules())),
+        num_blocks=len(blocks),
+        uses_attention=attention.seen,
+        has_batch_statistics=any(
+            isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
+        ),
+        flops_per_step=pieces * int(counter.get_total_flops()),
+    )
+    return ModelLook(
+        facts=facts,
+        randomness=_randomness(job, on_device),
+        loss=value,
+        step_ns=pieces * step_ns,
+        fits=pieces == 1,
+    )
+
+
+def _check_loss(job: TrainingJob, loss: Any) -> None:
+    import torch
+
+    where = f"{type(job.workload).__name__}.loss"
+    if not isinstance(loss, torch.Tensor):
+        raise WorkloadRejected(f"{where} returned {type(loss).__name__}, not a tensor")
+    if loss.numel() != 1:
+        raise WorkloadRejected(
+            f"{where} returned a tensor of shape {tuple(loss.shape)}: reduce it to a scalar, as with .mean()"
+        )
+    if not loss.requires_grad:
+        raise WorkloadRejected(
+            f"{where} returned a tensor that does not depend on the model's parameters (it requires no gradient): "
+            "compute it from the model's output, without detach() or no_grad()"
+        )
+
+
+def _randomness(job: TrainingJob, batch: Any) -> str:
+    """ "none", "switchable" or "always": found by running the loss under two seeds."""
+    from tuner.trials.guard import randomness_off
+
+    if job.workload.has_custom_step:
+        return "always"
+    if _repeats(job, batch):
+        return "none"
+    with randomness_off(job.model, "switchable"):
+        try:
+            return "switchable" if _repeats(job, batch) else "always"
+        except Exception:
+            # A model whose evaluation mode cannot give a loss (detectors) is compared by its curve.
+            return "always"
+
+
+def _repeats(job: TrainingJob, batch: Any) -> bool:
+    import torch
+
+    values = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            values.append(job.loss(batch).detach().clone())
+    return bool(torch.equal(values[0], values[1]))
+
+
+class _AttentionSeen:
+    """Notices calls of scaled_dot_product_attention."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def mode(self) -> Any:
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        outer = self
+
+        class Watch(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is torch.nn.functional.scaled_dot_product_attention:
+                    outer.seen = True
+                return func(*args, **(kwargs or {}))
+
+        return Watch()
+
+
+def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
+    """Which implementation the user's optimizer runs, and which its class offers."""
+    import inspect
+
+    optimizer = job.optimizer
+    cls = type(optimizer)
+    arguments = inspect.signature(cls.__init__).parameters
+    own = not cls.__module__.startswith("torch.optim")
+    offered = ["for_loop"] if "foreach" in arguments else []
+    offered += [name for name in ("foreach", "fused") if name in arguments]
+    group = optimizer.param_groups[0]
+    current = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "default"
+    if current == "default" and group.get("foreach") is False:
+        current = "for_loop"
+    if current == "default" and job.device.type == "cpu" and "foreach" in arguments:
+        current = "for_loop"  # torch chooses foreach by itself for CUDA parameters only
+    return OptimizerFacts(
+        name=cls.__name__,
+        module=cls.__module__,
+        implementation="own" if own else current,
+        implementations=() if own else tuple(offered),
+    )

@@ -27,7 +27,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     ),
     FromServer: (
         m.ServerReady(pid=7, preload_ns=8),
-        m.RankMessage(job="j", rank=1, message=RAW),
+        m.RankMessage(job="j", rank=1, message=b"\xc1 is no message"),
         m.RankExited(job="j", rank=1, code=None, signal=9, out_of_memory=True),
         m.JobEnded(job="j"),
     ),

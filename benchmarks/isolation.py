@@ -2,7 +2,8 @@
 
 python benchmarks/isolation.py [--repeats 5]
 
-Levels take turns in random order, so that a busy machine disturbs all alike. Prints medians and 20th to 80th percentiles.
+Levels take turns in random order, so that a busy machine disturbs all alike. Prints medians, and 20th to 80th
+percentiles.
 """
 
 import argparse

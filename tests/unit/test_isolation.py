@@ -1,6 +1,7 @@
 """Parts of isolation that can be looked at without running anybody's code."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,8 @@ from service.settings import Settings
 from service.studies import compressed
 from tuner.errors import ChoiceError, IsolationUnavailable, StoreError
 from tuner.records import FailureKind, Phase
+from tuner.trials import scratch
+from tuner.trials.scratch import LOCK, empty_temporary
 from tuner.trials.untrusted import open_below
 from tuner.trials.watch import Quota, Watch
 
@@ -119,7 +122,7 @@ class TestUntrustedFiles:
                 os.mkfifo(study / "a" / "b")
             case "folder":
                 (study / "a" / "b").mkdir()
-        with pytest.raises(OSError, match="a|b"):
+        with pytest.raises(OSError, match=r"a|b"):
             open_below(study, study / "a" / "b")
         with (
             pytest.raises(StoreError, match="user code has put something else there"),
@@ -148,6 +151,31 @@ class TestUntrustedFiles:
         tmp_path.chmod(0o755)
         first = next((p for p in reversed(tmp_path.parents) if not p.stat().st_mode & 1), tmp_path / "closed")
         assert closed_to_others(inner) == first
+
+
+class TestTemporary:
+    def test_what_a_trial_left_is_removed_but_nothing_behind_a_link(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "kept" / "headers").mkdir(parents=True)
+        temporary = tmp_path / "temporary"
+        (temporary / "a" / "b").mkdir(parents=True)
+        (temporary / "a" / "b" / "file").touch()
+        (temporary / "a" / "b").chmod(0o000)
+        (temporary / "link").symlink_to(tmp_path / "kept")
+        (temporary / LOCK).touch()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        monkeypatch.setattr(scratch, "SHARED_MEMORY", tmp_path / "kept" / "headers")
+        empty_temporary()
+        assert sorted(path.name for path in temporary.rglob("*")) == [LOCK, "link"]
+        assert (tmp_path / "kept" / "headers").is_dir()
+
+    @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a second file system to write to")
+    def test_what_is_mounted_there_stays(self, tmp_path: Path) -> None:
+        """A study's directory may be. Another file system is what its files are known by."""
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+            scratch._empty(Path("/dev/shm"), tmp_path.stat().st_dev)
+            assert Path(file.name).exists()
 
 
 class TestWatch:

@@ -4,8 +4,6 @@ import pytest
 from isolated import few_resources, isolated_study
 from trial_builders import reference
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("level", ["limits", "bubblewrap"])
 def test_a_trial_on_the_device_runs(level: str) -> None:

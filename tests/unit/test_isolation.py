@@ -170,13 +170,6 @@ class TestTemporary:
         assert sorted(path.name for path in temporary.rglob("*")) == [LOCK, "link"]
         assert (tmp_path / "kept" / "headers").is_dir()
 
-    @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a second file system to write to")
-    def test_what_is_mounted_there_stays(self, tmp_path: Path) -> None:
-        """A study's directory may be. Another file system is what its files are known by."""
-        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-            scratch._empty(Path("/dev/shm"), tmp_path.stat().st_dev)
-            assert Path(file.name).exists()
-
 
 class TestWatch:
     def quota(self, **changes: int) -> Quota:

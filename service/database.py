@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from service.store import SqlStudyStore
 from tuner import __version__
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
 
-__all__ = ["check_schema", "create_engine_for", "migrate", "open_store"]
+__all__ = ["check_schema", "checked_engine", "create_engine_for", "migrate", "open_store"]
 
 MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
 """Beside the package, in a checkout as in an installation."""
@@ -47,6 +49,21 @@ def open_store(url: str) -> SqlStudyStore:
         engine.dispose()
         raise
     return SqlStudyStore(engine)
+
+
+@contextmanager
+def checked_engine(url: str) -> Iterator[Engine]:
+    """An engine on a database that has this version's schema, disposed at the end.
+
+    Raises:
+        StoreError: As `check_schema`.
+    """
+    engine = create_engine_for(url)
+    try:
+        check_schema(engine)
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def migrate(database: Engine | str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import tuner
 from dashboards.report import render_report
 from service.artifacts import ArtifactStore, open_artifacts
+from service.artifacts.retention import KEPT_VERDICTS
 from service.connections import FULL_ERRNOS
 from service.settings import Settings
 from tuner.errors import StorageFull, StoreError
@@ -147,12 +148,7 @@ def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendatio
     files = StudyFiles(Path(study.directory))
     wanted = {recommendation.candidate.key}
     for decision in store.decisions(study.study_id):
-        if decision.candidate is not None and decision.verdict in (
-            "measured",
-            "accepted",
-            "confirmed",
-            "not_confirmed",
-        ):
+        if decision.candidate is not None and decision.verdict in KEPT_VERDICTS:
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from dashboards import units
+from service.artifacts import open_artifacts
 from service.cli.console import output, print_json, settings_with
 from service.cli.options import AsJson, Database
-from service.database import migrate
+from service.database import checked_engine, migrate
+from service.housekeeping import keep_house
 
-app = typer.Typer(help="The database.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `upgrade` a command of its own while it is the only one."""
+app = typer.Typer(help="The database, and the files that its rows refer to.", no_args_is_help=True)
 
 
 @app.command()
@@ -25,3 +23,20 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
         print_json({"database": settings.database_url, "upgraded": True})
     else:
         output.print("the database has this version's schema")
+
+
+@app.command()
+def gc(database: Database = None, as_json: AsJson = False) -> None:
+    """Remove what is expired: files nobody refers to, traces beyond quotas, old keys, sessions and audit entries.
+
+    Workers of a service do it by themselves.
+    """
+    settings = settings_with(database)
+    with checked_engine(settings.database_url) as engine:
+        report = keep_house(engine, open_artifacts(settings), settings)
+    if as_json:
+        print_json(report)
+        return
+    output.print(
+        f"{report.num_files} files removed, {units.memory(report.size_bytes)}; {report.num_traces} traces given up"
+    )

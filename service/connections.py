@@ -63,6 +63,11 @@ def place_of(engine: Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
+def without_password(url: str) -> str:
+    """A database URL to be shown."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
 @contextmanager
 def reading(engine: Engine) -> Iterator[Session]:
     """One transaction that writes nothing."""

@@ -3,29 +3,22 @@
 What a released revision holds is under `released/`; `released/dump.py` made it with the code of that revision.
 """
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from builders import STUDY_ID, TRIAL_ID
-from sqlalchemy import DateTime, Engine, MetaData, func, inspect, select
+from old_schemas import REVISIONS, Rows, fill
+from sqlalchemy import Engine, inspect, select
 
-from service.connections import create_engine_for, reading, writing
+from service.connections import create_engine_for, reading
 from service.database import _alembic_config, migrate
 from service.models import Base
 from service.store import SqlStudyStore
 from tuner.records import StudyState, TrialState
-
-RELEASED = Path(__file__).parents[1] / "released"
-REVISIONS = sorted(path.stem for path in RELEASED.glob("*.json"))
-Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -37,37 +30,6 @@ def engine(request, tmp_path) -> Iterator[Engine]:
     )
     yield engine
     engine.dispose()
-
-
-def upgrade_to(engine: Engine, revision: str) -> None:
-    with writing(engine) as session:
-        config = _alembic_config()
-        config.attributes["connection"] = session.connection()
-        command.upgrade(config, revision)
-
-
-def reflected(engine: Engine) -> MetaData:
-    metadata = MetaData()
-    metadata.reflect(engine)
-    return metadata
-
-
-def fill(engine: Engine, revision: str) -> Rows:
-    """Brings an empty database to a released revision, with the rows that it held."""
-    upgrade_to(engine, revision)
-    rows: Rows = json.loads((RELEASED / f"{revision}.json").read_text())
-    tables = reflected(engine).tables
-    with writing(engine) as session:
-        for name, table_rows in rows.items():
-            times = {column.name for column in tables[name].columns if isinstance(column.type, DateTime)}
-            for row in table_rows:
-                parsed = {k: datetime.fromisoformat(v) if k in times and v else v for k, v in row.items()}
-                session.execute(tables[name].insert().values(parsed))
-        if engine.dialect.name == "postgresql":  # its counters did not see the rows that came with a number
-            for name, column in (("events", "event_id"), ("artifacts", "artifact_id")):
-                highest = max(row[column] for row in rows[name])
-                session.execute(select(func.setval(func.pg_get_serial_sequence(name, column), highest)))
-    return rows
 
 
 def held(engine: Engine, rows: Rows) -> Rows:

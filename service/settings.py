@@ -6,8 +6,10 @@ from pathlib import Path
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.access.settings import AccessSettings
 
-class Settings(BaseSettings):
+
+class Settings(AccessSettings, BaseSettings):
     """Where Steptune keeps things.
 
     Attributes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tuner
 from dashboards.report import render_report
-from service.artifacts import ArtifactStore
+from service.artifacts import ArtifactStore, open_artifacts
 from service.connections import FULL_ERRNOS
 from service.settings import Settings
 from tuner.errors import StorageFull, StoreError
@@ -107,7 +107,7 @@ def run_study(
     with local_runner(study, python=python) as runner:
         driver = StudyDriver(study, store, runner, on_change=on_change)
         recommendation = driver.run()
-    keep_profiles(study, store, recommendation, ArtifactStore(service_settings.data_directory / "artifacts"))
+    keep_profiles(study, store, recommendation, open_artifacts(service_settings))
     remove_working_files(study)
     return recommendation
 
@@ -161,10 +161,8 @@ def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendatio
             found["trace"] = files.trace(trial.trial_id)
         for kind, path in found.items():
             if path.exists() and (trial.trial_id, kind) not in kept:
-                packed = compressed(path)
-                size = packed.stat().st_size
-                digest = artifacts.put(packed, move=True)
-                store.add_artifact(study.study_id, trial.trial_id, kind, digest, size)
+                with artifacts.putting(compressed(path), move=True) as file:
+                    store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
 
 
 def compressed(path: Path) -> Path:

@@ -97,6 +97,7 @@ class IdempotencyKeyRow(Base):
     status: Mapped[int | None]
     """NULL while the first request is at work."""
     headers: Mapped[str | None]
+    """Of the answer, as JSON; before there is one, the id for what the request makes."""
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 

@@ -1,4 +1,4 @@
-"""What a study found: findings, decisions, its recommendation, its files, its events."""
+"""What a study found: findings, decisions, its recommendation, its files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import Any
 
 from sqlalchemy import Engine, and_, or_, select
 
-from service import rows
 from service.connections import reading
 from service.messages import ArtifactInfo, TrialFinding
-from service.models import ArtifactRow, DecisionRow, EventRow, FindingRow, RecommendationRow, TrialRow
+from service.models import ArtifactRow, DecisionRow, FindingRow, RecommendationRow, TrialRow
 from service.queries.stored import iso, stored
-from tuner.records import Event, Recommendation
+from tuner.records import Recommendation
 from tuner.store_rules import decode
 
 
@@ -94,18 +93,6 @@ def artifact_by_id(engine: Engine, artifact_id: int) -> ArtifactInfo | None:
     with reading(engine) as session:
         row = session.get(ArtifactRow, artifact_id)
         return None if row is None else _artifact(row)
-
-
-def list_events(engine: Engine, study_id: str, *, limit: int, after: int) -> list[Event]:
-    """Events of a study with numbers above `after`, in order; at most `limit`."""
-    query = (
-        select(EventRow)
-        .where(EventRow.study_id == study_id, EventRow.event_id > after)
-        .order_by(EventRow.event_id)
-        .limit(limit)
-    )
-    with reading(engine) as session:
-        return [rows.event_of(row) for row in session.scalars(query)]
 
 
 def _artifact(row: ArtifactRow) -> ArtifactInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, Row, Select, func, select
+from sqlalchemy import Engine, Select, func, select
 
 from service.connections import reading
 from service.messages import StudyDetail, StudyQueueState, StudySummary
@@ -56,8 +56,8 @@ def owner_of_study(engine: Engine, study_id: str) -> tuple[bool, str | None]:
         return row is not None, None if row is None else row[0]
 
 
-def _summaries() -> Select[Any]:
-    columns: Select[Any] = (
+def _summaries() -> Select[*tuple[Any, ...]]:
+    return (
         select(
             StudyRow.study_id,
             StudyRow.title,
@@ -76,10 +76,9 @@ def _summaries() -> Select[Any]:
         .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
         .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
     )
-    return columns
 
 
-def _narrowed(query: Select[Any], wanted: StudyFilter) -> Select[Any]:
+def _narrowed(query: Select[*tuple[Any, ...]], wanted: StudyFilter) -> Select[*tuple[Any, ...]]:
     if wanted.owner_id is not None:
         query = query.where(StudyRow.owner_id == wanted.owner_id)
     if wanted.state is not None:
@@ -94,7 +93,7 @@ def _narrowed(query: Select[Any], wanted: StudyFilter) -> Select[Any]:
     return query
 
 
-def _summary(row: Row[Any]) -> dict[str, Any]:
+def _summary(row: Any) -> dict[str, Any]:
     return {
         "study_id": row.study_id,
         "title": row.title,
@@ -112,7 +111,7 @@ def _summary(row: Row[Any]) -> dict[str, Any]:
     }
 
 
-def _detail(row: Row[Any], num_trials: dict[str, int]) -> StudyDetail:
+def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
     record = parts_of(row.record)
     return StudyDetail(
         **_summary(row),

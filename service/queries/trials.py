@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Engine, Row, func, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from service.connections import reading
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
 from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
 from service.queries.stored import iso, iso_or_none, parts_of
+from tuner.records import TrialState
 
 _COLUMNS = (
     TrialRow.trial_id,
@@ -65,7 +66,7 @@ def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:
         return _detail(row, _measured(session, [trial_id]), [_attempt(found) for found in session.scalars(attempts)])
 
 
-def _measured(session: Session, trial_ids: Sequence[str]) -> dict[str, Row[Any]]:
+def _measured(session: Session, trial_ids: Sequence[str]) -> dict[str, Any]:
     """Sums over the clean windows of trials, by trial."""
     query = (
         select(
@@ -81,7 +82,7 @@ def _measured(session: Session, trial_ids: Sequence[str]) -> dict[str, Row[Any]]
     return {row.trial_id: row for row in session.execute(query)}
 
 
-def _summary(row: Row[Any], measured: dict[str, Row[Any]]) -> dict[str, Any]:
+def _summary(row: Any, measured: dict[str, Any]) -> dict[str, Any]:
     record = parts_of(row.record)
     sums = measured.get(row.trial_id)
     return {
@@ -102,7 +103,7 @@ def _summary(row: Row[Any], measured: dict[str, Row[Any]]) -> dict[str, Any]:
     }
 
 
-def _detail(row: Row[Any], measured: dict[str, Row[Any]], attempts: list[TrialAttempt]) -> TrialDetail:
+def _detail(row: Any, measured: dict[str, Any], attempts: list[TrialAttempt]) -> TrialDetail:
     result = {} if row.result is None else parts_of(row.result)
     return TrialDetail(
         **_summary(row, measured),
@@ -123,7 +124,7 @@ def _detail(row: Row[Any], measured: dict[str, Row[Any]], attempts: list[TrialAt
 def _attempt(row: TrialAttemptRow) -> TrialAttempt:
     return TrialAttempt(
         number=row.number,
-        outcome=row.outcome,
+        outcome=TrialState(row.outcome),
         worker_id=row.worker_id,
         started_at=iso(row.started_at),
         ended_at=iso_or_none(row.ended_at),

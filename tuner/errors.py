@@ -12,7 +12,10 @@
      │   ├─ StudyNotFound        no study has this id
      │   ├─ SchemaOutdated       the database is older than this version: migrate it
      │   ├─ SchemaTooNew         the database was written by a newer version
-     │   └─ StorageFull          the disk or the database is full
+     │   ├─ StorageFull          the disk or the database is full
+     │   ├─ StateConflict        a study is in a state that does not allow what was asked
+     │   └─ LeaseLost            a worker no longer holds the study that it writes to
+     ├─ QuotaExceeded            a user may not use more than they do
      ├─ BaselineFailed           the user's own configuration could not be measured
      ├─ RecommendationError      a recommendation file that cannot be read or applied
      └─ RunnerError              Steptune's own machinery failed (not the user's code)
@@ -73,6 +76,18 @@ class SchemaTooNew(StoreError):
 
 class StorageFull(StoreError):
     """The disk or the database is full."""
+
+
+class StateConflict(StoreError):
+    """The study is in a state that does not allow what was asked."""
+
+
+class LeaseLost(StoreError):
+    """This worker no longer holds the study: another may run it by now, so nothing is written."""
+
+
+class QuotaExceeded(SteptuneError):
+    """A user has reached the limit of what they may use."""
 
 
 class BaselineFailed(SteptuneError):

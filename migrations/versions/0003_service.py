@@ -181,7 +181,6 @@ def _create_queue() -> None:
         _text("required_hardware", nullable=True),
         _int("num_devices", default="1"),
         _text("place", default=""),
-        _text("waits_for", default=""),
         _text("requested", default=""),
         _text("worker_id", nullable=True),
         _int("fence", default="0"),

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.access.settings import AccessSettings
 from service.isolation.settings import IsolationSettings
-from service.queue.settings import QueueSettings
+from service.worker.settings import QueueSettings
 
 
 class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):

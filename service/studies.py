@@ -17,12 +17,13 @@ from dashboards.report import render_report
 from service.artifacts import ArtifactStore, open_artifacts
 from service.connections import FULL_ERRNOS
 from service.isolation import Level
+from service.places import this_place
 from service.running import chosen_level, isolated_runner
 from service.settings import Settings
-from tuner.errors import StorageFull, StoreError
+from tuner.errors import RunnerError, StorageFull, StoreError
 from tuner.export import EXPORTERS, Exporter
 from tuner.protocols import StudyStore
-from tuner.records import Recommendation, Study, StudySettings, new_id
+from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from tuner.search.driver import StudyDriver, StudyView
 from tuner.search.space import check_names
 from tuner.trials.runner import LocalRunner
@@ -112,9 +113,13 @@ def run_study(
     Args:
         level: How its trials are isolated; by default as the settings say, or not at all.
     """
-    with local_runner(study, service_settings, python=python, level=level) as runner:
-        driver = StudyDriver(study, store, runner, on_change=on_change)
-        recommendation = driver.run()
+    try:
+        with local_runner(study, service_settings, python=python, level=level) as runner:
+            driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
+            recommendation = driver.run()
+    except RunnerError as error:
+        store.set_state(study.study_id, StudyState.FAILED, str(error))
+        raise
     keep_profiles(study, store, recommendation, open_artifacts(service_settings))
     remove_working_files(study)
     return recommendation

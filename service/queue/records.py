@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from service.fencing import Lease
+from service.places import CORE, CUDA, Slot
 from tuner.records import HardwareProfile, Record, Study, StudyState
 
-CORE = "core"
-CUDA = "cuda"
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
-
-
-class Slot(Record):
-    """A core or a device of a host, by its number there."""
-
-    kind: str
-    number: int
 
 
 class Quotas(Record):
@@ -140,12 +131,3 @@ class Claim(Record):
     """Where it runs now."""
     previous_place: str
     """Where its last figures were measured; empty before the first."""
-
-
-def place_of(host_id: str, slots: Iterable[Slot]) -> str:
-    """A place as text: "3f2a91c07b1d core 0,1 cuda 0"."""
-    numbers: dict[str, list[int]] = {}
-    for slot in slots:
-        numbers.setdefault(slot.kind, []).append(slot.number)
-    devices = [f"{kind} {','.join(str(n) for n in sorted(found))}" for kind, found in sorted(numbers.items())]
-    return " ".join((host_id, *devices))

@@ -14,17 +14,15 @@ from service import rows
 from service.connections import reading, writing
 from service.fencing import Lease, database_now, hold
 from service.models import HardwareProfileRow, QueueEntryRow, ResourceSlotRow, StudyRow, UserRow, WorkerRow
+from service.places import CUDA, Slot, place_of
 from service.queue.claiming import Candidate, candidates, claimable
 from service.queue.records import (
     BEGUN,
-    CUDA,
     Claim,
     QueueEntry,
     Quotas,
-    Slot,
     WorkerInfo,
     WorkerOffer,
-    place_of,
 )
 from service.queue.usage import limits_of
 from service.queue.waiting import Entry, waits_for

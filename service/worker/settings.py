@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from service.queue.records import Quotas
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from service.queue import StudyQueue
 
 
 class QueueSettings(BaseModel):
@@ -43,9 +46,14 @@ class QueueSettings(BaseModel):
         "the study has failed.",
     )
 
-    @property
-    def quotas(self) -> Quotas:
-        return Quotas(max_running=self.max_running, max_queued=self.max_queued, max_device_hours=self.max_device_hours)
+    def queue_on(self, engine: Engine) -> StudyQueue:
+        """The queue on a database, with these limits."""
+        from service.queue import Quotas, StudyQueue
+
+        quotas = Quotas(
+            max_running=self.max_running, max_queued=self.max_queued, max_device_hours=self.max_device_hours
+        )
+        return StudyQueue(engine, quotas=quotas, lease_s=self.lease_s, max_losses=self.max_losses)
 
     @model_validator(mode="after")
     def _several_heartbeats(self) -> Self:

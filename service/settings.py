@@ -42,6 +42,26 @@ class Settings(AccessSettings, BaseSettings):
     )
     max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Of one study.")
 
+    # --- trials
+    isolation: str | None = Field(
+        default=None,
+        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (the first of "
+        "these, from the right, that works here). Not set, it is none for commands that a user types, and strongest "
+        "for a worker.",
+    )
+    isolation_network: bool = Field(
+        default=False, description="Whether isolated trials may use the network; loopback they always may."
+    )
+    readable: tuple[Path, ...] = Field(
+        default=(),
+        description="Files and folders that isolated trials may read beside the workload's own folder: a JSON list.",
+    )
+    study_disk_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="What the files of one isolated study may take; not set, half of what is free.",
+    )
+
     # --- the server
     host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")
     port: int = Field(

@@ -3,10 +3,12 @@
     SteptuneError(ValueError)
      ├─ WorkloadError            the workload cannot be loaded, lacks a piece, or cannot be trained
      │   ├─ WorkloadNotFound     the file, module, class or zoo entry does not exist
-     │   └─ WorkloadRejected     it loads, but a required piece is missing or wrong
+     │   ├─ WorkloadRejected     it loads, but a required piece is missing or wrong
+     │   └─ ArchiveRefused       an archive holds what cannot be unpacked safely
      ├─ ChoiceError              an unknown strategy, or a choice that the strategy does not have
      ├─ BudgetError              a budget that cannot be read, or is too short for one trial
      ├─ PlatformError            this platform, interpreter or library version is not supported
+     │   └─ IsolationUnavailable  trials cannot be isolated here as was asked
      ├─ MissingDependency        an optional package is needed for what was asked
      ├─ StoreError               the database or a study in it cannot be used
      │   ├─ StudyNotFound        no study has this id
@@ -42,6 +44,16 @@ class WorkloadRejected(WorkloadError):
     """The workload loads, but a required piece is missing or wrong."""
 
 
+class ArchiveRefused(WorkloadError):
+    """An archive that cannot be unpacked safely, or within the limits."""
+
+    def __init__(self, message: str, *, rule: str, value: object, limit: object = None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.value = value
+        self.limit = limit
+
+
 class ChoiceError(SteptuneError):
     """An unknown strategy, or a choice that the strategy does not have."""
 
@@ -52,6 +64,10 @@ class BudgetError(SteptuneError):
 
 class PlatformError(SteptuneError):
     """This platform, interpreter or library version is not supported."""
+
+
+class IsolationUnavailable(PlatformError):
+    """Trials cannot be isolated here in the way that was asked for."""
 
 
 class MissingDependency(SteptuneError):

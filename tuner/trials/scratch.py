@@ -53,6 +53,14 @@ class Scratch:
             shared.mkdir(exist_ok=True)
             (self.path / name).symlink_to(shared)
 
+    def give_to(self, uid: int, headers: Path | None) -> None:
+        """Lets another user write here, whose precompiled headers are elsewhere."""
+        os.chown(self.path, uid, uid)
+        for link in self.path.glob("torchinductor_*"):
+            link.unlink()
+            if headers is not None:
+                link.symlink_to(headers)
+
     def close(self) -> None:
         """Removes the directory, whatever is in it."""
         remove(self.path)
@@ -67,6 +75,22 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def empty_temporary() -> None:
+    """Removes what a trial left in the temporary directory and in shared memory, where both are the server's own.
+
+    Links stay: that to the precompiled headers was there before. So does what belongs to others.
+    """
+    folders = {Path(tempfile.gettempdir()), Path("/dev/shm")}
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or path.name == LOCK or path.lstat().st_uid != os.geteuid():
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def remove_abandoned(base: Path) -> None:

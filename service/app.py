@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 import tuner
 from service.access.authentication import Access
-from service.api import events, health, studies, trials
+from service.api import artifacts, events, health, inventory, outcomes, studies, trials, workloads
 from service.api.context import Services
 from service.api.metrics import Metrics
 from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
@@ -23,8 +23,13 @@ from service.settings import Settings
 
 PREFIX = "/api/v1"
 TAGS = {
+    "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
     "trials": "What a study ran, and where the time went.",
+    "outcomes": "What a study found.",
+    "files": "Traces, timelines, logs.",
+    "workers": "What studies run on.",
+    "access": "Who may do what.",
     "events": "What happened, as it happens.",
     "operations": "For those who run the service.",
 }
@@ -58,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         events=EventHub(engine, settings.event_poll_s),
     )
     app.include_router(health.router)
-    for module in (studies, trials, events):
+    for module in (workloads, studies, trials, outcomes, artifacts, events, inventory):
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(

@@ -9,19 +9,28 @@ from fastapi import FastAPI
 
 import tuner
 from service.access.authentication import Access
-from service.api import health, studies, trials
+from service.api import artifacts, events, health, inventory, outcomes, studies, trials, workloads
 from service.api.context import Services
 from service.api.metrics import Metrics
 from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
 from service.api.openapi import document
 from service.api.problems import add_handlers
+from service.artifacts import open_artifacts
 from service.connections import create_engine_for
+from service.event_hub import EventHub
+from service.queue import open_queue
 from service.settings import Settings
 
 PREFIX = "/api/v1"
 TAGS = {
+    "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
     "trials": "What a study ran, and where the time went.",
+    "outcomes": "What a study found.",
+    "files": "Traces, timelines, logs.",
+    "workers": "What studies run on.",
+    "access": "Who may do what.",
+    "events": "What happened, as it happens.",
     "operations": "For those who run the service.",
 }
 
@@ -45,9 +54,16 @@ def create_app(settings: Settings) -> FastAPI:
     )
     metrics = Metrics(engine)
     app.state.access = Access(engine, settings)
-    app.state.services = Services(settings=settings, engine=engine, metrics=metrics)
+    app.state.services = Services(
+        settings=settings,
+        engine=engine,
+        metrics=metrics,
+        queue=open_queue(engine, settings),
+        artifacts=open_artifacts(settings),
+        events=EventHub(engine, settings.event_poll_s),
+    )
     app.include_router(health.router)
-    for module in (studies, trials):
+    for module in (workloads, studies, trials, outcomes, artifacts, events, inventory):
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(
@@ -60,5 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
     yield
-    app.state.services.engine.dispose()
+    await services.events.stop()
+    services.engine.dispose()

@@ -9,11 +9,10 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.access.settings import AccessSettings
-from service.isolation.settings import IsolationSettings
-from service.worker.settings import QueueSettings
+from service.worker.settings import WorkerSettings
 
 
-class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
+class Settings(AccessSettings, WorkerSettings, BaseSettings):
     """What the service and the commands need to know. Secrets have no flag: a list of processes would show them."""
 
     model_config = SettingsConfigDict(env_prefix="STEPTUNE_", env_file=".env", extra="ignore")
@@ -44,7 +43,25 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     )
     max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Of one study.")
 
-    audit_days: float = Field(default=365.0, gt=0, description="How long the audit log is kept.")
+    # --- trials
+    isolation: str | None = Field(
+        default=None,
+        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (the first of "
+        "these, from the right, that works here). Not set, it is none for commands that a user types, and strongest "
+        "for a worker.",
+    )
+    isolation_network: bool = Field(
+        default=False, description="Whether isolated trials may use the network; loopback they always may."
+    )
+    readable: tuple[Path, ...] = Field(
+        default=(),
+        description="Files and folders that isolated trials may read beside the workload's own folder: a JSON list.",
+    )
+    study_disk_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="What the files of one isolated study may take; not set, half of what is free.",
+    )
 
     # --- the server
     host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")

@@ -17,7 +17,17 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from service.access.errors import AccessError
-from tuner.errors import ChoiceError, StorageFull, StoreError, StudyNotFound, WorkloadError
+from service.artifacts.store import TooLarge
+from tuner.errors import (
+    ArchiveRefused,
+    ChoiceError,
+    QuotaExceeded,
+    StateConflict,
+    StorageFull,
+    StoreError,
+    StudyNotFound,
+    WorkloadError,
+)
 from tuner.records import Record
 
 MEDIA_TYPE = "application/problem+json"
@@ -144,6 +154,10 @@ def add_handlers(app: FastAPI) -> None:
 
 
 _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
+    StateConflict: (409, "state-conflict"),
+    QuotaExceeded: (403, "quota-exceeded"),
+    ArchiveRefused: (422, "archive-refused"),
+    TooLarge: (413, "content-too-large"),
     StudyNotFound: (404, "study-not-found"),
     WorkloadError: (422, "invalid-workload"),
     ChoiceError: (422, "invalid-choice"),

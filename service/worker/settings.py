@@ -1,32 +1,13 @@
-"""Settings of the queue and of workers; part of the service's `Settings`."""
+"""Settings of leases and of workers; part of the service's `Settings`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
 
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
-    from service.queue import StudyQueue
-
-
-class QueueSettings(BaseModel):
-    max_running: int | None = Field(
-        default=None,
-        ge=0,
-        description="Studies of one user that run at a time, where the user has no limit of their own.",
-    )
-    max_queued: int | None = Field(
-        default=1000, ge=0, description="Studies of one user that wait, where the user has no limit of their own."
-    )
-    max_device_hours: float | None = Field(
-        default=None,
-        ge=0,
-        description="Device hours of one user in 30 days, where the user has no limit of their own; the cores of a "
-        "worker are one device.",
-    )
+class WorkerSettings(BaseModel):
     lease_s: float = Field(
         default=60.0,
         gt=0,
@@ -45,15 +26,6 @@ class QueueSettings(BaseModel):
         description="Workers that may break down with a study, one after the other without a trial completed, before "
         "the study has failed.",
     )
-
-    def queue_on(self, engine: Engine) -> StudyQueue:
-        """The queue on a database, with these limits."""
-        from service.queue import Quotas, StudyQueue
-
-        quotas = Quotas(
-            max_running=self.max_running, max_queued=self.max_queued, max_device_hours=self.max_device_hours
-        )
-        return StudyQueue(engine, quotas=quotas, lease_s=self.lease_s, max_losses=self.max_losses)
 
     @model_validator(mode="after")
     def _several_heartbeats(self) -> Self:

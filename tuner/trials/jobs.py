@@ -208,7 +208,7 @@ class JobBoard:
     def _understood(self, job: Job, message: RankMessage) -> FromRank | None:
         """What a rank says. User code has that connection in its reach, and may write anything into it."""
         job.num_messages += 1
-        job.num_bytes += len(bytes(message.message))
+        job.num_bytes += len(message.message)
         try:
             if job.num_messages > MAX_JOB_MESSAGES or job.num_bytes > MAX_JOB_BYTES:
                 raise msgspec.DecodeError(f"{job.num_messages} messages of {job.num_bytes} bytes are too many")

@@ -89,7 +89,8 @@ class LocalRunner:
         self._listener = listener
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
-        self._board = JobBoard(None if sandbox.quota is None else Watch(directory, sandbox.quota))
+        self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota)
+        self._board = JobBoard(self._watch)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -239,6 +240,8 @@ class LocalRunner:
                 sandbox=self._sandbox,
             )
             self._servers[key] = server
+            if self._watch is not None and self._sandbox.temporary is None:
+                self._watch.add(server.temporary)
             self._board.add_server(server)
         return self._servers[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,9 +45,18 @@ class HeadlineInfo(NamedTuple):
 def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
     """The claim of a study in whatever state it is. It claims nothing that was not confirmed."""
     recommendation = source.recommendation(study_id)
-    if recommendation is not None:
-        return _of_recommendation(recommendation)
-    return _of_unfinished(source, study_id)
+    info = _of_recommendation(recommendation) if recommendation is not None else _of_unfinished(source, study_id)
+    return info._replace(facts=(*info.facts, *_isolation_fact(source.trials(study_id))))
+
+
+def _isolation_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
+    """How the trials were kept from the machine; a study that was resumed may have used several levels."""
+    counts = Counter(trial.result.isolation for trial in trials if trial.result is not None)
+    if not counts:
+        return ()
+    if len(counts) == 1:
+        return (Fact("Isolation", next(iter(counts))),)
+    return (Fact("Isolation", ", ".join(f"{level} ({units.counted(n, 'trial')})" for level, n in counts.items())),)
 
 
 def _of_recommendation(r: Recommendation) -> HeadlineInfo:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -245,40 +244,22 @@ SETTINGS_TEXT = """\
 # Settings
 
 Read from the environment, or from a file `.env` in the current folder. All have usable defaults; a command's option
-wins over the setting.
+wins over the setting; `steptune serve` has one for each that is no secret.
 """
 
 
 def settings() -> str:
-    meanings = _attributes(Settings)
     rows = []
     for name, field in Settings.model_fields.items():
         default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
-        meaning = field.description or meanings.get(name)
-        assert meaning, f"Settings.{name} has no meaning: describe it under Attributes"
+        meaning = field.description
+        assert meaning, f"Settings.{name} has no description"
         rows.append((f"`{_prefix()}{name.upper()}`", default, meaning))
     return f"{SETTINGS_TEXT}\n{_table(('variable', 'default', 'meaning'), rows)}"
 
 
 def _prefix() -> str:
     return str(Settings.model_config.get("env_prefix", "")).upper()
-
-
-def _attributes(documented: type) -> dict[str, str]:
-    """The entries of a docstring's `Attributes:`, by name."""
-    _, _, section = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:\n")
-    entries: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        entry = re.match(r" {4}(\w+): (.*)", line)
-        if entry:
-            name = entry[1]
-            entries[name] = entry[2]
-        elif name and line.startswith(" " * 8):
-            entries[name] += f" {line.strip()}"
-        else:
-            name = ""
-    return entries
 
 
 # --- strategies -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from dashboards import units
+from service.isolation import LEVELS, Unavailable
 from tuner.hardware import find_compiler, torch_version, usable_cores
 from tuner.records import Environment, Record
 from tuner.trials.connection import default_start_method
@@ -50,6 +51,7 @@ def examine() -> list[Examined]:
         *_shared_memory(),
         _disk(environment),
         _start_method(),
+        *_isolation(),
     ]
 
 
@@ -143,3 +145,16 @@ def _start_method() -> Examined:
         return Examined(level="ok", subject="trials", found="forked from a warm process")
     advice = "every trial starts a fresh interpreter: correct, but slower to start"
     return Examined(level="note", subject="trials", found="spawned", advice=advice)
+
+
+def _isolation() -> list[Examined]:
+    """The levels, the strongest first, each tried out."""
+    examined = []
+    for level in LEVELS:
+        subject = f"isolation {level.name}"
+        match level.probe():
+            case Unavailable(reason=reason):
+                examined.append(Examined(level="note", subject=subject, found="not here", advice=reason))
+            case _:
+                examined.append(Examined(level="ok", subject=subject, found=f"limits {level.limits}"))
+    return examined

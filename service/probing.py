@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from service.running import chosen_level, isolated_runner
+from service.settings import Settings
 from tuner.records import (
     DatasetFacts,
     Environment,
@@ -13,7 +15,6 @@ from tuner.records import (
     SampleUnit,
     WorkloadFacts,
 )
-from tuner.trials.runner import LocalRunner
 from tuner.workloads.reference import format_reference, parse_reference
 
 
@@ -21,12 +22,13 @@ def look_here(workload: str | None, device: str | None) -> tuple[Environment, Wo
     """The environment, and the facts of a workload; without one, of a workload that has everything."""
     reference = format_reference(parse_reference(workload)) if workload else "zoo:synthetic"
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
-        runner = LocalRunner(workload=reference, directory=Path(folder), device=device or "")
-        try:
+        settings = Settings()
+        level = chosen_level(settings)
+        with isolated_runner(
+            workload=reference, directory=Path(folder), settings=settings, level=level, device=device or ""
+        ) as runner:
             environment = runner.describe()
             return environment, runner.inspect() if workload else workload_with_everything()
-        finally:
-            runner.close()
 
 
 def workload_with_everything() -> WorkloadFacts:

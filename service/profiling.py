@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +12,8 @@ from rich.text import Text
 
 from dashboards import units
 from dashboards.theme import category_colour, category_title
+from service.running import chosen_level, isolated_runner
+from service.settings import Settings
 from service.studies import compressed
 from tuner.errors import BaselineFailed
 from tuner.estimates import units_per_s
@@ -33,8 +34,8 @@ from tuner.records import (
 )
 from tuner.search.designer import why_not
 from tuner.strategies.composition import complete_choices, environment_variables
-from tuner.trials.runner import LocalRunner
 from tuner.trials.study_files import StudyFiles
+from tuner.trials.untrusted import open_below
 from tuner.workloads.reference import format_reference, parse_reference
 
 BAR_WIDTH = 40
@@ -62,6 +63,7 @@ def profile_workload(
     device: str | None,
     python: str | None,
     foreign_load: float,
+    settings: Settings,
     listener: ProgressListener,
 ) -> WorkloadProfile:
     """Measures and profiles the unchanged workload once.
@@ -70,15 +72,16 @@ def profile_workload(
         BaselineFailed: It could not be measured.
     """
     reference = format_reference(parse_reference(workload))
-    runner = LocalRunner(
+    with isolated_runner(
         workload=reference,
         directory=directory,
+        settings=settings,
+        level=chosen_level(settings, python=python),
         device=device or "",
         seed=seed,
         listener=listener,
-        python=python or sys.executable,
-    )
-    try:
+        python=python,
+    ) as runner:
         environment, facts = runner.describe(), runner.inspect()
         choices = complete_choices(BASELINE, facts)
         spec = TrialSpec(
@@ -93,15 +96,13 @@ def profile_workload(
             keep_trace=trace is not None,
             environment_variables=environment_variables(choices),
         )
-        settings = MeasureSettings(cap_s=5.0, foreign_cpu_share=foreign_load)
-        [result] = runner.run([spec], [Purpose.BASELINE], settings, new_id(), listener)
-    finally:
-        runner.close()
+        measuring = MeasureSettings(cap_s=5.0, foreign_cpu_share=foreign_load)
+        [result] = runner.run([spec], [Purpose.BASELINE], measuring, new_id(), listener)
     if not result.ok or not result.breakdowns:
         raise BaselineFailed(f"the workload could not be profiled: {why_not(result)}")
     if trace is not None:
         kept = StudyFiles(directory).trace(spec.trial_id)
-        shutil.copyfile(compressed(kept) if trace.suffix == ".gz" else kept, trace)
+        _keep(directory, kept, trace)
     situation = situation_of(result, facts, environment, choices)
     assert situation is not None, "a result with breakdowns has a situation"
     return WorkloadProfile(
@@ -114,6 +115,15 @@ def profile_workload(
         breakdowns=result.breakdowns,
         findings=diagnose(Evidence(situation=situation)),
     )
+
+
+def _keep(directory: Path, kept: Path, trace: Path) -> None:
+    if trace.suffix == ".gz":
+        with compressed(directory, kept) as packed:
+            shutil.copyfile(packed, trace)
+        return
+    with open_below(directory, kept) as source, trace.open("wb") as sink:
+        shutil.copyfileobj(source, sink)
 
 
 def print_profile(console: Console, profile: WorkloadProfile) -> None:

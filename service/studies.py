@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import os
 import shutil
-import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,15 +17,19 @@ from dashboards.report import render_report
 from service.artifacts import ArtifactStore, open_artifacts
 from service.artifacts.retention import KEPT_VERDICTS
 from service.connections import FULL_ERRNOS
+from service.isolation import Level
+from service.places import this_place
+from service.running import chosen_level, isolated_runner
 from service.settings import Settings
-from tuner.errors import StorageFull, StoreError
+from tuner.errors import RunnerError, StorageFull, StoreError
 from tuner.export import EXPORTERS, Exporter
 from tuner.protocols import StudyStore
-from tuner.records import Recommendation, Study, StudySettings, new_id
+from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from tuner.search.driver import StudyDriver, StudyView
 from tuner.search.space import check_names
 from tuner.trials.runner import LocalRunner
 from tuner.trials.study_files import StudyFiles
+from tuner.trials.untrusted import open_below
 from tuner.workloads.reference import format_reference, parse_reference, source_digest
 from tuner.workloads.zoo import zoo_entry
 
@@ -103,11 +107,20 @@ def run_study(
     *,
     on_change: Callable[[StudyView], None] = lambda view: None,
     python: str | None = None,
+    level: Level | None = None,
 ) -> Recommendation:
-    """Runs what is left of a study, keeps the profiles that matter, and cleans up."""
-    with local_runner(study, python=python) as runner:
-        driver = StudyDriver(study, store, runner, on_change=on_change)
-        recommendation = driver.run()
+    """Runs what is left of a study, keeps the profiles that matter, and cleans up.
+
+    Args:
+        level: How its trials are isolated; by default as the settings say, or not at all.
+    """
+    try:
+        with local_runner(study, service_settings, python=python, level=level) as runner:
+            driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
+            recommendation = driver.run()
+    except RunnerError as error:
+        store.set_state(study.study_id, StudyState.FAILED, str(error))
+        raise
     keep_profiles(study, store, recommendation, open_artifacts(service_settings))
     remove_working_files(study)
     return recommendation
@@ -115,30 +128,29 @@ def run_study(
 
 @contextlib.contextmanager
 def local_runner(
-    study: Study, *, python: str | None = None, variables: Mapping[str, str] | None = None
+    study: Study,
+    service_settings: Settings,
+    *,
+    level: Level | None = None,
+    python: str | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[LocalRunner]:
     """A runner for a study on this machine, closed at the end."""
     settings = study.settings
-    try:
-        runner = LocalRunner(
-            workload=study.workload,
-            directory=Path(study.directory),
-            device=settings.device or "",
-            num_ranks=settings.num_ranks,
-            seed=settings.seed,
-            memory_limit_bytes=settings.memory_limit_bytes,
-            python=python or sys.executable,
-            variables=variables or {},
-            task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
-        )
-    except OSError as error:
-        raise StorageFull(
-            f"{study.directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
-        ) from None
-    try:
+    with isolated_runner(
+        workload=study.workload,
+        directory=Path(study.directory),
+        settings=service_settings,
+        level=level or chosen_level(service_settings, python=python),
+        device=settings.device or "",
+        num_ranks=settings.num_ranks,
+        seed=settings.seed,
+        memory_limit_bytes=settings.memory_limit_bytes,
+        python=python,
+        variables=variables or {},
+        task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
+    ) as runner:
         yield runner
-    finally:
-        runner.close()
 
 
 def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
@@ -156,21 +168,37 @@ def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendatio
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
         for kind, path in found.items():
-            if path.exists() and (trial.trial_id, kind) not in kept:
-                with artifacts.putting(compressed(path), move=True) as file:
-                    store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
+            if (trial.trial_id, kind) in kept:
+                continue
+            with (
+                contextlib.suppress(FileNotFoundError),
+                compressed(files.directory, path) as packed,
+                artifacts.putting(packed) as file,
+            ):
+                store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
 
 
-def compressed(path: Path) -> Path:
-    """A gzip copy beside a file, of a fixed time, so that equal traces are stored once."""
-    target = path.with_name(f"{path.name}.gz")
-    with (
-        path.open("rb") as source,
-        target.open("wb") as sink,
-        gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file,
-    ):
-        shutil.copyfileobj(source, file)
-    return target
+@contextlib.contextmanager
+def compressed(directory: Path, path: Path) -> Iterator[Path]:
+    """A temporary gzip copy of a file in a study's directory, of a fixed time, so that equal traces are stored once.
+
+    User code may write in that directory: no link in it is followed, and the copy is made beside it.
+
+    Raises:
+        FileNotFoundError: The file is not there.
+        StoreError: Something else has taken its place.
+    """
+    try:
+        source = open_below(directory, path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
+    with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
+        with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:
+            shutil.copyfileobj(source, file)
+        sink.flush()
+        yield Path(sink.name)
 
 
 def remove_working_files(study: Study) -> None:
@@ -178,7 +206,7 @@ def remove_working_files(study: Study) -> None:
     files = StudyFiles(Path(study.directory))
     for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
         path.unlink(missing_ok=True)
-    for folder in (files.data, files.compile_cache, files.directory / "trials"):
+    for folder in (files.data, files.compile_cache, files.compiler_headers, files.directory / "trials"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -35,7 +35,7 @@ def verify_study(
     settings.data_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=settings.data_directory, prefix="verify-") as folder:
         here = msgspec.structs.replace(study, directory=str(Path(folder).resolve()))
-        with local_runner(here, python=python, variables=recommendation.environment_variables) as runner:
+        with local_runner(here, settings, python=python, variables=recommendation.environment_variables) as runner:
             environment, facts = runner.describe(), runner.inspect()
             return verify(
                 runner,

@@ -3,16 +3,22 @@
     SteptuneError(ValueError)
      ├─ WorkloadError            the workload cannot be loaded, lacks a piece, or cannot be trained
      │   ├─ WorkloadNotFound     the file, module, class or zoo entry does not exist
-     │   └─ WorkloadRejected     it loads, but a required piece is missing or wrong
+     │   ├─ WorkloadRejected     it loads, but a required piece is missing or wrong
+     │   └─ ArchiveRefused       an archive holds what cannot be unpacked safely
      ├─ ChoiceError              an unknown strategy, or a choice that the strategy does not have
      ├─ BudgetError              a budget that cannot be read, or is too short for one trial
      ├─ PlatformError            this platform, interpreter or library version is not supported
+     │   └─ IsolationUnavailable  trials cannot be isolated here as was asked
      ├─ MissingDependency        an optional package is needed for what was asked
      ├─ StoreError               the database or a study in it cannot be used
      │   ├─ StudyNotFound        no study has this id
      │   ├─ SchemaOutdated       the database is older than this version: migrate it
      │   ├─ SchemaTooNew         the database was written by a newer version
-     │   └─ StorageFull          the disk or the database is full
+     │   ├─ StorageFull          the disk or the database is full
+     │   ├─ StoreUnavailable     the database is busy, or cannot be reached at this moment
+     │   ├─ StateConflict        a study is in a state that does not allow what was asked
+     │   └─ LeaseLost            a worker no longer holds the study that it writes to
+     ├─ QuotaExceeded            a user may not use more than they do
      ├─ BaselineFailed           the user's own configuration could not be measured
      ├─ RecommendationError      a recommendation file that cannot be read or applied
      └─ RunnerError              Steptune's own machinery failed (not the user's code)
@@ -39,6 +45,16 @@ class WorkloadRejected(WorkloadError):
     """The workload loads, but a required piece is missing or wrong."""
 
 
+class ArchiveRefused(WorkloadError):
+    """An archive that cannot be unpacked safely, or within the limits."""
+
+    def __init__(self, message: str, *, rule: str, value: object, limit: object = None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.value = value
+        self.limit = limit
+
+
 class ChoiceError(SteptuneError):
     """An unknown strategy, or a choice that the strategy does not have."""
 
@@ -49,6 +65,10 @@ class BudgetError(SteptuneError):
 
 class PlatformError(SteptuneError):
     """This platform, interpreter or library version is not supported."""
+
+
+class IsolationUnavailable(PlatformError):
+    """Trials cannot be isolated here in the way that was asked for."""
 
 
 class MissingDependency(SteptuneError):
@@ -73,6 +93,22 @@ class SchemaTooNew(StoreError):
 
 class StorageFull(StoreError):
     """The disk or the database is full."""
+
+
+class StoreUnavailable(StoreError):
+    """The database is busy, restarts, or cannot be reached: what was asked may succeed later."""
+
+
+class StateConflict(StoreError):
+    """The study is in a state that does not allow what was asked."""
+
+
+class LeaseLost(StoreError):
+    """This worker no longer holds the study: another may run it by now, so nothing is written."""
+
+
+class QuotaExceeded(SteptuneError):
+    """A user has reached the limit of what they may use."""
 
 
 class BaselineFailed(SteptuneError):

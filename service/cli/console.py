@@ -53,10 +53,10 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def settings_with(database: str | None) -> Settings:
-    """The settings, with a database given on the command line."""
-    settings = Settings()
-    return settings.model_copy(update={"database_url": database}) if database else settings
+def settings_with(database: str | None, isolation: str | None = None) -> Settings:
+    """The settings, with what was given on the command line."""
+    given = {"database_url": database, "isolation": isolation}
+    return Settings().model_copy(update={name: value for name, value in given.items() if value})
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from service.cli.console import errors, output, plain_table, print_json, say
-from service.cli.options import AsJson, Device, ForeignLoad, Python, Seed, WorkloadName
+from service.cli.console import errors, output, plain_table, print_json, say, settings_with
+from service.cli.options import AsJson, Device, ForeignLoad, Isolation, Python, Seed, WorkloadName
 from tuner.hardware import check_platform
 from tuner.records import MeasureSettings
 
@@ -34,6 +34,7 @@ def profile(
     device: Device = None,
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
     python: Python = None,
+    isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
     """Profile WORKLOAD as it is: where a step's time goes, and what could be done about it."""
@@ -49,6 +50,7 @@ def profile(
             device=device,
             python=str(python) if python else None,
             foreign_load=foreign_load,
+            settings=settings_with(None, isolation),
             listener=lambda progress: status.update(escape(progress.text)),
         )
     if as_json:

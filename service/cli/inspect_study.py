@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with, short_name
-from service.cli.options import AsJson, Database, Python, StudyId
+from service.cli.options import AsJson, Database, Isolation, Python, StudyId
 from service.store import SqlStudyStore
 from tuner.errors import StoreError, StudyNotFound
 from tuner.records import Recommendation, Study, StudyState, Verdict
@@ -143,12 +143,13 @@ def verify(
     steps: Annotated[int, typer.Option(min=2, help="Steps to train each configuration.")] = 100,
     database: Database = None,
     python: Python = None,
+    isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
     """Train baseline and recommendation side by side, and compare their losses."""
     from service.verification import print_verification, verify_study
 
-    settings = settings_with(database)
+    settings = settings_with(database, isolation)
     with opened_store(settings) as store:
         study = resolve(store, study_id)
         recommendation = store.recommendation(study.study_id)

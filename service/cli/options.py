@@ -25,6 +25,15 @@ WorkloadName = Annotated[
 Python = Annotated[
     Path | None, typer.Option("--python", help="Interpreter in which trials run; default this one.", show_default=False)
 ]
+Isolation = Annotated[
+    str | None,
+    typer.Option(
+        "--isolation",
+        help="How trials are kept from this machine: none, limits, bubblewrap, or strongest (that works here); "
+        "default STEPTUNE_ISOLATION or none.",
+        show_default=False,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(

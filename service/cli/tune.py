@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from service.cli.inspect_study import resolve
 from service.cli.live import live_progress
-from service.cli.options import AsJson, Database, Device, ForeignLoad, Python, Seed, StudyId, WorkloadName
+from service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, StudyId, WorkloadName
 from service.quantities import parse_bytes, parse_duration_s
 from service.settings import Settings
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, StorageFull, StoreError
 from tuner.hardware import check_platform
 from tuner.records import MeasureSettings, Numerics, Study, StudySettings, StudyState
+
+if TYPE_CHECKING:
+    from service.isolation import Level
 
 RESULTS = Path("steptune-results")
 """Holds a folder for each study that was given none."""
@@ -73,9 +76,11 @@ def tune(
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
+    isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training."""
+    from service.running import chosen_level
     from service.studies import begin_study, check_writable
 
     check_platform()
@@ -92,11 +97,12 @@ def tune(
         phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
         measure=MeasureSettings(foreign_cpu_share=foreign_load),
     )
-    service_settings = settings_with(database)
+    service_settings = settings_with(database, isolation)
+    level = chosen_level(service_settings, python=str(python) if python else None)
     check_writable(output_folder or RESULTS)
     with opened_store(service_settings) as store:
         study = begin_study(workload, settings, store, service_settings)
-        _run(study, store, service_settings, output_folder, python, as_json)
+        _run(study, store, service_settings, output_folder, python, level, as_json)
 
 
 def resume(
@@ -104,20 +110,25 @@ def resume(
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
+    isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
+    from service.queue import StudyQueue
+    from service.running import chosen_level
     from service.studies import check_unchanged, check_writable
 
     check_platform()
-    service_settings = settings_with(database)
+    service_settings = settings_with(database, isolation)
+    level = chosen_level(service_settings, python=str(python) if python else None)
     check_writable(output_folder or RESULTS)
     with opened_store(service_settings) as store:
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED:
             raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
+        StudyQueue(store.engine).check_not_in_hand(study.study_id)
         check_unchanged(study)
-        _run(study, store, service_settings, output_folder, python, as_json)
+        _run(study, store, service_settings, output_folder, python, level, as_json)
 
 
 def _run(
@@ -126,6 +137,7 @@ def _run(
     service_settings: Settings,
     folder: Path | None,
     python: Path | None,
+    level: Level,
     as_json: bool,
 ) -> None:
     from service.studies import run_study, write_results
@@ -135,7 +147,12 @@ def _run(
     try:
         with _terminated_as_interrupt(), live_progress(errors, quiet=as_json) as progress:
             recommendation = run_study(
-                study, store, service_settings, on_change=progress, python=str(python) if python else None
+                study,
+                store,
+                service_settings,
+                on_change=progress,
+                python=str(python) if python else None,
+                level=level,
             )
     except KeyboardInterrupt:
         say(f"interrupted before there was an answer: `steptune resume {study.study_id}` goes on")

@@ -33,8 +33,6 @@ class QueueEntryRow(Base):
     num_devices: Mapped[int] = mapped_column(server_default="1")
     place: Mapped[str] = mapped_column(server_default="")
     """Host and devices on which its last figures were measured."""
-    waits_for: Mapped[str] = mapped_column(server_default="")
-    """Why nobody runs it, for a person."""
     requested: Mapped[str] = mapped_column(server_default="")
     """What the user wants of a running study: "", "cancel" or "pause"."""
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.worker_id", ondelete="SET NULL"), index=True)
@@ -43,7 +41,7 @@ class QueueEntryRow(Base):
     lease_until: Mapped[datetime | None]
     num_claims: Mapped[int] = mapped_column(server_default="0")
     num_lost: Mapped[int] = mapped_column(server_default="0")
-    """Claims whose worker died."""
+    """Claims whose worker died, since a trial was last completed."""
     device_seconds: Mapped[float] = mapped_column(server_default="0")
     """Devices times the time that workers held it."""
     queued_at: Mapped[datetime]

@@ -13,12 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tuner.errors import RunnerError
-from tuner.trials.messages import Channel, Exit, FromServer, ServerReady, decoder_of
+from tuner.trials.messages import Channel, Exit, FromServer, MessageTooLarge, ServerReady, decoder_of
+from tuner.trials.sandbox import Sandbox
 from tuner.trials.scratch import Scratch
+from tuner.trials.untrusted import open_below
 
 READY_TIMEOUT_S = 120.0
+NO_SANDBOX = Sandbox()
 CLOSE_TIMEOUT_S = 5.0
+TAIL_BYTES = 8192
 
 
 class ServerConnection:
@@ -28,7 +34,7 @@ class ServerConnection:
         python: The user's interpreter.
         variables: Environment variables beside the inherited ones.
         preload: Modules to import before forking.
-        prefix: Command that wraps the server (a sandbox).
+        sandbox: What wraps the server.
     """
 
     def __init__(
@@ -39,33 +45,34 @@ class ServerConnection:
         preload: Sequence[str],
         log: Path,
         start_method: str = "fork",
-        prefix: Sequence[str] = (),
+        sandbox: Sandbox = NO_SANDBOX,
     ) -> None:
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._scratch = Scratch()
         command = [
-            *prefix,
+            *sandbox.prefix,
             python,
             "-m",
             "tuner.trials.server",
             str(theirs.fileno()),
-            str(os.getpid()),
+            # A parent outside of its process namespace has no number there; the closed connection tells of its end.
+            "0" if sandbox.own_pids else str(os.getpid()),
             "--log",
             str(log),
             "--start-method",
             start_method,
-            "--scratch",
-            str(self._scratch.path),
+            *(() if sandbox.temporary else ("--scratch", str(self._scratch.path))),
+            *(("--alone",) if sandbox.alone else ()),
             "--preload",
             *preload,
         ]
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+        if sandbox.uid is not None:
+            self._scratch.give_to(sandbox.uid, sandbox.headers)
         self._process = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(), self._scratch.fileno()),
-            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self._scratch.path), **variables},
+            env=server_environment(sandbox, self._scratch.path) | dict(variables),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -78,6 +85,10 @@ class ServerConnection:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def temporary(self) -> Path:
+        return self._scratch.path
 
     def fileno(self) -> int:
         return self.channel.fileno()
@@ -92,10 +103,13 @@ class ServerConnection:
         """What has arrived; call when the descriptor is readable.
 
         Raises:
-            RunnerError: The server has ended.
+            RunnerError: The server has ended, or what it says is no message.
         """
-        alive = self.channel.read_available()
-        messages = [self._decoder.decode(line) for line in self.channel.take_messages()]
+        try:
+            alive = self.channel.read_available()
+            messages = [self._decoder.decode(line) for line in self.channel.take_messages()]
+        except (MessageTooLarge, msgspec.DecodeError) as error:
+            raise RunnerError(f"the trial server said what cannot be read: {error}; its log is {self._log}") from None
         if not alive and not messages:
             status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
             raise RunnerError(f"the trial server ended with status {status}; its log is {self._log}")
@@ -119,8 +133,7 @@ class ServerConnection:
         self._scratch.close()
 
     def _wait_until_ready(self) -> None:
-        line = self.channel.receive(READY_TIMEOUT_S)
-        if line is None or not isinstance(self._decoder.decode(line), ServerReady):
+        if not self._is_ready():
             self._process.kill()
             status = self._process.wait()
             self.channel.close()
@@ -128,10 +141,31 @@ class ServerConnection:
             tail = _tail(self._log)
             raise RunnerError(f"the trial server did not start (status {status}); the end of {self._log}:\n{tail}")
 
+    def _is_ready(self) -> bool:
+        try:
+            line = self.channel.receive(READY_TIMEOUT_S)
+            return line is not None and isinstance(self._decoder.decode(line), ServerReady)
+        except (MessageTooLarge, msgspec.DecodeError):
+            return False
+
+
+def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
+    """The variables of a server, but for those of the trials."""
+    inherited = dict(os.environ if sandbox.environment is None else sandbox.environment)
+    root = str(Path(__file__).resolve().parents[2])
+    temporary = sandbox.temporary or str(scratch)
+    inherited["PYTHONPATH"] = os.pathsep.join(p for p in (root, inherited.get("PYTHONPATH", "")) if p)
+    inherited["TMPDIR"] = temporary
+    if sandbox.environment is not None:
+        inherited["HOME"] = temporary
+    return inherited
+
 
 def _tail(path: Path, lines: int = 8) -> str:
-    with contextlib.suppress(OSError):
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    """The end of a log. User code may have put something else in its place, which is not followed."""
+    with contextlib.suppress(OSError), open_below(path.parent.parent, path) as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+        return "\n".join(log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()[-lines:])
     return ""
 
 

@@ -97,7 +97,7 @@ class Member:
                 self.memory.append(message.memory)
                 self.effects = message.effects if message.memory.rank == 0 else self.effects
 
-    def result(self, group: str, wanted_windows: int, interpreter: str) -> TrialResult:
+    def result(self, group: str, wanted_windows: int, interpreter: str, isolation: str) -> TrialResult:
         return TrialResult(
             trial_id=self.spec.trial_id,
             candidate=self.spec.candidate,
@@ -115,6 +115,7 @@ class Member:
             failure=self.job.failure,
             contended=self.job.failure is None and len(self.clean) < wanted_windows,
             interpreter=interpreter,
+            isolation=isolation,
             phases_ns=dict(self.job.phases_ns),
         )
 

@@ -30,8 +30,12 @@ from tuner.trials.messages import (
     decoder_of,
     encode,
 )
+from tuner.trials.watch import Watch
 
 END_TIMEOUT_S = 15.0
+MAX_JOB_MESSAGES = 10_000
+MAX_JOB_BYTES = 256 << 20
+"""A job says some dozens of things, a profile of 100 kB among them. What says more is held in no memory."""
 
 
 @dataclass
@@ -51,6 +55,8 @@ class Job:
     """Those that have said their last word."""
     failed_ranks: set[int] = field(default_factory=set)
     """Those that have said why they ended."""
+    num_messages: int = 0
+    num_bytes: int = 0
     ended: bool = False
     killed: bool = False
 
@@ -79,7 +85,8 @@ class Job:
 class JobBoard:
     """Delivers what the servers say to the jobs it concerns."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch
         self._selector = selectors.DefaultSelector()
         self._jobs: dict[str, Job] = {}
         self._decoder = decoder_of(FromRank)
@@ -134,6 +141,7 @@ class JobBoard:
                 self.kill(job)
             elif job.killed and job.active_for(END_TIMEOUT_S):
                 raise RunnerError(f"job {job.job_id} could not be ended within {END_TIMEOUT_S:g} s")
+            self._look_at_quota()
             self._pump(0.25)
 
     def kill(self, job: Job) -> None:
@@ -156,6 +164,17 @@ class JobBoard:
     def running(self) -> list[Job]:
         return [job for job in self._jobs.values() if not job.ended]
 
+    def _look_at_quota(self) -> None:
+        """Ends every running job when the trials take too much of the machine: whose it is cannot be told."""
+        running = [job for job in self.running() if not job.killed] if self._watch else []
+        if not self._watch or not running:
+            return
+        failure = self._watch.exceeded(running[0].phase)
+        for job in running if failure else []:
+            assert failure is not None
+            self._fail(job, msgspec.structs.replace(failure, phase=job.phase))
+            self.kill(job)
+
     def _pump(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             server: Any = key.fileobj
@@ -171,7 +190,9 @@ class JobBoard:
             case RankExited():
                 self._exited(job, message)
             case RankMessage():
-                said = self._decoder.decode(message.message)
+                said = self._understood(job, message)
+                if said is None:
+                    return
                 if isinstance(said, Reported | TaskDone):
                     job.finished_ranks.add(message.rank)
                 match said:
@@ -184,10 +205,26 @@ class JobBoard:
                     case _:
                         job.inbox.append(said)
 
+    def _understood(self, job: Job, message: RankMessage) -> FromRank | None:
+        """What a rank says. User code has that connection in its reach, and may write anything into it."""
+        job.num_messages += 1
+        job.num_bytes += len(message.message)
+        try:
+            if job.num_messages > MAX_JOB_MESSAGES or job.num_bytes > MAX_JOB_BYTES:
+                raise msgspec.DecodeError(f"{job.num_messages} messages of {job.num_bytes} bytes are too many")
+            said: FromRank = self._decoder.decode(message.message)
+            return said
+        except msgspec.DecodeError as error:
+            self._fail(job, _not_understood(job.phase, message.rank, str(error)))
+            self.kill(job)
+            return None
+
     def _exited(self, job: Job, message: RankExited) -> None:
         """A rank that ends without a word is the cause of what the others say: their connection broke."""
+        if message.violation:
+            self._fail(job, _not_understood(job.phase, message.rank, message.violation))
         finished = message.code == 0 and message.rank in job.finished_ranks
-        if finished or message.rank in job.failed_ranks or message.killed or job.killed:
+        if finished or message.violation or message.rank in job.failed_ranks or message.killed or job.killed:
             return
         job.failure = failure_of_exit(
             code=message.code,
@@ -204,3 +241,13 @@ class JobBoard:
         """The first failure is the cause; what follows on other ranks is its consequence."""
         if job.failure is None:
             job.failure = failure
+
+
+def _not_understood(phase: Phase, rank: int, why: str) -> Failure:
+    return Failure(
+        kind=FailureKind.WORKLOAD_ERROR,
+        phase=phase,
+        rank=rank,
+        message=f"the process wrote to the connection that Steptune uses what is none of its messages ({why}): close "
+        "no descriptors and write to none that the workload did not open",
+    )

@@ -71,7 +71,8 @@ class ServerReady(_Message):
 class RankMessage(_Message):
     job: str
     rank: int
-    message: msgspec.Raw
+    message: bytes
+    """As the rank wrote it. User code can write there too: bytes, so that nothing in it is taken for ours."""
 
 
 class RankExited(_Message):
@@ -82,6 +83,8 @@ class RankExited(_Message):
     out_of_memory: bool
     killed: bool = False
     """By the server, because it was told to or because another rank had failed."""
+    violation: str = ""
+    """Why the server did not listen to it any longer, and killed it."""
 
 
 class JobEnded(_Message):
@@ -185,6 +188,12 @@ FromRank = (
 
 _ENCODER = msgspec.msgpack.Encoder()
 _LENGTH = struct.Struct("<I")
+MAX_MESSAGE_BYTES = 32 << 20
+"""A hundred times the largest profile; what announces more is not one of ours, and would only fill memory."""
+
+
+class MessageTooLarge(Exception):
+    """The other end announces a message that no reader has to take."""
 
 
 def encode(message: Any) -> bytes:
@@ -237,7 +246,11 @@ class Channel:
         return self._messages.pop(0)
 
     def read_available(self) -> bool:
-        """Reads once without blocking longer than the data takes; False at the end of the stream."""
+        """Reads once without blocking longer than the data takes; False at the end of the stream.
+
+        Raises:
+            MessageTooLarge: What the other end says is no message.
+        """
         try:
             data = self._socket.recv(1 << 20)
         except (ConnectionResetError, BrokenPipeError):
@@ -248,6 +261,8 @@ class Channel:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_MESSAGE_BYTES:
+                raise MessageTooLarge(f"a message of {length} bytes was announced; {MAX_MESSAGE_BYTES} are allowed")
             if len(self._buffer) < _LENGTH.size + length:
                 break
             self._messages.append(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length]))

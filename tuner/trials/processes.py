@@ -29,11 +29,16 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
-    """Asks the kernel to send a signal to this process when the thread that started it ends."""
+    """Asks the kernel to send a signal to this process when the thread that started it ends.
+
+    Args:
+        parent_pid: The parent, if that can be known: 0 in a process namespace that the parent is not in. There the
+            first process of the namespace dies with the parent, and all others with the first.
+    """
     if not LINUX:
         return
     _prctl(_PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent_pid:  # it died before we asked
+    if parent_pid and os.getppid() != parent_pid:  # it died before we asked
         os.kill(os.getpid(), with_signal)
 
 
@@ -59,9 +64,26 @@ def kill_session(session: int) -> None:
         members = [pid for pid in session_members(session) if pid != os.getpid() and not _is_zombie(pid)]
         if not members:
             return
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # one that is stopped forks no more
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+
+def kill_all_others() -> None:
+    """Kills, at one stroke, every process that this one may send a signal to.
+
+    Only where all of them are its own: in a process namespace, or under a user of its own. The kernel does it while
+    nothing can fork, so that nothing outruns it.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def prefer_for_oom_kill() -> None:
+    """Lets the kernel end this process and its children first when memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def kill_tree(pid: int) -> None:

@@ -30,14 +30,16 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.trials.connection import ServerConnection, default_start_method
+from tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
 from tuner.trials.group import GroupRun
 from tuner.trials.inspection import InspectRequest
 from tuner.trials.jobs import Job, JobBoard
 from tuner.trials.messages import TaskDone, TaskProgress
 from tuner.trials.rank import DescribeRequest
 from tuner.trials.reference import ReferenceRequest
+from tuner.trials.sandbox import Sandbox
 from tuner.trials.study_files import StudyFiles
+from tuner.trials.watch import Watch
 from tuner.workloads.reference import imported_modules, parse_reference
 
 MEMORY_MARGIN = 0.10
@@ -54,7 +56,7 @@ class LocalRunner:
         python: The user's interpreter.
         memory_limit_bytes: What a trial may use; None allows what is free, less a margin.
         variables: Environment variables of tasks (a trial brings its own).
-        prefix: Command that wraps every trial server (a sandbox).
+        sandbox: What wraps every trial server.
         task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
     """
 
@@ -70,7 +72,7 @@ class LocalRunner:
         memory_limit_bytes: int | None = None,
         variables: Mapping[str, str] | None = None,
         start_method: str | None = None,
-        prefix: Sequence[str] = (),
+        sandbox: Sandbox = NO_SANDBOX,
         listener: ProgressListener = lambda progress: None,
         task_deadline_s: float = TASK_DEADLINE_S,
     ) -> None:
@@ -83,11 +85,12 @@ class LocalRunner:
         self._memory_limit = memory_limit_bytes
         self._variables = dict(variables or {})
         self._start_method = start_method or default_start_method()
-        self._prefix = tuple(prefix)
+        self._sandbox = sandbox
         self._listener = listener
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
-        self._board = JobBoard()
+        self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota)
+        self._board = JobBoard(self._watch)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -197,7 +200,9 @@ class LocalRunner:
             run.end()
         wanted = min(2, settings.min_rounds)
         return [
-            member.result(group, wanted, "fresh" if member.spec.environment_variables else "forked")
+            member.result(
+                group, wanted, "fresh" if member.spec.environment_variables else "forked", self._sandbox.level
+            )
             for member in run.members
         ]
 
@@ -232,9 +237,11 @@ class LocalRunner:
                 preload=self._preload(),
                 log=self._files.logs / f"server{len(self._servers)}.log",
                 start_method=self._start_method,
-                prefix=self._prefix,
+                sandbox=self._sandbox,
             )
             self._servers[key] = server
+            if self._watch is not None and self._sandbox.temporary is None:
+                self._watch.add(server.temporary)
             self._board.add_server(server)
         return self._servers[key]
 

@@ -17,11 +17,13 @@ import getpass
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
 PREFIX = "steptune-"
 LOCK = "in-use"
+SHARED_MEMORY = Path("/dev/shm")
 GONE = ".gone"
 MAX_BASE_LENGTH = 55
 """A socket's path may have 107 bytes, and those of loader workers add 50 to this."""
@@ -53,6 +55,14 @@ class Scratch:
             shared.mkdir(exist_ok=True)
             (self.path / name).symlink_to(shared)
 
+    def give_to(self, uid: int, headers: Path | None) -> None:
+        """Lets another user write here, whose precompiled headers are elsewhere."""
+        os.chown(self.path, uid, uid)
+        for link in self.path.glob("torchinductor_*"):
+            link.unlink()
+            if headers is not None:
+                link.symlink_to(headers)
+
     def close(self) -> None:
         """Removes the directory, whatever is in it."""
         remove(self.path)
@@ -67,6 +77,35 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def empty_temporary() -> None:
+    """Removes what a trial left in the temporary directory and in shared memory, where both are the server's own.
+
+    Links stay: that to the precompiled headers was there before. So does what belongs to others, and what is mounted
+    there: a study's directory may be.
+    """
+    for folder in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
+        with contextlib.suppress(OSError, RecursionError):  # nested too deep: the limits of the file system hold
+            _empty(folder, folder.stat().st_dev)
+
+
+def _empty(folder: Path, device: int) -> None:
+    for path in folder.iterdir():
+        status = path.lstat()
+        if (
+            stat.S_ISLNK(status.st_mode)
+            or path.name == LOCK
+            or (status.st_uid, status.st_dev) != (os.geteuid(), device)
+        ):
+            continue
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(status.st_mode):
+                path.chmod(0o700)
+                _empty(path, device)
+                path.rmdir()
+            else:
+                path.unlink()
 
 
 def remove_abandoned(base: Path) -> None:

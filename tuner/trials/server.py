@@ -26,14 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tuner.hardware import CORES_VARIABLE, allowed_cores
 from tuner.trials.messages import (
     Channel,
     Exit,
     JobEnded,
     Kill,
+    MessageTooLarge,
     RankExited,
     RankMessage,
     ServerReady,
@@ -46,11 +45,13 @@ from tuner.trials.processes import (
     become_subreaper,
     child_pids,
     die_with_parent,
+    kill_all_others,
     kill_session,
     kill_tree,
     oom_kills,
+    prefer_for_oom_kill,
 )
-from tuner.trials.scratch import remove
+from tuner.trials.scratch import empty_temporary, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 FAILED_RANK_GRACE_S = 2.0
@@ -62,6 +63,7 @@ class _Rank:
     channel: Channel
     killed: bool = False
     exited: bool = False
+    violation: str = ""
 
 
 @dataclass
@@ -77,8 +79,9 @@ class _Job:
 class TrialServer:
     """The server's loop: messages from the parent, messages and deaths of ranks."""
 
-    def __init__(self, parent: Channel, start_method: str = "fork") -> None:
+    def __init__(self, parent: Channel, start_method: str = "fork", *, alone: bool = False) -> None:
         self._parent = parent
+        self._alone = alone
         self._start_method = start_method
         self._jobs: dict[str, _Job] = {}
         self._selector = selectors.DefaultSelector()
@@ -108,8 +111,7 @@ class TrialServer:
         finally:
             for name in list(self._jobs):
                 self._kill(name)
-            for pid in child_pids():
-                kill_tree(pid)
+            self._kill_the_rest()
 
     def _stop(self) -> None:
         self._running = False
@@ -206,11 +208,20 @@ class TrialServer:
 
     def _forward(self, channel: Channel) -> None:
         name, number = self._selector.get_key(channel).data
-        if not channel.read_available():
+        if not self._read(self._jobs[name].ranks[number]):
             self._selector.unregister(channel)
             channel.close()
         for line in channel.take_messages():
-            self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
+            self._send(RankMessage(job=name, rank=number, message=line))
+
+    def _read(self, rank: _Rank) -> bool:
+        """Reads once; a rank that says what no message is long enough for is ended."""
+        try:
+            return rank.channel.read_available()
+        except MessageTooLarge as error:
+            rank.violation = str(error)
+            kill_tree(rank.pid)
+            return False
 
     def _send(self, message: Any) -> None:
         try:
@@ -255,6 +266,7 @@ class TrialServer:
                 signal=-code if code < 0 else None,
                 out_of_memory=code == -signal.SIGKILL and not rank.killed and kills > self._oom_kills,
                 killed=rank.killed,
+                violation=rank.violation,
             )
         )
         self._oom_kills = kills
@@ -266,9 +278,9 @@ class TrialServer:
             selector.register(rank.channel, selectors.EVENT_READ)
             if not selector.select(0):
                 return False
-        more = rank.channel.read_available()
+        more = self._read(rank)
         for line in rank.channel.take_messages():
-            self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
+            self._send(RankMessage(job=name, rank=number, message=line))
         return more
 
     def _end(self, name: str, job: _Job) -> None:
@@ -278,10 +290,17 @@ class TrialServer:
             rank.channel.close()
         del self._jobs[name]
         if not self._jobs:
-            # What escaped into a session of its own (compile workers do) was orphaned to us.
-            for pid in child_pids():
-                kill_tree(pid)
+            self._kill_the_rest()
+            if self._alone:
+                empty_temporary()
         self._send(JobEnded(job=name))
+
+    def _kill_the_rest(self) -> None:
+        """What escaped into a session of its own (compile workers do) was orphaned to us."""
+        if self._alone:
+            kill_all_others()
+        for pid in child_pids():
+            kill_tree(pid)
 
     def _kill(self, name: str) -> None:
         job = self._jobs.get(name)
@@ -328,10 +347,13 @@ def main() -> None:
     parser.add_argument("--preload", nargs="*", default=[])
     parser.add_argument("--log", default="")
     parser.add_argument("--scratch", default="")
+    parser.add_argument("--alone", action="store_true", help="nobody else's process can be reached by a signal")
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid, signal.SIGTERM)
     become_subreaper()
+    if arguments.alone:
+        prefer_for_oom_kill()
     redirect_output(arguments.log)
     os.environ[CORES_VARIABLE] = ",".join(str(core) for core in sorted(allowed_cores()))
     began = time.monotonic_ns()
@@ -342,7 +364,7 @@ def main() -> None:
     channel = Channel.from_descriptor(arguments.descriptor)
     channel.send(ServerReady(pid=os.getpid(), preload_ns=time.monotonic_ns() - began))
     try:
-        TrialServer(channel, arguments.start_method).run()
+        TrialServer(channel, arguments.start_method, alone=arguments.alone).run()
     finally:
         if arguments.scratch:
             remove(Path(arguments.scratch))

@@ -7,6 +7,7 @@ guard.tensors           the guard's batches
 reference.json          the reference curves and tolerances
 reference.tensors       the reference's first update
 compile_cache/          torch.compile's caches
+compiler_headers/       its precompiled headers, where a sandbox keeps them apart from those of others
 trials/<id>/            a trial's trace
 logs/                   what user code printed
 """
@@ -29,6 +30,11 @@ class StudyFiles:
     """Paths under a study's directory, and readers of what is there."""
 
     directory: Path
+
+    def make_folders(self) -> None:
+        """Makes what a runner would make in the midst of a study, so that all of it can be given to its user before."""
+        for folder in (self.logs, self.compile_cache, self.compiler_headers):
+            folder.mkdir(exist_ok=True)
 
     @property
     def data(self) -> Path:
@@ -57,6 +63,10 @@ class StudyFiles:
     @property
     def compile_cache(self) -> Path:
         return self.directory / "compile_cache"
+
+    @property
+    def compiler_headers(self) -> Path:
+        return self.directory / "compiler_headers"
 
     @property
     def logs(self) -> Path:

@@ -92,8 +92,8 @@ def _check_file(path: Path, name: str) -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise WorkloadRejected(f"{path}, line {error.lineno}: this is not valid Python: {error.msg}") from None
-    except UnicodeDecodeError as error:
-        raise WorkloadRejected(f"{path} is not valid Python: {error}") from None
+    except (UnicodeDecodeError, ValueError, RecursionError, MemoryError) as error:  # a null byte, or endless nesting
+        raise WorkloadRejected(f"{path} is not valid Python: {error or type(error).__name__}") from None
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     imports = any(isinstance(node, ast.ImportFrom) for node in tree.body)

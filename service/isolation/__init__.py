@@ -1,0 +1,61 @@
+"""How far trials are kept from the machine that they run on. docs/isolation.md says what each level stops."""
+
+from __future__ import annotations
+
+import sys
+
+from service.isolation.base import Available, Level, SandboxRequest, Unavailable
+from service.isolation.bubblewrap import Bubblewrap
+from service.isolation.limits import Limits
+from service.isolation.none import NoIsolation
+from service.isolation.resources import Resources
+from tuner.errors import ChoiceError, IsolationUnavailable
+
+LEVELS: tuple[Level, ...] = (Bubblewrap(), Limits(), NoIsolation())
+"""The strongest first."""
+STRONGEST = "strongest"
+
+__all__ = [
+    "LEVELS",
+    "STRONGEST",
+    "Available",
+    "Level",
+    "Resources",
+    "SandboxRequest",
+    "Unavailable",
+    "choose",
+    "level_named",
+]
+
+
+def level_named(name: str) -> Level:
+    """The level of a name.
+
+    Raises:
+        ChoiceError: There is none.
+    """
+    for level in LEVELS:
+        if level.name == name:
+            return level
+    names = ", ".join(level.name for level in LEVELS)
+    raise ChoiceError(f"{name!r} is no isolation level: the levels are {names}, and {STRONGEST}")
+
+
+def choose(name: str, python: str = sys.executable) -> Level:
+    """The level that was named, or with "strongest" the first whose probe succeeds.
+
+    Raises:
+        ChoiceError: There is no such level.
+        IsolationUnavailable: It was named and cannot be used here.
+    """
+    if name == STRONGEST:
+        return next(level for level in LEVELS if isinstance(level.probe(python), Available))
+    level = level_named(name)
+    match level.probe(python):
+        case Unavailable(reason=reason):
+            raise IsolationUnavailable(
+                f"isolation {name} cannot be used here: {reason}. `steptune doctor` lists the levels that can; choose "
+                "another with --isolation or STEPTUNE_ISOLATION"
+            )
+        case Available():
+            return level

@@ -1,0 +1,133 @@
+"""What every isolation level has: a probe, and a sandbox for one study."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from service.isolation.resources import Resources
+from tuner.errors import IsolationUnavailable
+from tuner.trials.connection import server_environment
+from tuner.trials.sandbox import Sandbox
+
+PROBE_TIMEOUT_S = 60
+_PROBE = """
+import ctypes, os, socket, tempfile
+import tuner.trials.messages
+with tempfile.TemporaryFile() as file:
+    file.write(b"x")
+with open(os.path.join({directory!r}, "probe"), "w") as file:
+    file.write("x")
+if os.path.exists("/dev/nvidiactl"):
+    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    if code:
+        raise SystemExit(f"cuInit returns {{code}}: the device cannot be used in this sandbox")
+"""
+
+
+@dataclass(frozen=True)
+class Available:
+    """The level can be used here."""
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """The level cannot be used here. `reason` says why, and what would change that."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxRequest:
+    """What a sandbox is for.
+
+    Attributes:
+        study_directory: Where trials may write; nowhere else.
+        workload: Reference of the workload.
+        python: The interpreter of the trials.
+        resources: What they may take.
+        network: Whether they may use it; loopback they always may.
+        readable: Files and folders that the workload reads beside its own, datasets above all.
+        hidden: The service's own files: the database, other studies.
+    """
+
+    study_directory: Path
+    workload: str
+    python: str
+    resources: Resources
+    network: bool = False
+    readable: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
+
+
+class Level(abc.ABC):
+    """One isolation level."""
+
+    name: ClassVar[str]
+    limits: ClassVar[str]
+    """What it keeps user code from, in a line."""
+
+    @abc.abstractmethod
+    def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
+        """A sandbox for one study; what runs in it is gone at the end.
+
+        Raises:
+            IsolationUnavailable: This study cannot be run so: a file that it needs is out of its reach.
+        """
+
+    @abc.abstractmethod
+    def missing(self) -> str | None:
+        """What the machine lacks as far as looking tells, with the way out."""
+
+    def probe(self, python: str = sys.executable) -> Available | Unavailable:
+        """Tries the level out, once in a process."""
+        return _probe(self, python)
+
+
+@functools.cache
+def _probe(level: Level, python: str) -> Available | Unavailable:
+    missing = level.missing()
+    if missing is not None:
+        return Unavailable(missing)
+    with tempfile.TemporaryDirectory(prefix="steptune-probe-") as folder:
+        Path(folder).chmod(0o755)
+        directory = Path(folder) / "study"
+        directory.mkdir()
+        request = SandboxRequest(
+            study_directory=directory,
+            workload="zoo:synthetic",
+            python=python,
+            resources=Resources.of_this_machine(directory),
+        )
+        return _try(level, request)
+
+
+def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
+    try:
+        with level.sandbox(request) as sandbox:
+            temporary = Path(sandbox.temporary or request.study_directory)
+            done = subprocess.run(
+                [*sandbox.prefix, request.python, "-c", _PROBE.format(directory=str(request.study_directory))],
+                env=server_environment(sandbox, temporary),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PROBE_TIMEOUT_S,
+                check=False,
+            )
+    except IsolationUnavailable as error:
+        return Unavailable(str(error))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Unavailable(f"{level.name} does not work here: {error}")
+    if done.returncode == 0:
+        return Available()
+    said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
+    return Unavailable(f"a process under it fails: {said}")

@@ -1,0 +1,123 @@
+"""Bubblewrap: a file system, processes and a network of their own for the trials of a study.
+
+Two ways lead there. Started by root, bubblewrap makes the namespaces with root's rights and the server then becomes a
+user of its own without any capability: no user namespace is involved, in which CUDA would not start (`cuInit` fails).
+Started by anybody else, a user namespace is needed, which some systems forbid.
+
+https://github.com/containers/bubblewrap
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from service.isolation.base import Level, SandboxRequest
+from service.isolation.environment import USER, clean_environment
+from service.isolation.users import become, give, own_user
+from service.isolation.visible import interpreter_paths, system_paths, workload_paths
+from tuner.trials.sandbox import Sandbox
+from tuner.trials.study_files import StudyFiles
+
+TEMPORARY = "/tmp"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Without a network, names of hosts lead nowhere: ranks of one machine meet on the loopback device."""
+DEVICES = ("nvidia*", "nvidia-caps/*", "kfd", "dri/*")
+_AS_ROOT = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
+
+
+class Bubblewrap(Level):
+    """A private file system, no network, no other process in sight, no capability."""
+
+    name = "bubblewrap"
+    limits = "files, network, processes, memory, disk and the environment"
+
+    @contextlib.contextmanager
+    def sandbox(self, request: SandboxRequest) -> Iterator[Sandbox]:
+        environment = clean_environment(os.environ) | ({} if request.network else LOOPBACK)
+        command = self._command(request, environment)
+        if os.geteuid() != 0:
+            prefix = (*command, *_user_namespace(), "--", *request.resources.command())
+            yield self._sandbox(request, prefix, environment)
+            return
+        with own_user() as uid:
+            give(request.study_directory, uid)
+            prefix = (*command, *_AS_ROOT, "--", *request.resources.command(), *become(uid))
+            yield self._sandbox(request, prefix, environment)
+
+    def _sandbox(self, request: SandboxRequest, prefix: tuple[str, ...], environment: dict[str, str]) -> Sandbox:
+        return Sandbox(
+            level=self.name,
+            prefix=prefix,
+            environment=environment,
+            temporary=TEMPORARY,
+            own_pids=True,
+            quota=request.resources.quota,
+        )
+
+    def _command(self, request: SandboxRequest, environment: dict[str, str]) -> tuple[str, ...]:
+        """Later mounts cover earlier ones: the temporary file systems first, the study's directory last."""
+        shown, folder = workload_paths(request.workload, request.hidden)
+        shown = [
+            *system_paths(network=request.network),
+            *interpreter_paths(request.python, environment, request.hidden),
+            *shown,
+            *request.readable,
+        ]
+        size = str(request.resources.temporary_bytes)
+        study = request.study_directory
+        return (
+            *("bwrap", "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", USER),
+            *(() if request.network else ("--unshare-net",)),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *("--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"),
+            *("--perms", "1777", "--size", size, "--tmpfs", TEMPORARY),
+            *_devices(),
+            *_mounts(shown, study),
+            *("--symlink", str(StudyFiles(study).compiler_headers), f"{TEMPORARY}/torchinductor_{USER}"),
+            *("--remount-ro", "/", "--remount-ro", "/dev"),
+            *("--chdir", str(folder or study)),
+        )
+
+    def missing(self) -> str | None:
+        if sys.platform != "linux":
+            return "needs Linux"
+        if shutil.which("bwrap") is None:
+            return "bwrap not found: apt-get install bubblewrap"
+        absent = [name for name in ("prlimit", "setpriv") if shutil.which(name) is None]
+        return f"{' and '.join(absent)} not found: apt-get install util-linux" if absent else None
+
+
+def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
+    """Folders above a mount are made for all to pass; parents come before what is in them."""
+    made = {Path("/"), Path("/dev"), Path("/proc"), Path(TEMPORARY)}
+    mounted: list[Path] = []
+    for path in [*sorted(set(shown), key=lambda place: len(place.parts)), study]:
+        if path != study and any(path.is_relative_to(place) for place in mounted):
+            continue
+        for folder in reversed(path.parents):
+            if folder not in made and not any(folder.is_relative_to(place) for place in mounted):
+                made.add(folder)
+                yield from ("--perms", "0755", "--dir", str(folder))
+        yield from ("--bind" if path == study else "--ro-bind", str(path), str(path))
+        mounted.append(path)
+
+
+def _devices() -> Iterator[str]:
+    for pattern in DEVICES:
+        for path in sorted(Path("/dev").glob(pattern)):
+            if not path.is_dir():
+                yield from ("--dev-bind", str(path), str(path))
+
+
+@functools.cache
+def _user_namespace() -> tuple[str, ...]:
+    """A user namespace, in which no further one can be made where this bubblewrap can forbid that (0.8)."""
+    known = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
+    return ("--unshare-user", *(("--disable-userns",) if "--disable-userns" in known else ()), "--cap-drop", "ALL")

@@ -1,0 +1,31 @@
+"""Which environment variables user code may see: those that say how to compute, and none that opens a door."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+USER = "steptune"
+ALLOWED = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "VIRTUAL_ENV"}
+    | {"LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CC", "CXX", "CONDA_PREFIX", "MALLOC_CONF"}
+)
+ALLOWED_PREFIXES = (
+    *("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ONEDNN_", "DNNL_", "NUMEXPR_", "MALLOC_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "GLOO_", "NCCL_", "RCCL_"),
+    *("CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCM_", "ROCR_"),
+)
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL|AUTH|(^|_)(API_?)?KEY(_|$)|COOKIE", re.IGNORECASE
+)
+
+
+def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What is allowed by name, without what sounds like a secret all the same."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if (name in ALLOWED or name.startswith(ALLOWED_PREFIXES)) and not SECRET.search(name)
+    }
+    kept.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    return kept | {"USER": USER, "LOGNAME": USER, "PYTHONSAFEPATH": "1"}

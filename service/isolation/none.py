@@ -1,0 +1,21 @@
+"""No isolation: trials are as free as the user who starts them."""
+
+from __future__ import annotations
+
+import contextlib
+
+from service.isolation.base import Level, SandboxRequest
+from tuner.trials.sandbox import Sandbox
+
+
+class NoIsolation(Level):
+    """For the user's own code on the user's own machine."""
+
+    name = "none"
+    limits = "nothing but deadlines and the memory of each process"
+
+    def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
+        return contextlib.nullcontext(Sandbox())
+
+    def missing(self) -> str | None:
+        return None

@@ -1,0 +1,118 @@
+"""Which files of the machine a sandbox shows: the system, the interpreter, the workload, and nothing of the service."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import tuner
+from tuner.errors import IsolationUnavailable
+from tuner.workloads.reference import parse_reference
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/sys")
+"""Read-only, where they exist. /sys tells torch, NCCL and NVML about cores and devices."""
+CONFIGURATION = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "ssl/certs")
+"""Of /etc. No passwords, no host names, no keys."""
+NETWORK_CONFIGURATION = ("resolv.conf", "hosts", "host.conf", "gai.conf")
+MAX_PARTS = 256
+_LOOK = (
+    "import json, sys; "
+    "print(json.dumps([sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path]))"
+)
+
+
+def system_paths(*, network: bool) -> list[Path]:
+    names = (*CONFIGURATION, *(NETWORK_CONFIGURATION if network else ()))
+    return [path for path in (*map(Path, SYSTEM), *(Path("/etc") / name for name in names)) if path.exists()]
+
+
+def interpreter_paths(python: str, environment: Mapping[str, str], hidden: Sequence[Path]) -> list[Path]:
+    """The interpreter, its environment, and what it imports from elsewhere; and this package."""
+    prefixes, others = _interpreter(python, environment.get("PYTHONPATH", ""))
+    found = [Path(prefix) for prefix in prefixes if Path(prefix).is_dir()]
+    executable = Path(os.path.realpath(python))
+    if not any(executable.is_relative_to(place) for place in (*found, *map(Path, SYSTEM))):
+        found.append(executable.parent.parent)
+    package = Path(tuner.__file__).resolve().parent
+    for path in [package, *map(Path, others)]:
+        if path.exists() and not any(path.is_relative_to(place) for place in (*found, *map(Path, SYSTEM))):
+            found += visible_parts(path, hidden)
+    libraries = environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return [*found, *(Path(path) for path in libraries if path and Path(path).is_dir())]
+
+
+@functools.cache
+def _interpreter(python: str, python_path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": python_path}
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", _LOOK], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise IsolationUnavailable(
+            f"{python} cannot be asked for its folders: {error}; name another --python"
+        ) from None
+    places = json.loads(done.stdout)
+    return tuple(places[:4]), tuple(place for place in places[4:] if place.startswith("/"))
+
+
+def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], Path | None]:
+    """What belongs to a workload, and the folder in which it would be run by hand.
+
+    Raises:
+        IsolationUnavailable: There is too much beside it.
+    """
+    reference = parse_reference(workload)
+    if reference.kind == "file":
+        folder = reference.path.parent
+        return visible_parts(folder, hidden), folder
+    top = reference.source.partition(".")[0]
+    local = [path for path in (Path.cwd() / top, Path.cwd() / f"{top}.py") if path.exists()]
+    return local, Path.cwd() if local else None
+
+
+def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
+    """A folder, or what of it may be seen: nothing whose name begins with a dot, nothing of the service's own.
+
+    In a home directory that is its Python files.
+
+    Raises:
+        IsolationUnavailable: That would be hundreds of pieces.
+    """
+    hidden = [path.absolute() for path in hidden]
+    parts = list(_parts(folder, hidden))
+    if len(parts) > MAX_PARTS:
+        raise IsolationUnavailable(
+            f"{folder} holds {len(parts)} files and folders, which a sandbox would show one by one ({MAX_PARTS} are "
+            "allowed): put the workload into a folder of its own, and its data into folders"
+        )
+    return parts
+
+
+def _parts(folder: Path, hidden: Sequence[Path], *, top: bool = True) -> Iterator[Path]:
+    if any(_same_file(folder, secret) for secret in hidden):
+        return
+    inside = [secret for secret in hidden if secret.is_relative_to(folder)]
+    home = Path.home()
+    if not folder.is_dir() or not (inside or (top and _has_dots(folder)) or home.is_relative_to(folder)):
+        yield folder
+        return
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or not os.access(entry, os.R_OK):
+            continue
+        if home.is_relative_to(folder) and entry.suffix != ".py":
+            continue
+        yield from _parts(entry, hidden, top=False)
+
+
+def _has_dots(folder: Path) -> bool:
+    return any(entry.name.startswith(".") for entry in folder.iterdir())
+
+
+def _same_file(path: Path, secret: Path) -> bool:
+    """A database keeps what it has not merged yet beside itself: `steptune.db-wal`, `-shm`, `-journal`."""
+    return path == secret or (path.parent == secret.parent and path.name.startswith(f"{secret.name}-"))

@@ -1,0 +1,75 @@
+"""Runners for commands and workers: the engine's local one, as isolated as was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import make_url
+
+from service.isolation import Level, Resources, SandboxRequest, choose
+from service.settings import Settings
+from tuner.errors import StorageFull
+from tuner.trials.runner import LocalRunner
+from tuner.trials.study_files import StudyFiles
+
+AT_HOME = "none"
+"""The level of commands that a user types: it is their own code, their own machine, their own files."""
+
+
+def chosen_level(settings: Settings, *, default: str = AT_HOME, python: str | None = None) -> Level:
+    """The level of the settings, or the default of whoever asks.
+
+    Raises:
+        ChoiceError: There is no such level.
+        IsolationUnavailable: It was named and cannot be used here.
+    """
+    return choose(settings.isolation or default, python or sys.executable)
+
+
+@contextlib.contextmanager
+def isolated_runner(
+    *, workload: str, directory: Path, settings: Settings, level: Level, python: str | None = None, **options: Any
+) -> Iterator[LocalRunner]:
+    """A runner whose trials run under a level, closed at the end, when nothing of them is left.
+
+    Args:
+        options: Of the `LocalRunner`.
+
+    Raises:
+        StorageFull: The directory cannot be made.
+        IsolationUnavailable: The workload cannot be run under this level.
+    """
+    directory = directory.absolute()
+    python = python or sys.executable
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        StudyFiles(directory).make_folders()
+        resources = Resources.of_this_machine(directory, settings.study_disk_bytes)
+    except OSError as error:
+        raise StorageFull(f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY") from None
+    request = SandboxRequest(
+        study_directory=directory,
+        workload=workload,
+        python=python,
+        resources=resources,
+        network=settings.isolation_network,
+        readable=tuple(path.absolute() for path in settings.readable),
+        hidden=own_files(settings),
+    )
+    with level.sandbox(request) as sandbox:
+        runner = LocalRunner(workload=workload, directory=directory, python=python, sandbox=sandbox, **options)
+        try:
+            yield runner
+        finally:
+            runner.close()
+
+
+def own_files(settings: Settings) -> tuple[Path, ...]:
+    """What belongs to the service and never to a workload: database, studies, settings."""
+    url = make_url(settings.database_url)
+    database = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
+    return tuple(path.absolute() for path in (*database, settings.data_directory, Path(".env")))

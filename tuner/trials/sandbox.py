@@ -1,0 +1,39 @@
+"""What stands between a trial server and the machine. Whoever makes the runner chooses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.trials.watch import Quota
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """A command that wraps every trial server, and what holds inside of it.
+
+    Attributes:
+        level: Name of the isolation level, stored with each trial.
+        prefix: The command. It must end in the server itself, or die with its own parent and take the server along.
+        environment: All that the server inherits; None is everything that the parent has.
+        temporary: Directory for temporary files inside, where the host's is not visible.
+        own_pids: The server lives in a process namespace of its own, and does not see its parent.
+        headers: Where torch.compile's precompiled headers are kept, which others do not share.
+        uid: User of the server and of nobody else; None is the parent's.
+        quota: What the trials together may take from the machine; None is not watched.
+    """
+
+    level: str = "none"
+    prefix: tuple[str, ...] = ()
+    environment: Mapping[str, str] | None = None
+    temporary: str | None = None
+    own_pids: bool = False
+    uid: int | None = None
+    headers: Path | None = None
+    quota: Quota | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether all that the server may send a signal to was started by it."""
+        return self.own_pids or self.uid is not None

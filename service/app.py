@@ -9,7 +9,8 @@ from fastapi import FastAPI
 
 import tuner
 from service.access.authentication import Access
-from service.api import health, studies, trials
+from service.api import audit, health, login, session, studies, tokens, trials, users
+from service.api.access_middleware import AccessMiddleware
 from service.api.context import Services
 from service.api.metrics import Metrics
 from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
@@ -22,6 +23,10 @@ PREFIX = "/api/v1"
 TAGS = {
     "studies": "Searches for the fastest configuration of a workload.",
     "trials": "What a study ran, and where the time went.",
+    "session": "Who is asking, and logging in with a browser.",
+    "tokens": "What programs log in with.",
+    "users": "Who may do what, and how much of it.",
+    "audit": "Who did what.",
     "operations": "For those who run the service.",
 }
 
@@ -47,12 +52,14 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.access = Access(engine, settings)
     app.state.services = Services(settings=settings, engine=engine, metrics=metrics)
     app.include_router(health.router)
-    for module in (studies, trials):
+    app.include_router(login.router)
+    for module in (studies, trials, session, tokens, users, audit):
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(
         BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes
     )
+    app.add_middleware(AccessMiddleware, access=app.state.access)
     app.add_middleware(RequestMiddleware, metrics=metrics)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     return app

@@ -9,20 +9,24 @@ from fastapi import FastAPI
 
 import tuner
 from service.access.authentication import Access
-from service.api import audit, health, login, session, studies, tokens, trials, users
+from service.api import audit, events, health, login, session, studies, tokens, trials, users
 from service.api.access_middleware import AccessMiddleware
 from service.api.context import Services
 from service.api.metrics import Metrics
 from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
 from service.api.openapi import document
 from service.api.problems import add_handlers
+from service.artifacts import open_artifacts
 from service.connections import create_engine_for
+from service.event_hub import EventHub
+from service.queue import Quotas, StudyQueue
 from service.settings import Settings
 
 PREFIX = "/api/v1"
 TAGS = {
     "studies": "Searches for the fastest configuration of a workload.",
     "trials": "What a study ran, and where the time went.",
+    "events": "What happened, as it happens.",
     "session": "Who is asking, and logging in with a browser.",
     "tokens": "What programs log in with.",
     "users": "Who may do what, and how much of it.",
@@ -50,10 +54,17 @@ def create_app(settings: Settings) -> FastAPI:
     )
     metrics = Metrics(engine)
     app.state.access = Access(engine, settings)
-    app.state.services = Services(settings=settings, engine=engine, metrics=metrics)
+    app.state.services = Services(
+        settings=settings,
+        engine=engine,
+        metrics=metrics,
+        queue=StudyQueue(engine, quotas=_quotas_of(settings)),
+        artifacts=open_artifacts(settings),
+        events=EventHub(engine, settings.event_poll_s),
+    )
     app.include_router(health.router)
     app.include_router(login.router)
-    for module in (studies, trials, session, tokens, users, audit):
+    for module in (studies, trials, events, session, tokens, users, audit):
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(
@@ -67,5 +78,15 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
     yield
-    app.state.services.engine.dispose()
+    await services.events.stop()
+    services.engine.dispose()
+
+
+def _quotas_of(settings: Settings) -> Quotas:
+    return Quotas(
+        max_running=settings.max_running,
+        max_queued=settings.max_queued,
+        max_device_hours=settings.max_device_hours,
+    )

@@ -9,6 +9,9 @@ from fastapi import Depends, Path, Request
 from sqlalchemy import Engine
 
 from service.api.metrics import Metrics
+from service.artifacts import ArtifactStore
+from service.event_hub import EventHub
+from service.queue import StudyQueue
 from service.settings import Settings
 
 
@@ -19,6 +22,9 @@ class Services:
     settings: Settings
     engine: Engine
     metrics: Metrics
+    queue: StudyQueue
+    artifacts: ArtifactStore
+    events: EventHub
 
 
 async def _services(request: Request) -> Any:

@@ -20,7 +20,7 @@ from service.access.principal import Principal
 from service.access.scopes import Scope as AccessScope
 from service.api.answers import answer
 from service.api.context import Service, Services, StudyId
-from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.openapi import COMMON, Responses, refuses, returns, unchanged
 from service.api.ownership import check_study
 from service.api.pagination import Page, Paging
 from service.api.problems import Refusal
@@ -55,6 +55,8 @@ STREAM = {
         }
     }
 }
+_PAGES = returns(EventPage, "Events, as a page or as a stream.")[200]
+EVENTS: Responses = {200: {**_PAGES, "content": {**_PAGES["content"], **STREAM}}}
 DESCRIPTION = (
     " With `Accept: text/event-stream` they come as they happen, each with its number as `id`; a client that lost its "
     "connection sends the last one as `Last-Event-ID` and misses nothing. Comments keep the connection alive. "
@@ -76,7 +78,7 @@ class Followed:
     summary="Follow a study",
     description="All events of a study, from its beginning; the stream ends when the study has ended." + DESCRIPTION,
     responses={
-        200: {**returns(EventPage, "Events.")[200], "content": {**returns(EventPage, "")[200]["content"], **STREAM}},
+        **EVENTS,
         204: {"description": "The study has ended, and the client has all of its events: do not come back."},
         **unchanged(),
         **refuses(404),
@@ -103,10 +105,9 @@ def study_events(
 @router.get(
     "/events",
     summary="Follow everything",
-    description="Events of all studies that you may see. A stream begins now, unless it is told after what."
-    + DESCRIPTION,
+    description="Events of all studies that you may see. A stream begins now, unless told after what." + DESCRIPTION,
     responses={
-        200: {**returns(EventPage, "Events.")[200], "content": {**returns(EventPage, "")[200]["content"], **STREAM}},
+        **EVENTS,
         **unchanged(),
     },
 )

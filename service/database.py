@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from service.store import SqlStudyStore
 from tuner import __version__
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
 
-__all__ = ["check_schema", "checked_engine", "create_engine_for", "migrate", "open_store"]
+__all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
 MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
 """Beside the package, in a checkout as in an installation."""
@@ -40,6 +38,15 @@ def open_store(url: str) -> SqlStudyStore:
     Raises:
         StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
     """
+    return SqlStudyStore(open_engine(url))
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for a database of this version's schema; as `open_store`, for what needs more than studies.
+
+    Raises:
+        StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+    """
     engine = create_engine_for(url)
     try:
         if _schema_of(engine) is _Schema.EMPTY:
@@ -48,22 +55,7 @@ def open_store(url: str) -> SqlStudyStore:
     except BaseException:
         engine.dispose()
         raise
-    return SqlStudyStore(engine)
-
-
-@contextmanager
-def checked_engine(url: str) -> Iterator[Engine]:
-    """An engine on a database that has this version's schema, disposed at the end.
-
-    Raises:
-        StoreError: As `check_schema`.
-    """
-    engine = create_engine_for(url)
-    try:
-        check_schema(engine)
-        yield engine
-    finally:
-        engine.dispose()
+    return engine
 
 
 def migrate(database: Engine | str) -> None:

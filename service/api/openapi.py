@@ -50,7 +50,7 @@ def returns(
         other_types: Media types of other forms in which it can be had.
     """
     name = _name(message)
-    _messages[name] = message
+    assert _messages.setdefault(name, message) is message, f"two messages are called {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
     content |= {media_type: {"schema": {"type": "string"}} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}

@@ -14,7 +14,7 @@ from service.backups import restore as restore_backup
 from service.cli.console import output, print_json, say, settings_with
 from service.cli.options import AsJson, Database
 from service.connections import without_password
-from service.database import checked_engine, migrate
+from service.database import migrate, open_engine
 from service.housekeeping import keep_house
 
 BackupFile = Annotated[Path, typer.Argument(help="File of the backup.", metavar="FILE")]
@@ -40,8 +40,11 @@ def gc(database: Database = None, as_json: AsJson = False) -> None:
     Workers of a service do it by themselves.
     """
     settings = settings_with(database)
-    with checked_engine(settings.database_url) as engine:
+    engine = open_engine(settings.database_url)
+    try:
         report = keep_house(engine, open_artifacts(settings), settings)
+    finally:
+        engine.dispose()
     if as_json:
         print_json(report)
         return

@@ -1,4 +1,4 @@
-"""Settings of leases and of workers; part of the service's `Settings`."""
+"""Settings of the queue and of workers; part of the service's `Settings`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from service.queue.records import Quotas
 
-class WorkerSettings(BaseModel):
+
+class QueueSettings(BaseModel):
+    max_running: int | None = Field(
+        default=None,
+        ge=0,
+        description="Studies of one user that run at a time, where the user has no limit of their own.",
+    )
+    max_queued: int | None = Field(
+        default=1000, ge=0, description="Studies of one user that wait, where the user has no limit of their own."
+    )
+    max_device_hours: float | None = Field(
+        default=None,
+        ge=0,
+        description="Device hours of one user in 30 days, where the user has no limit of their own; the cores of a "
+        "worker are one device.",
+    )
     lease_s: float = Field(
         default=60.0,
         gt=0,
@@ -26,6 +42,10 @@ class WorkerSettings(BaseModel):
         description="Workers that may break down with a study, one after the other without a trial completed, before "
         "the study has failed.",
     )
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(max_running=self.max_running, max_queued=self.max_queued, max_device_hours=self.max_device_hours)
 
     @model_validator(mode="after")
     def _several_heartbeats(self) -> Self:

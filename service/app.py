@@ -27,7 +27,7 @@ from service.api import (
 from service.api.access_middleware import AccessMiddleware
 from service.api.context import Services
 from service.api.metrics import Metrics
-from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
+from service.api.middleware import PREFIX, BodyLimitMiddleware, RequestMiddleware
 from service.api.openapi import document
 from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
@@ -36,7 +36,6 @@ from service.event_hub import EventHub
 from service.queue import open_queue
 from service.settings import Settings
 
-PREFIX = "/api/v1"
 RESOURCES = (
     workloads,
     studies,

@@ -73,7 +73,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 def _group(name: str) -> str:
     """The heading in the help: after the class of settings that has it."""
-    owner = next(kind for kind in Settings.__mro__ if name in kind.__dict__.get("__annotations__", {}))
+    owner = next(kind for kind in Settings.__mro__ if name in inspect.get_annotations(kind))
     return owner.__name__.removesuffix("Settings") or "Service"
 
 

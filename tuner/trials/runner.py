@@ -45,6 +45,8 @@ from tuner.workloads.reference import imported_modules, parse_reference
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials leave alone."""
 TASK_DEADLINE_S = 900.0
+MAX_RENEWALS = 10
+"""Deadlines that a task may fill altogether: progress can be claimed without end."""
 
 
 class LocalRunner:
@@ -142,10 +144,12 @@ class LocalRunner:
         )
         answer: bytes | None = None
         doing = entry
+        began_s = time.monotonic()
         try:
             while (message := self._board.next_message(job)) is not None:
                 if isinstance(message, TaskProgress):
-                    job.enter(job.phase)  # progress: the deadline begins anew
+                    if time.monotonic() - began_s < MAX_RENEWALS * self._task_deadline_s:
+                        job.enter(job.phase)  # progress: the deadline begins anew
                     doing = message.text
                     self._listener(Progress(trial_id="", text=doing, phase=entry))
                 elif isinstance(message, TaskDone):

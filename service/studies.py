@@ -34,6 +34,7 @@ from tuner.workloads.zoo import zoo_entry
 
 REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0
+WORTH_A_TRACE = ("measured", "accepted", "confirmed", "not_confirmed")
 COMPRESSION = 3
 """Ten times as fast as the default level, and a tenth larger."""
 
@@ -152,25 +153,32 @@ def local_runner(
         yield runner
 
 
-def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
+def keep_profiles(
+    study: Study,
+    store: StudyStore,
+    recommendation: Recommendation | None,
+    artifacts: ArtifactStore,
+    *,
+    logs: bool = False,
+) -> None:
     """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists.
+    finalists. What is kept already is left alone, so that this can be done as a study goes on.
+
+    Args:
+        logs: Also keep what complete trials printed.
     """
     files = StudyFiles(Path(study.directory))
-    wanted = {recommendation.candidate.key}
+    wanted = {recommendation.candidate.key} if recommendation else set()
     for decision in store.decisions(study.study_id):
-        if decision.candidate is not None and decision.verdict in (
-            "measured",
-            "accepted",
-            "confirmed",
-            "not_confirmed",
-        ):
+        if decision.candidate is not None and decision.verdict in WORTH_A_TRACE:
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
         found = {"timeline": files.timelines(trial.trial_id)}
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
+        if logs and trial.result is not None:
+            found["log"] = files.logs / f"{trial.trial_id}.log"
         for kind, path in found.items():
             if (trial.trial_id, kind) in kept:
                 continue

@@ -153,12 +153,22 @@ def local_runner(
         yield runner
 
 
-def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
+def keep_profiles(
+    study: Study,
+    store: StudyStore,
+    recommendation: Recommendation | None,
+    artifacts: ArtifactStore,
+    *,
+    logs: bool = False,
+) -> None:
     """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists.
+    finalists. What is kept already is left alone, so that this can be done as a study goes on.
+
+    Args:
+        logs: Also keep what complete trials printed.
     """
     files = StudyFiles(Path(study.directory))
-    wanted = {recommendation.candidate.key}
+    wanted = {recommendation.candidate.key} if recommendation else set()
     for decision in store.decisions(study.study_id):
         if decision.candidate is not None and decision.verdict in KEPT_VERDICTS:
             wanted.add(decision.candidate.key)
@@ -167,6 +177,8 @@ def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendatio
         found = {"timeline": files.timelines(trial.trial_id)}
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
+        if logs and trial.result is not None:
+            found["log"] = files.logs / f"{trial.trial_id}.log"
         for kind, path in found.items():
             if (trial.trial_id, kind) in kept:
                 continue

@@ -39,7 +39,7 @@ class QueueEntry(Record):
     required_hardware: str | None
     num_devices: int
     place: str
-    """Host, hashed, and devices on which its last figures were measured."""
+    """Host, hashed, and devices that the last claim took."""
     waits_for: str
     """Why nobody runs it, for a person; empty where somebody does, or nobody has to."""
     requested: str
@@ -119,15 +119,24 @@ class WorkerOffer(Record):
         return replace(self.profile, devices=self.profile.devices[:num_devices])
 
 
+class Source(Record):
+    """What was uploaded."""
+
+    kind: str
+    """"file" or "archive"; "zoo" and "module" are on every worker."""
+    entry: str
+    digest: str | None
+
+
 class Claim(Record):
     """A study that is this worker's until the lease ends."""
 
     lease: Lease
     study: Study
     owner_id: str | None
-    source_id: str | None
+    source: Source | None
+    other_hardware: bool
+    """Whether it may go on with hardware on which it was not begun."""
     slots: tuple[Slot, ...]
     place: str
     """Where it runs now."""
-    previous_place: str
-    """Where its last figures were measured; empty before the first."""

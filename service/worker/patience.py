@@ -10,24 +10,30 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from service.store import SqlStudyStore
 from service.worker.keeper import LeaseKeeper
 from tuner.errors import StoreError, StoreUnavailable
 from tuner.protocols import StudyStore
-from tuner.records import Trial, TrialResult
+from tuner.records import Recommendation, Study, Trial, TrialResult
 from tuner.store_rules import encode
 
 
-def patient(store: SqlStudyStore, keeper: LeaseKeeper, study_id: str) -> StudyStore:
-    """The store of one study, asked until it answers or the lease is over."""
-    return cast(StudyStore, _PatientStore(store, keeper, study_id))
+def patient(store: SqlStudyStore, keeper: LeaseKeeper, study: Study) -> StudyStore:
+    """The store of one study, asked until it answers or the lease is over.
+
+    What it is given says where the workload lies on this machine; what it keeps says what the user called it.
+    """
+    return cast(StudyStore, _PatientStore(store, keeper, study))
 
 
 class _PatientStore:
-    def __init__(self, store: SqlStudyStore, keeper: LeaseKeeper, study_id: str) -> None:
+    def __init__(self, store: SqlStudyStore, keeper: LeaseKeeper, study: Study) -> None:
         self._store = store
         self._keeper = keeper
-        self._study_id = study_id
+        self._study_id = study.study_id
+        self._workload = study.workload
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._store, name)
@@ -37,6 +43,14 @@ class _PatientStore:
             return self._keeper.persist(lambda: method(*arguments, **named))
 
         return ask
+
+    def update_study(self, study: Study) -> None:
+        facts = None if study.facts is None else replace(study.facts, reference=self._workload)
+        self._keeper.persist(lambda: self._store.update_study(replace(study, facts=facts)))
+
+    def save_recommendation(self, recommendation: Recommendation) -> None:
+        named = replace(recommendation, workload=self._workload)
+        self._keeper.persist(lambda: self._store.save_recommendation(named))
 
     def begin_trials(self, trials: Sequence[Trial]) -> None:
         self._once(lambda: self._store.begin_trials(trials), lambda stored: all(trial in stored for trial in trials))

@@ -305,7 +305,9 @@ class StudyDriver:
         """
         designer = self._designer
         assert designer is not None
-        wanted = list(dict.fromkeys([designer.reference, designer.incumbent]))
+        wanted = [designer.reference]
+        if designer.incumbent != designer.reference:
+            wanted.append(designer.incumbent)
         while again := [c for c in wanted if not self._ledger.has_arrived(c, self._place, MOVED_STARTS)]:
             self._say(stage="measuring again", current=again[0].label, activity="the study goes on in another place")
             for group in self._groups(again):

@@ -10,7 +10,21 @@ import typer
 from rich.text import Text
 
 import tuner
-from service.cli import analyze, catalogue, database, diagnose, inspect_study, serve, token, tune, user, worker
+from service.cli import (
+    analyze,
+    catalogue,
+    database,
+    diagnose,
+    inspect_study,
+    queue,
+    serve,
+    submit,
+    token,
+    tune,
+    user,
+    watch,
+    worker,
+)
 from service.cli.console import INTERRUPTED, errors, say
 from tuner.errors import SteptuneError
 
@@ -30,6 +44,9 @@ diagnose.register(app)
 analyze.register(app)
 serve.register(app)
 worker.register(app)
+submit.register(app)
+watch.register(app)
+queue.register(app)
 app.add_typer(database.app, name="db")
 app.add_typer(token.app, name="token")
 app.add_typer(user.app, name="user")

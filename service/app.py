@@ -9,11 +9,25 @@ from fastapi import FastAPI
 
 import tuner
 from service.access.authentication import Access
-from service.api import audit, events, health, login, session, studies, tokens, trials, users
+from service.api import (
+    artifacts,
+    audit,
+    events,
+    health,
+    inventory,
+    login,
+    outcomes,
+    session,
+    studies,
+    tokens,
+    trials,
+    users,
+    workloads,
+)
 from service.api.access_middleware import AccessMiddleware
 from service.api.context import Services
 from service.api.metrics import Metrics
-from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
+from service.api.middleware import PREFIX, BodyLimitMiddleware, RequestMiddleware
 from service.api.openapi import document
 from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
@@ -22,10 +36,26 @@ from service.event_hub import EventHub
 from service.queue import Quotas, StudyQueue
 from service.settings import Settings
 
-PREFIX = "/api/v1"
+RESOURCES = (
+    workloads,
+    studies,
+    trials,
+    outcomes,
+    artifacts,
+    events,
+    inventory,
+    session,
+    tokens,
+    users,
+    audit,
+)
 TAGS = {
+    "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
     "trials": "What a study ran, and where the time went.",
+    "outcomes": "What a study found.",
+    "files": "Traces, timelines, logs.",
+    "workers": "What studies run on.",
     "events": "What happened, as it happens.",
     "session": "Who is asking, and logging in with a browser.",
     "tokens": "What programs log in with.",
@@ -64,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.include_router(health.router)
     app.include_router(login.router)
-    for module in (studies, trials, events, session, tokens, users, audit):
+    for module in RESOURCES:
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(

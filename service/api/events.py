@@ -180,7 +180,7 @@ class EventStream(StreamingResponse):
                 await send(message)  # type: ignore[arg-type]
 
         try:
-            await super().__call__(scope, receive, send_in_time)  # type: ignore[arg-type]
+            await super().__call__(scope, receive, send_in_time)
         except* TimeoutError:
             pass  # the server closes the connection of a response that is not complete
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import Depends, Header, Request
 from fastapi.responses import Response
@@ -32,9 +32,15 @@ class Idempotency:
     def __init__(self, key: str | None, request: Request, body: bytes) -> None:
         self._key = key
         method_and_path = f"{request.method} {request.url.path}\n".encode()
-        self._digest = hashlib.sha256(method_and_path + body).hexdigest()
+        self._request = method_and_path + body
+        self._digest = hashlib.sha256(self._request).hexdigest()
 
-    def once(self, engine: Engine, user_id: str, work: Callable[[str], Response]) -> Response:
+    def of(self, content: bytes) -> Self:
+        """The same for a body that was not kept: `content` says what was in it."""
+        self._digest = hashlib.sha256(self._request + content).hexdigest()
+        return self
+
+    def run(self, engine: Engine, user_id: str, work: Callable[[str], Response]) -> Response:
         """The response of `work`, or of the first request with this key.
 
         Args:

@@ -35,11 +35,24 @@ Submit training workloads, follow the search for their fastest configuration, an
 _messages: dict[str, type[Record]] = {"Problem": Problem}
 
 
-def returns(message: type[Record], description: str, *, status: int = 200, headers: tuple[str, ...] = ()) -> Responses:
-    """The successful response of an operation, and its entity tag's 304 for one that reads."""
+def returns(
+    message: type[Record],
+    description: str,
+    *,
+    status: int = 200,
+    headers: tuple[str, ...] = (),
+    other_types: tuple[str, ...] = (),
+) -> Responses:
+    """The successful response of an operation.
+
+    Args:
+        headers: Beyond those that every response has.
+        other_types: Media types of other forms in which it can be had.
+    """
     name = _name(message)
-    _messages[name] = message
-    content = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
+    assert _messages.setdefault(name, message) is message, f"two messages are called {name}"
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
+    content |= {media_type: {"schema": {"type": "string"}} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}
 
 

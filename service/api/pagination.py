@@ -46,6 +46,20 @@ class Page:
             raise _invalid(self.after)
         return int(self.after)
 
+    @property
+    def after_pair(self) -> tuple[int, int] | None:
+        """The place in a list that is ordered by two numbers.
+
+        Raises:
+            Refusal: The cursor is of another list.
+        """
+        if self.after is None:
+            return None
+        first, dot, second = self.after.partition(".")
+        if not (dot and first.isdecimal() and second.isdecimal() and len(self.after) <= 36):
+            raise _invalid(self.after)
+        return int(first), int(second)
+
     def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> tuple[tuple[Item, ...], str | None]:
         """The items of the page, of one more than `limit` that were looked for, and the cursor of the next."""
         items = tuple(found[: self.limit])

@@ -7,6 +7,7 @@ not expected is a 500 that says nothing but the request's id, under which the lo
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,17 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from service.access.errors import AccessError
-from tuner.errors import ChoiceError, StorageFull, StoreError, StudyNotFound, WorkloadError
+from service.artifacts.store import TooLarge
+from tuner.errors import (
+    ArchiveRefused,
+    ChoiceError,
+    QuotaExceeded,
+    StateConflict,
+    StorageFull,
+    StoreError,
+    StudyNotFound,
+    WorkloadError,
+)
 from tuner.records import Record
 
 MEDIA_TYPE = "application/problem+json"
@@ -144,6 +155,10 @@ def add_handlers(app: FastAPI) -> None:
 
 
 _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
+    StateConflict: (409, "state-conflict"),
+    QuotaExceeded: (403, "quota-exceeded"),
+    ArchiveRefused: (422, "archive-refused"),
+    TooLarge: (413, "content-too-large"),
     StudyNotFound: (404, "study-not-found"),
     WorkloadError: (422, "invalid-workload"),
     ChoiceError: (422, "invalid-choice"),
@@ -170,7 +185,20 @@ def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal
         404: f"there is nothing at {request.url.path}; the operations are listed in /api/v1/openapi.json",
         405: f"{request.method} is not possible at {request.url.path}; the header Allow lists what is",
     }.get(status, str(error.detail))
-    return Refusal(status, code, detail, headers=error.headers)
+    headers = dict(error.headers or {})
+    if status == 405:
+        headers["Allow"] = ", ".join(sorted({*headers.get("Allow", "").split(", "), *_methods(request)} - {""}))
+    return Refusal(status, code, detail, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """All methods of a path: Starlette knows those of one route, and a path has several."""
+    app: FastAPI = request.app
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path):
+            return {method.upper() for method in operations}
+    return set()
 
 
 def _refusal_of_validation(request: Request, error: RequestValidationError) -> Refusal:

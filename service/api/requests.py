@@ -6,13 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from tuner.records import Numerics
+from tuner.records import Numerics, StudySettings
 from tuner.search.space import check_names
 
 MAX_NUM_RANKS = 64
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-z]{1,64}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x20\x7f]+$", max_length=500)]
+OptionalReference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=500)]
 StrategyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z_]{0,60}$")]
 MAX_PRIORITY = 100
 
@@ -90,6 +91,20 @@ class StudyRequest(Body):
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Among your own studies, higher ones run first."
     )
 
+    def settings(self) -> StudySettings:
+        """As the engine takes them."""
+        return StudySettings(
+            budget_s=self.budget_s,
+            max_trials=self.max_trials,
+            allow=tuple(dict.fromkeys(self.allow)),
+            only=tuple(self.only),
+            skip=tuple(self.skip),
+            seed=self.seed,
+            num_ranks=self.num_ranks,
+            device=self.device,
+            memory_limit_bytes=self.constraints.memory_limit_bytes,
+        )
+
     @field_validator("only", "skip")
     @classmethod
     def _known(cls, names: list[str]) -> list[str]:
@@ -100,6 +115,8 @@ class StudyRequest(Body):
     def _one_workload(self) -> Self:
         if (self.workload is None) == (self.workload_id is None):
             raise ValueError("give `workload` or `workload_id`, and not both")
+        if self.num_ranks > 1 and self.device is None:
+            raise ValueError("`num_ranks` above 1 needs `device`: on CUDA each rank has a GPU of its own")
         return self
 
 
@@ -114,6 +131,23 @@ class StudyChange(Body):
         description="Among your own studies, higher ones run first.",
         examples=[10],
     )
+
+
+class UploadForm(Body):
+    """A workload as a file."""
+
+    file: Text = Field(
+        min_length=1,
+        max_length=200,
+        description="A Python file, or an archive (tar, tar.gz, tar.xz, tar.bz2, zip).",
+        json_schema_extra={"format": "binary"},
+    )
+    entry: OptionalReference = Field(
+        default="",
+        description="The workload within it, as in `folder/train.py:MyWorkload?batch=8`; may be left out where there "
+        "is only one.",
+    )
+    name: Text = Field(default="", max_length=200, description="For people; by default the file's.")
 
 
 class WorkloadRequest(Body):

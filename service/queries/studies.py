@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Select, func, select
+from sqlalchemy import Engine, Select, func, select, update
 
-from service.connections import reading
+from service.connections import reading, writing
 from service.messages import StudyDetail, StudyQueueState, StudySummary
 from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow, WorkloadRow
 from service.queries.stored import iso, iso_or_none, parts_of
+from tuner.errors import StateConflict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,13 @@ class StudyFilter:
     workload_id: str | None = None
     workload: str | None = None
     hardware: str | None = None
+
+
+class Owner(NamedTuple):
+    """Whose something is; None for the command line's."""
+
+    exists: bool
+    owner_id: str | None
 
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
@@ -49,11 +58,40 @@ def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
         return _detail(row, num_trials)
 
 
-def owner_of_study(engine: Engine, study_id: str) -> tuple[bool, str | None]:
+def study_owner(engine: Engine, study_id: str) -> Owner:
     """Whether there is such a study, and whose it is."""
     with reading(engine) as session:
         row = session.execute(select(StudyRow.owner_id).where(StudyRow.study_id == study_id)).one_or_none()
-        return row is not None, None if row is None else row[0]
+        return Owner(exists=row is not None, owner_id=None if row is None else row[0])
+
+
+def owners_of(engine: Engine, study_ids: Sequence[str]) -> dict[str, str | None]:
+    """Whose these studies are."""
+    query = select(StudyRow.study_id, StudyRow.owner_id).where(StudyRow.study_id.in_(study_ids))
+    with reading(engine) as session:
+        return {row[0]: row[1] for row in session.execute(query)}
+
+
+def version_of_study(engine: Engine, study_id: str) -> int | None:
+    """The version of its queue entry; None without one."""
+    with reading(engine) as session:
+        return session.scalar(select(QueueEntryRow.version).where(QueueEntryRow.study_id == study_id))
+
+
+def change_study(engine: Engine, study_id: str, version: int, *, title: str | None, priority: int | None) -> None:
+    """Changes what is not None.
+
+    Raises:
+        StateConflict: Somebody changed it since it was at this version.
+    """
+    entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id, QueueEntryRow.version == version)
+    changes = {} if priority is None else {"priority": priority}
+    with writing(engine) as session:
+        changed = session.scalars(entry.values(version=version + 1, **changes).returning(QueueEntryRow.study_id)).all()
+        if not changed:
+            raise StateConflict(f"study {study_id} was changed by somebody else at this moment: read it, and try again")
+        if title is not None:
+            session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
 
 
 def _summaries() -> Select[*tuple[Any, ...]]:

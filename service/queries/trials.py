@@ -12,6 +12,7 @@ from service.connections import reading
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
 from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
 from service.queries.stored import iso, iso_or_none, parts_of
+from service.queries.studies import Owner
 from tuner.records import TrialState
 
 _COLUMNS = (
@@ -43,7 +44,7 @@ def list_trials(
         return [TrialSummary(**_summary(row, measured)) for row in rows]
 
 
-def owner_of_trial(engine: Engine, trial_id: str) -> tuple[bool, str | None]:
+def trial_owner(engine: Engine, trial_id: str) -> Owner:
     """Whether there is such a trial, and whose study it belongs to."""
     query = (
         select(StudyRow.owner_id)
@@ -52,7 +53,7 @@ def owner_of_trial(engine: Engine, trial_id: str) -> tuple[bool, str | None]:
     )
     with reading(engine) as session:
         row = session.execute(query).one_or_none()
-        return row is not None, None if row is None else row[0]
+        return Owner(exists=row is not None, owner_id=None if row is None else row[0])
 
 
 def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:

@@ -56,8 +56,11 @@ def _settings(given: dict[str, Any]) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         mistake = error.errors()[0]
-        name = str(mistake["loc"][0]) if mistake["loc"] else "settings"
-        raise ChoiceError(f"{name}: {mistake['msg']} (found {mistake['input']!r})") from None
+        if not mistake["loc"]:  # of several settings at once: what was found are all of them, secrets too
+            raise ChoiceError(f"settings: {mistake['msg']}") from None
+        name = str(mistake["loc"][0])
+        found = "" if _is_secret(Settings.model_fields[name]) else f" (found {mistake['input']!r})"
+        raise ChoiceError(f"{name}: {mistake['msg']}{found}") from None
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -82,3 +82,18 @@ def test_what_was_done_is_in_the_audit_log_without_secrets(inside, access, tmp_p
 def test_what_cannot_be_is_refused_in_one_line(inside, arguments, message):
     inside("user", "create", "ada", "--scopes", "read")
     assert message in inside(*arguments, status=2).error
+
+
+def test_settings_that_contradict_each_other_are_refused_without_their_secrets(inside, monkeypatch):
+    monkeypatch.setenv("STEPTUNE_OIDC_CLIENT_SECRET", "the-client-secret")
+    monkeypatch.setenv("STEPTUNE_METRICS_TOKEN", "the-metrics-token")
+    monkeypatch.setenv("STEPTUNE_DATABASE_URL", "postgresql+psycopg://ada:the-password@nowhere.invalid/x")
+    refused = inside("serve", "--oidc-issuer", "https://id.example.org", status=2)
+    assert "oidc_issuer needs oidc_client_id" in refused.error
+    assert "the-" not in refused.err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_without_authentication_it_listens_on_loopback_only(inside, host):
+    refused = inside("serve", "--insecure-no-auth", "--host", host, status=2)
+    assert f"--insecure-no-auth with --host {host}" in refused.error

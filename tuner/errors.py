@@ -15,6 +15,7 @@
      │   ├─ SchemaOutdated       the database is older than this version: migrate it
      │   ├─ SchemaTooNew         the database was written by a newer version
      │   ├─ StorageFull          the disk or the database is full
+     │   ├─ StoreUnavailable     the database is busy, or cannot be reached at this moment
      │   ├─ StateConflict        a study is in a state that does not allow what was asked
      │   └─ LeaseLost            a worker no longer holds the study that it writes to
      ├─ QuotaExceeded            a user may not use more than they do
@@ -92,6 +93,10 @@ class SchemaTooNew(StoreError):
 
 class StorageFull(StoreError):
     """The disk or the database is full."""
+
+
+class StoreUnavailable(StoreError):
+    """The database is busy, restarts, or cannot be reached: what was asked may succeed later."""
 
 
 class StateConflict(StoreError):

@@ -8,11 +8,10 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from service.settings import Settings
-from tuner.errors import ChoiceError
+from service.settings import Settings, load_settings
 
 _SECRETS = "Secrets are read from the environment only."
 
@@ -36,7 +35,7 @@ def serve(settings: Settings) -> None:
 
 def _command() -> Callable[..., None]:
     def command(**given: Any) -> None:
-        serve(_settings({name: value for name, value in given.items() if value is not None}))
+        serve(load_settings(**{name: value for name, value in given.items() if value is not None}))
 
     command.__name__ = "serve"
     command.__doc__ = (
@@ -48,19 +47,6 @@ def _command() -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    """The settings, with those of the command line before all others."""
-    try:
-        return Settings(**given)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        if not mistake["loc"]:  # of several settings at once: what was found are all of them, secrets too
-            raise ChoiceError(f"settings: {mistake['msg']}") from None
-        name = str(mistake["loc"][0])
-        found = "" if _is_secret(Settings.model_fields[name]) else f" (found {mistake['input']!r})"
-        raise ChoiceError(f"{name}: {mistake['msg']}{found}") from None
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

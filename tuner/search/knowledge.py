@@ -78,10 +78,20 @@ class Knowledge:
             self.unpaired_since_sentinel = 0
             self._observe(result.candidate, paired.mean, paired.standard_error, companion.candidate)
         else:
-            rate = log_rate(result)
-            self._observe(result.candidate, rate.mean, rate.standard_error, None)
+            self._observe_rate(result)
         if compared_with is not None and compared_with != result.candidate:
             self._observe_profiles(result.candidate, compared_with)
+
+    def take_in_beside(self, result: TrialResult) -> None:
+        """A start that the search did not ask for: it costs time and tells a rate, and counts for no limit."""
+        self.spent_s += result.duration_ns / 1e9
+        self.results.setdefault(result.candidate.key, []).append(result)
+        if result.ok:
+            self._observe_rate(result)
+
+    def _observe_rate(self, result: TrialResult) -> None:
+        rate = log_rate(result)
+        self._observe(result.candidate, rate.mean, rate.standard_error, None, place=result.place)
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
         """Once for each pair: profiles of further starts say the same again."""
@@ -95,7 +105,14 @@ class Knowledge:
             self._observe(candidate, *evidence, reference, noisy=False)
 
     def _observe(
-        self, candidate: Candidate, value: float, error: float, reference: Candidate | None, *, noisy: bool = True
+        self,
+        candidate: Candidate,
+        value: float,
+        error: float,
+        reference: Candidate | None,
+        *,
+        noisy: bool = True,
+        place: str = "",
     ) -> None:
         self._model = None
         self._observations.append(
@@ -106,6 +123,7 @@ class Knowledge:
                 reference=reference,
                 standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
                 noisy=noisy,
+                place=place,
             )
         )
 

@@ -18,7 +18,9 @@ from tuner.errors import ChoiceError
 class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     """What the service and the commands need to know. Secrets have no flag: a list of processes would show them."""
 
-    model_config = SettingsConfigDict(env_prefix="STEPTUNE_", env_file=".env", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="STEPTUNE_", env_file=".env", extra="ignore", hide_input_in_errors=True
+    )
 
     database_url: str = Field(
         default="sqlite:///steptune.db",

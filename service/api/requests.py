@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from tuner.records import Numerics, StudySettings
+from tuner.records import MeasureSettings, Numerics, StudySettings
 from tuner.search.space import check_names
 
 MAX_NUM_RANKS = 64
@@ -94,6 +94,13 @@ class StudyRequest(Body):
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Among your own studies, higher ones run first."
     )
+    foreign_cpu_share: float = Field(
+        default=MeasureSettings().foreign_cpu_share,
+        ge=0,
+        le=1000,
+        description="Share of the worker's cores that other programs may use while a window is timed; with more it is "
+        "void.",
+    )
 
     def settings(self) -> StudySettings:
         """As the engine takes them."""
@@ -107,6 +114,7 @@ class StudyRequest(Body):
             num_ranks=self.num_ranks,
             device=self.device,
             memory_limit_bytes=self.constraints.memory_limit_bytes,
+            measure=MeasureSettings(foreign_cpu_share=self.foreign_cpu_share),
         )
 
     @field_validator("only", "skip")

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from service.cli.console import output, plain_table, print_json, say, short_name
+from service.cli.inspect_study import ID_WIDTH
 from service.cli.options import AsJson
 from service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from service.client import Client
@@ -43,8 +44,8 @@ def studies(
         output.print("no study yet: `steptune submit WORKLOAD` makes one")
         return
     table = plain_table("study", "begun", "state")
-    for column in table.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
+    for column, width in zip(table.columns, (ID_WIDTH, len("2026-01-31 12:00"), None), strict=True):
+        column.no_wrap, column.overflow, column.min_width = True, "ellipsis", width
     for study in found:
         begun = datetime.fromisoformat(study.created_at).astimezone()
         table.add_row(study.study_id, f"{begun:%Y-%m-%d %H:%M}", _about(study))

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.console import errors, output, print_json, say
-from service.cli.options import AsJson, Device, Seed, parse_allowed, parse_names
+from service.cli.options import AsJson, Device, ForeignLoad, Seed, parse_allowed, parse_names
 from service.cli.remote import Token, TokenFile, Url, connected
 from service.cli.watch import follow_to_its_end
 from service.client import Client
 from service.quantities import parse_bytes, parse_duration_s
 from tuner.errors import ChoiceError, WorkloadNotFound
+from tuner.records import MeasureSettings
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
@@ -60,6 +61,7 @@ def submit(
     ] = None,
     priority: Annotated[int, typer.Option(help="Among your own studies, higher ones run first.")] = 0,
     title: Annotated[str, typer.Option(help="For people.")] = "",
+    foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
     watch: Annotated[bool, typer.Option("--watch", help="Show it as it runs, until it has ended.")] = False,
     url: Url = None,
     token: Token = None,
@@ -80,6 +82,7 @@ def submit(
         "hardware": hardware,
         "priority": priority,
         "title": title,
+        "foreign_cpu_share": foreign_load,
     }
     with connected(url, token, token_file) as client:
         study = client.submit(**_given(client, workload, folder), **request)

@@ -80,6 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan,
+        generate_unique_id_function=lambda route: route.name,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
     metrics = Metrics(engine)

@@ -7,6 +7,8 @@ gets their schemas from msgspec, with the descriptions that their fields have in
 from __future__ import annotations
 
 import http
+import re
+import shlex
 from typing import Any
 
 import msgspec
@@ -125,8 +127,39 @@ def document(app: FastAPI) -> dict[str, Any]:
             schemas.pop(name, None)
         schemas.update(components())
         whole["components"]["schemas"] = dict(sorted(schemas.items()))
+        for path, operations in whole["paths"].items():
+            for method, operation in operations.items():
+                if "requestBody" in operation:
+                    operation["responses"] |= {str(status): said for status, said in refuses(413, 415).items()}
+                operation["x-codeSamples"] = [{"lang": "Shell", "source": curl_of(path, method, operation, schemas)}]
         app.openapi_schema = whole
     return app.openapi_schema
+
+
+def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """A command line that does it, once the variables are set: STEPTUNE_URL, STEPTUNE_TOKEN, and ids like STUDY_ID."""
+    url = re.sub(r"{(\w+)}", lambda match: f"${{{match[1].upper()}}}", path)
+    words = ["curl", "-sS", f'"${{STEPTUNE_URL}}{url}"']
+    if method != "get":
+        words[2:2] = ["-X", method.upper()]
+    if "security" in operation:
+        words += ["-H", '"Authorization: Bearer ${STEPTUNE_TOKEN}"']
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" in content:
+        example = _example(content["application/json"]["schema"], schemas)
+        body = msgspec.json.encode(example).decode()
+        data = shlex.quote(body).replace("${STEPTUNE_TOKEN}", "'\"${STEPTUNE_TOKEN}\"'")
+        words += ["-H", "'Content-Type: application/json'", "-d", data]
+    return " ".join(words)
+
+
+def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    """What `examples` of a schema say, or of its fields; fields without any are left out."""
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if "examples" in schema:
+        return schema["examples"][0]
+    fields = schema.get("properties", {})
+    return {name: field["examples"][0] for name, field in fields.items() if "examples" in field}
 
 
 def components() -> dict[str, Any]:

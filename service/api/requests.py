@@ -37,6 +37,8 @@ class Constraints(Body):
 class StudyRequest(Body):
     """A study to be run. Give `workload`, or `workload_id` of one that was uploaded."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"workload": "zoo:synthetic", "budget_s": 60}]})
+
     workload: Reference | None = Field(
         default=None,
         description="A zoo entry (`zoo:NAME?argument=value`), or a class on the workers (`package.module:Class`).",
@@ -78,7 +80,9 @@ class StudyRequest(Body):
     objective: Literal["throughput"] = Field(
         default="throughput", description="What is made as large as possible: samples or tokens per second."
     )
-    constraints: Constraints = Field(default_factory=Constraints, description="What a configuration must keep to.")
+    constraints: Constraints = Field(
+        default_factory=Constraints, description="Limits of every trial, and so of the answer."
+    )
     hardware: Text | None = Field(
         default=None,
         min_length=1,

@@ -45,7 +45,9 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
     description="What the breakdowns of its trials show, the newest trial first.",
     responses={**returns(TrialFindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
-def list_study_findings(request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+def list_study_findings(
+    request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging
+) -> Response:
     check_study(service.engine, study_id, principal)
     found = queries.list_findings(service.engine, study_id, limit=page.limit, after=page.after_pair)
     items, next_cursor = page.cut(found, lambda row: f"{row[0]}.{row[1]}")

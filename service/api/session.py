@@ -28,7 +28,11 @@ Anybody = Annotated[Principal, Requires()]
 class LoginRequest(Body):
     """A token to log in with."""
 
-    token: SecretStr = Field(max_length=200, examples=["${STEPTUNE_TOKEN}"], description="A token; the session has its scopes, and ends with it.")
+    token: SecretStr = Field(
+        max_length=200,
+        description="A token; the session has its scopes, and ends with it.",
+        examples=["${STEPTUNE_TOKEN}"],
+    )
 
 
 class Me(Record):

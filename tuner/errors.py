@@ -108,7 +108,19 @@ class LeaseLost(StoreError):
 
 
 class QuotaExceeded(SteptuneError):
-    """A user has reached the limit of what they may use."""
+    """A user has reached the limit of what they may use.
+
+    Attributes:
+        quota: Its name, as in the settings.
+        value: What it would be.
+        limit: What it may be.
+    """
+
+    def __init__(self, message: str, *, quota: str, value: float, limit: float) -> None:
+        super().__init__(message)
+        self.quota = quota
+        self.value = value
+        self.limit = limit
 
 
 class BaselineFailed(SteptuneError):

@@ -54,14 +54,19 @@ def returns(
     name = _name(message)
     assert _messages.setdefault(name, message) is message, f"two messages are called {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
-    content |= {media_type: {"schema": {"type": "string"}} for media_type in other_types}
+    content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}
 
 
 def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
     """A file to be kept; its bytes are not described."""
-    content = {media_type: {"schema": {"type": "string"}} for media_type in media_types}
+    content = {media_type: {"schema": _file_schema(media_type)} for media_type in media_types}
     return {200: {"description": description, "content": content, "headers": _headers("Content-Disposition")}}
+
+
+def _file_schema(media_type: str) -> dict[str, Any]:
+    """Anything, where readers of the document parse the text."""
+    return {} if media_type in ("application/json", "application/yaml") else {"type": "string"}
 
 
 def unchanged() -> Responses:

@@ -174,7 +174,10 @@ async def _known_error(request: Request, error: Exception) -> Response:
         request.scope["steptune.error"] = error
         detail = "the service cannot reach or write its database or its files at the moment; try again"
         return problem_response(request, Refusal(status, code, detail, headers={"Retry-After": "5"}))
-    return problem_response(request, Refusal(status, code, str(error)))
+    context = {}
+    if isinstance(error, QuotaExceeded):
+        context = {"quota": error.quota, "value": error.value, "limit": error.limit}
+    return problem_response(request, Refusal(status, code, str(error), context=context))
 
 
 def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal:
@@ -207,7 +210,11 @@ def _refusal_of_validation(request: Request, error: RequestValidationError) -> R
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if any(mistake["type"] == "json_invalid" for mistake in mistakes):
         return Refusal(400, "malformed-json", f"the body is not JSON: {mistakes[0]['ctx']['error']}")
-    if in_body and media_type != "application/json" and request.headers.get("content-length", "0") != "0":
+    if (
+        in_body
+        and media_type not in ("application/json", "multipart/form-data")
+        and request.headers.get("content-length", "0") != "0"
+    ):
         return Refusal(
             415, "unsupported-media-type", f"the body is {media_type or 'of no type'!r}; send application/json"
         )

@@ -19,7 +19,7 @@ MAX_PRIORITY = 100
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Constraints(Body):
@@ -55,7 +55,7 @@ class StudyRequest(Body):
         le=100_000,
         description="Most trials that it may run; null for as many as the budget allows.",
     )
-    allow: list[Numerics] = Field(
+    allow: list[Annotated[Numerics, Field(strict=False)]] = Field(
         default_factory=list,
         max_length=len(Numerics),
         description="Numerics that need consent: `lossy` (information is dropped), `recipe` (another training recipe).",

@@ -30,8 +30,8 @@ class LoginRequest(Body):
 
     token: SecretStr = Field(
         max_length=200,
-        examples=["${STEPTUNE_TOKEN}"],
         description="A token; the session has its scopes, and ends with it.",
+        examples=["${STEPTUNE_TOKEN}"],
     )
 
 

@@ -33,7 +33,7 @@ class TokenRequest(Body):
     """A token to be made."""
 
     name: Text = Field(default="", max_length=MAX_NAME, description="What it is for.", examples=["nightly runs"])
-    scopes: list[Scope] = Field(
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         min_length=1, max_length=len(Scope), description="What it may do; at most what you may.", examples=[["read"]]
     )
     expires_in_days: float | None = Field(

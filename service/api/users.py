@@ -47,7 +47,7 @@ class UserRequest(Limits):
     """A user to be made."""
 
     name: Text = Field(min_length=1, max_length=MAX_NAME, description="Unique.", examples=["ada@example.org"])
-    scopes: list[Scope] = Field(
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         min_length=1, max_length=len(Scope), description="The most they may do.", examples=[["read", "submit"]]
     )
 
@@ -55,7 +55,7 @@ class UserRequest(Limits):
 class UserChanges(Limits):
     """What to change of a user; what is left out stays as it is."""
 
-    scopes: list[Scope] = Field(
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         default_factory=list, min_length=1, max_length=len(Scope), description="The most they may do."
     )
     disabled: bool = Field(default=False, description="Whether their tokens and logins are refused.")

@@ -379,9 +379,13 @@ class StudyQueue:
         user = session.get(UserRow, owner_id, with_for_update=True) if owner_id is not None else None
         limit = limits_of(user, self._quotas).max_queued
         waiting = select(func.count()).where(StudyRow.owner_id == owner_id, StudyRow.state == StudyState.QUEUED.value)
-        if limit is not None and (session.scalar(waiting) or 0) >= limit:
+        num_waiting = session.scalar(waiting) or 0
+        if limit is not None and num_waiting >= limit:
             raise QuotaExceeded(
-                f"{limit} studies wait in the queue already, which is this user's limit: cancel one, or wait"
+                f"{num_waiting} studies wait in the queue already, and the limit is {limit}: cancel one, or wait",
+                quota="max_queued",
+                value=num_waiting + 1,
+                limit=limit,
             )
 
     def _entry(self, session: Session, study_id: str) -> QueueEntry:

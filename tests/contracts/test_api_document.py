@@ -160,5 +160,4 @@ def test_answers_keep_to_the_document(
         keeps_to_the_document()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE, "there must be a request that is right"
-        assert not operation.body, "nothing about it can be wrong"
-        assert not existing, "nothing about it can be wrong"
+        assert not [*operation.body, *existing], "something about it can be wrong"

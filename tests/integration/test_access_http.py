@@ -435,6 +435,36 @@ class TestRates:
             assert len(served.entries()) == 2, "a flood does not fill the audit log"
 
 
+class TestQuotas:
+    WORKLOAD = "import tuner\n\nclass Mine(tuner.Workload):\n    pass\n"
+
+    def upload(self, served, token: str, text: str):
+        return served.as_token(token, "POST", "/workloads", files={"file": ("train.py", text)})
+
+    def test_uploads_beyond_the_quota_are_refused_with_the_numbers(self, database_url, tmp_path):
+        size = len(self.WORKLOAD)
+        with application(database_url, tmp_path, max_user_artifact_bytes=2 * size) as served:
+            token = served.people.new_token("ada", "read submit")
+            assert self.upload(served, token, self.WORKLOAD).status_code == 201
+            refused = self.upload(served, token, self.WORKLOAD + "# longer\n")
+            problem = refused.json()
+            assert (refused.status_code, problem["code"]) == (403, "quota-exceeded")
+            assert problem["context"] == {"quota": "max_artifact_bytes", "value": 2 * size + 9, "limit": 2 * size}
+            assert "delete workloads or studies" in problem["detail"]
+            assert len(served.as_token(token, "GET", "/workloads").json()["items"]) == 1
+            served.access.users.change(served.access.users.named("ada").user_id, max_artifact_bytes=10 * size)
+            assert self.upload(served, token, self.WORKLOAD + "# longer\n").status_code == 201
+
+    def test_waiting_studies_beyond_the_quota_are_refused_with_the_numbers(self, database_url, tmp_path):
+        with application(database_url, tmp_path) as served:
+            token = served.people.token(served.people.user("ada", "read submit", max_queued=1))
+            study = {"workload": "zoo:synthetic"}
+            assert served.as_token(token, "POST", "/studies", json=study).status_code == 201
+            refused = served.as_token(token, "POST", "/studies", json=study)
+            assert (refused.status_code, refused.json()["code"]) == (403, "quota-exceeded")
+            assert refused.json()["context"] == {"quota": "max_queued", "value": 2, "limit": 1}
+
+
 class TestAudit:
     def test_every_change_and_every_refusal_is_written_down(self, database_url, tmp_path):
         with application(database_url, tmp_path) as served:

@@ -22,6 +22,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 import tuner.errors
+from service.app import create_app
 from service.cli.console import INTERRUPTED
 from service.cli.main import USER_ERROR, app
 from service.probing import workload_with_everything
@@ -404,6 +405,15 @@ def _parameter(parameter: Any, written: str) -> tuple[str, str, str]:
     return f"`{written}{value}`", f"`{_shown(default)}`" if has_default and not parameter.required else "", meaning
 
 
+# --- the REST interface -------------------------------------------------------------------------
+
+
+def openapi() -> str:
+    """Of an application whose database is never opened."""
+    app = create_app(Settings(_env_file=None, database_url="sqlite://"))
+    return msgspec.json.format(msgspec.json.encode(app.openapi()), indent=1).decode()
+
+
 # --- Markdown ---------------------------------------------------------------------------------
 
 
@@ -449,6 +459,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/categories.md": categories,
     "reference/command-line.md": command_line,
     "reference/errors.md": errors,
+    "reference/openapi.json": openapi,
     "reference/settings.md": settings,
     "reference/strategies.md": strategies,
 }
@@ -456,7 +467,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def written(page: str) -> str:
     """The text of a page as it should be."""
-    return f"{NOTE}\n\n{PAGES[page]().rstrip()}\n"
+    text = PAGES[page]().rstrip()
+    return f"{text}\n" if page.endswith(".json") else f"{NOTE}\n\n{text}\n"
 
 
 def stale() -> list[str]:

@@ -9,10 +9,25 @@ from fastapi import FastAPI
 
 import tuner
 from service.access.authentication import Access
-from service.api import artifacts, events, health, inventory, outcomes, studies, trials, workloads
+from service.api import (
+    artifacts,
+    audit,
+    events,
+    health,
+    inventory,
+    login,
+    outcomes,
+    session,
+    studies,
+    tokens,
+    trials,
+    users,
+    workloads,
+)
+from service.api.access_middleware import AccessMiddleware
 from service.api.context import Services
 from service.api.metrics import Metrics
-from service.api.middleware import BodyLimitMiddleware, RequestMiddleware
+from service.api.middleware import PREFIX, BodyLimitMiddleware, RequestMiddleware
 from service.api.openapi import document
 from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
@@ -21,7 +36,19 @@ from service.event_hub import EventHub
 from service.queue import open_queue
 from service.settings import Settings
 
-PREFIX = "/api/v1"
+RESOURCES = (
+    workloads,
+    studies,
+    trials,
+    outcomes,
+    artifacts,
+    events,
+    inventory,
+    session,
+    tokens,
+    users,
+    audit,
+)
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
@@ -29,8 +56,11 @@ TAGS = {
     "outcomes": "What a study found.",
     "files": "Traces, timelines, logs.",
     "workers": "What studies run on.",
-    "access": "Who may do what.",
     "events": "What happened, as it happens.",
+    "session": "Who is asking, and logging in with a browser.",
+    "tokens": "What programs log in with.",
+    "users": "Who may do what, and how much of it.",
+    "audit": "Who did what.",
     "operations": "For those who run the service.",
 }
 
@@ -50,6 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan,
+        generate_unique_id_function=lambda route: route.name,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
     metrics = Metrics(engine)
@@ -63,12 +94,14 @@ def create_app(settings: Settings) -> FastAPI:
         events=EventHub(engine, settings.event_poll_s),
     )
     app.include_router(health.router)
-    for module in (workloads, studies, trials, outcomes, artifacts, events, inventory):
+    app.include_router(login.router)
+    for module in RESOURCES:
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(
         BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes
     )
+    app.add_middleware(AccessMiddleware, access=app.state.access)
     app.add_middleware(RequestMiddleware, metrics=metrics)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     return app

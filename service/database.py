@@ -17,7 +17,7 @@ from service.store import SqlStudyStore
 from tuner import __version__
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
 
-__all__ = ["check_schema", "create_engine_for", "migrate", "open_store"]
+__all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
 MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
 """Beside the package, in a checkout as in an installation."""
@@ -38,6 +38,15 @@ def open_store(url: str) -> SqlStudyStore:
     Raises:
         StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
     """
+    return SqlStudyStore(open_engine(url))
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for a database of this version's schema; as `open_store`, for what needs more than studies.
+
+    Raises:
+        StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+    """
     engine = create_engine_for(url)
     try:
         if _schema_of(engine) is _Schema.EMPTY:
@@ -46,7 +55,7 @@ def open_store(url: str) -> SqlStudyStore:
     except BaseException:
         engine.dispose()
         raise
-    return SqlStudyStore(engine)
+    return engine
 
 
 def migrate(database: Engine | str) -> None:

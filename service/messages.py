@@ -605,7 +605,7 @@ class HardwarePage(Record):
     next_cursor: str | None
 
 
-class Me(Record):
+class Caller(Record):
     """Who the caller is.
 
     Attributes:

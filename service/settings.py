@@ -9,10 +9,11 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.access.settings import AccessSettings
-from service.worker.settings import WorkerSettings
+from service.isolation.settings import IsolationSettings
+from service.worker.settings import QueueSettings
 
 
-class Settings(AccessSettings, WorkerSettings, BaseSettings):
+class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     """What the service and the commands need to know. Secrets have no flag: a list of processes would show them."""
 
     model_config = SettingsConfigDict(env_prefix="STEPTUNE_", env_file=".env", extra="ignore")
@@ -43,25 +44,7 @@ class Settings(AccessSettings, WorkerSettings, BaseSettings):
     )
     max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Of one study.")
 
-    # --- trials
-    isolation: str | None = Field(
-        default=None,
-        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (the first of "
-        "these, from the right, that works here). Not set, it is none for commands that a user types, and strongest "
-        "for a worker.",
-    )
-    isolation_network: bool = Field(
-        default=False, description="Whether isolated trials may use the network; loopback they always may."
-    )
-    readable: tuple[Path, ...] = Field(
-        default=(),
-        description="Files and folders that isolated trials may read beside the workload's own folder: a JSON list.",
-    )
-    study_disk_bytes: int | None = Field(
-        default=None,
-        gt=0,
-        description="What the files of one isolated study may take; not set, half of what is free.",
-    )
+    audit_days: float = Field(default=365.0, gt=0, description="How long the audit log is kept.")
 
     # --- the server
     host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")

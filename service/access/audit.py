@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine, delete, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, select
 
 from service.access.principal import Principal
 from service.access.secrets import without_secrets
@@ -22,7 +21,19 @@ MAX_TEXT = 500
 
 
 class AuditEntry(Record):
-    """One line of the audit log."""
+    """Who did what.
+
+    Attributes:
+        entry_id: Grows with time.
+        at: When.
+        user_id: Who; null for what the service did by itself, and before anybody was known.
+        token_id: With which token.
+        action: What: the name of the operation.
+        target: To what: a path, or an id.
+        outcome: "done", "failed", or the code of the refusal.
+        request_id: As in the service's log.
+        detail: More, by name.
+    """
 
     entry_id: int
     at: datetime
@@ -67,17 +78,18 @@ class AuditLog:
             request_id: Of the HTTP request.
             detail: More, of plain values.
         """
+        row = AuditRow(
+            at=self._clock(),
+            user_id=None if principal is None else principal.user_id,
+            token_id=None if principal is None else principal.token_id,
+            action=action,
+            target=_short(target),
+            outcome=outcome,
+            request_id=_short(request_id),
+            detail=msgspec.json.encode({key: _plain(value) for key, value in (detail or {}).items()}).decode(),
+        )
         with writing(self._engine) as session:
-            add_entry(
-                session,
-                self._clock(),
-                principal,
-                action=action,
-                target=target,
-                outcome=outcome,
-                request_id=request_id,
-                detail=detail or {},
-            )
+            session.add(row)
 
     def page(self, *, limit: int, before: int | None = None, user_id: str | None = None) -> list[AuditEntry]:
         """The newest first, those before `before`, of one user or of all."""
@@ -88,38 +100,6 @@ class AuditLog:
             query = query.where(AuditRow.user_id == user_id)
         with reading(self._engine) as session:
             return [_entry_of(row) for row in session.scalars(query)]
-
-    def remove_older(self, days: float) -> int:
-        """Removes entries older than so many days; says how many."""
-        query = delete(AuditRow).where(AuditRow.at < self._clock() - timedelta(days=days))
-        with writing(self._engine) as session:
-            return len(session.scalars(query.returning(AuditRow.entry_id)).all())
-
-
-def add_entry(
-    session: Session,
-    at: datetime,
-    principal: Principal | None,
-    *,
-    action: str,
-    target: str,
-    outcome: str,
-    request_id: str,
-    detail: Mapping[str, object],
-) -> None:
-    """`AuditLog.record` within a transaction."""
-    session.add(
-        AuditRow(
-            at=at,
-            user_id=None if principal is None else principal.user_id,
-            token_id=None if principal is None else principal.token_id,
-            action=action,
-            target=_short(target),
-            outcome=outcome,
-            request_id=_short(request_id),
-            detail=msgspec.json.encode({key: _plain(value) for key, value in detail.items()}).decode(),
-        )
-    )
 
 
 def _plain(value: object) -> object:

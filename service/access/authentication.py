@@ -5,23 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
 from service.access.audit import AuditLog
 from service.access.cookies import SAFE_METHODS, session_cookie
-from service.access.errors import CrossSiteRequest, MissingScope, NotAuthenticated
+from service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
+from service.access.logins import principal_named
 from service.access.open_access import check_host_header, local_principal
 from service.access.principal import Method, Principal
 from service.access.proxies import Proxies
 from service.access.rate_limits import RateLimit, client_of
 from service.access.scopes import Scope, scopes_text
 from service.access.secrets import csrf_token_for, equal, parse_token, sha256
-from service.access.sessions import SessionStore
+from service.access.sessions import Login, SessionStore
 from service.access.settings import AccessSettings
 from service.access.tokens import TokenStore, utc_now
 from service.access.users import UserStore
+
+if TYPE_CHECKING:
+    from service.access.oidc import OidcProvider
 
 NO_CREDENTIALS = "send a token as `Authorization: Bearer stp_…`, or log in at /login with a browser"
 
@@ -60,15 +65,14 @@ class Access:
             CrossSiteRequest: A browser was made to send it by a page of somebody else.
             HostRefused: Without authentication, a name that is not loopback.
         """
-        if self.settings.insecure_no_auth:
-            check_host_header(request)
-            self.check_same_origin(request)
-            return self._local
         try:
+            if self.settings.insecure_no_auth:
+                check_host_header(request)
+                self.check_same_origin(request)
+                return self._local
             return self._authenticate(request, csrf_token)
-        except NotAuthenticated as error:
-            if error.token_sent:
-                self.count_failure(request)
+        except AccessError as error:
+            self.count_refusal(request, error)
             raise
 
     def authenticate_token(self, text: str) -> Principal:
@@ -93,13 +97,14 @@ class Access:
             return self._requests.spend(sha256(cookie))
         return self._requests.spend(principal.token_id or principal.user_id)
 
-    def count_failure(self, request: HTTPConnection) -> None:
-        """Counts a refused login of an address.
+    def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
+        """Counts a refused attempt of an address. Only sending nothing at all does not count.
 
         Raises:
-            TooManyRequests: There were too many; nothing more is written about them.
+            TooManyRequests: There were too many; nothing is written about these.
         """
-        self._failures.spend(client_of(self.proxies.client_address(request)))
+        if not isinstance(refusal, NotAuthenticated) or refusal.token_sent:
+            self._failures.spend(client_of(self.proxies.client_address(request)))
 
     def check_same_origin(self, request: HTTPConnection) -> None:
         """Checks that an unsafe request does not come from a page of somebody else.
@@ -113,10 +118,44 @@ class Access:
                 "(behind a proxy, set public_url to how browsers reach the service)"
             )
 
-    def tidy(self) -> None:
-        """Removes what is over: sessions, and entries of the audit log."""
-        self.sessions.remove_ended()
-        self.audit.remove_older(self.settings.audit_days)
+    def login_with_token(self, request: HTTPConnection, text: str) -> Login:
+        """Opens a browser's session for who has a token.
+
+        Raises:
+            NotAuthenticated: It is not valid.
+            TooManyRequests, CrossSiteRequest: As `authenticate`.
+        """
+        try:
+            self.check_same_origin(request)
+            return self.sessions.open(self.authenticate_token(text))
+        except AccessError as error:
+            self.count_refusal(request, error)
+            raise
+
+    def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
+        """Opens a browser's session for whom a proxy or provider vouches.
+
+        Raises:
+            NotAuthenticated: They are not known here.
+            TooManyRequests: As `authenticate`.
+        """
+        try:
+            return self.sessions.open(principal_named(self.users, self.settings, name))
+        except AccessError as error:
+            self.count_refusal(request, error)
+            raise
+
+    @functools.cached_property
+    def oidc(self) -> OidcProvider:
+        """The provider of identities; only where the settings name one.
+
+        Raises:
+            MissingDependency: The extra `oidc` is not installed.
+        """
+        from service.access.oidc import OidcProvider  # an extra: most services do without
+
+        assert self.settings.oidc_issuer
+        return OidcProvider(self.settings)
 
     def _authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:
         authorization = request.headers.get("Authorization")

@@ -6,7 +6,6 @@ AccessError(SteptuneError)
  ├─ CrossSiteRequest     403 a browser's request that does not prove to come from our own pages
  ├─ HostRefused          403 a host name that is not loopback, where everybody on loopback may do everything
  ├─ TooManyRequests      429 more than the rate limit
- ├─ QuotaExceeded        403 a limit of the user is reached
  ├─ NotFound             404 no token or user has this id
  ├─ NameTaken            409 another user has this name
  └─ LoginFailed          502 the provider of identities did not answer as it must
@@ -94,19 +93,6 @@ class TooManyRequests(AccessError):
     status = 429
     code = "too-many-requests"
     title = "Too many requests"
-
-
-class QuotaExceeded(AccessError):
-    """A limit of the user is reached."""
-
-    code = "quota-exceeded"
-    title = "A quota is used up"
-
-    def __init__(self, quota: str, *, value: float, limit: float, way_out: str) -> None:
-        super().__init__(
-            f"{quota} would be {value:g}, and the limit is {limit:g}: {way_out}",
-            members={"quota": quota, "value": value, "limit": limit},
-        )
 
 
 class NotFound(AccessError):

@@ -7,11 +7,11 @@ a page of any web site may point a name of its own at 127.0.0.1 and have the bro
 from __future__ import annotations
 
 from contextlib import suppress
-from ipaddress import ip_address
 
 from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
+from service.access.addresses import is_loopback
 from service.access.errors import HostRefused, NameTaken
 from service.access.principal import Method, Principal
 from service.access.scopes import ALL_SCOPES, Scope
@@ -46,16 +46,6 @@ def check_host_header(request: HTTPConnection) -> None:
         raise HostRefused(
             f"the request is for {host[:200]!r}: without authentication only localhost, 127.0.0.1 and [::1] are served"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address always means this machine."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
 
 
 def local_principal(engine: Engine) -> Principal:

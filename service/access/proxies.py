@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 
 from service.access.settings import AccessSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("steptune.access")
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network

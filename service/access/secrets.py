@@ -15,7 +15,7 @@ from tuner.records import new_id
 
 PREFIX = "stp"
 _SECRET_BYTES = 20
-_TOKEN = re.compile(rf"{PREFIX}_([0-9A-HJKMNP-TV-Z]{{26}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})", re.ASCII)
+_TOKEN = re.compile(rf"{PREFIX}_([0-9a-hjkmnp-tv-z]{{26}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})", re.ASCII)
 _ANYWHERE = re.compile(rf"({PREFIX}_[0-9A-Za-z]{{26}}_)[0-9A-Za-z]+")
 NO_HASH = hashlib.sha256(b"").hexdigest()
 """Compared with where there is no row, so that an unknown id takes as long as a wrong secret."""

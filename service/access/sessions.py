@@ -23,7 +23,7 @@ from tuner.errors import StoreError
 EXTENDED_EVERY_S = 60.0
 """How exactly idleness is known: a request moves the end of a session no more often."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("steptune.access")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,6 @@ class SessionStore:
         """Ends a session; one that is over already stays so."""
         with writing(self._engine) as session:
             session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.session_sha256 == sha256(cookie)))
-
-    def remove_ended(self) -> int:
-        """Removes the rows of sessions that are over; says how many."""
-        query = delete(BrowserSessionRow).where(BrowserSessionRow.expires_at <= self._clock())
-        with writing(self._engine) as session:
-            return len(session.scalars(query.returning(BrowserSessionRow.session_sha256)).all())
 
     def _extend(self, session_sha256: str, found: Row[*tuple[Any, ...]], now: datetime) -> None:
         ends_at = min(now + self._idle, found.created_at + self._longest)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
+from service.access.addresses import is_loopback
 from service.access.scopes import parse_scopes
 
 
@@ -54,23 +55,6 @@ class AccessSettings(BaseModel):
     failed_logins_per_minute: int = Field(
         default=20, gt=0, description="Refused tokens a minute from one address, for each API process."
     )
-    audit_days: float = Field(default=365, gt=0, description="Days for which the audit log is kept.")
-    max_running: int | None = Field(
-        default=None, ge=0, description="Studies that a user may have running at once; a user's own limit goes first."
-    )
-    max_queued: int | None = Field(
-        default=1000, ge=0, description="Studies that a user may have waiting; a user's own limit goes first."
-    )
-    max_device_hours: float | None = Field(
-        default=None,
-        ge=0,
-        description="Device hours that a user may use in 30 days; a user's own limit goes first.",
-    )
-    max_artifact_bytes: int | None = Field(
-        default=20_000_000_000,
-        ge=0,
-        description="Bytes of uploads, traces and logs that a user may keep; a user's own limit goes first.",
-    )
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -94,12 +78,27 @@ class AccessSettings(BaseModel):
             raise ValueError(f"{value!r} is no web address: write it like https://tune.example.org")
         return value
 
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _encrypted(cls, value: str) -> str:
+        if value and not is_private_enough(value):
+            raise ValueError(f"{value!r}: identities come over https, or from this machine")
+        return value
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.proxy_user_header and not self.trusted_proxies.strip():
             raise ValueError("proxy_user_header needs trusted_proxies: from anybody else the header is a forgery")
         if self.oidc_issuer and not self.oidc_client_id:
             raise ValueError("oidc_issuer needs oidc_client_id")
+        if self.oidc_issuer and not self.public_url:
+            raise ValueError("oidc_issuer needs public_url: the provider sends browsers back there")
         if self.insecure_no_auth and (self.proxy_user_header or self.oidc_issuer):
             raise ValueError("insecure_no_auth and a login (proxy_user_header, oidc_issuer) contradict each other")
         return self
+
+
+def is_private_enough(url: str) -> bool:
+    """Whether nobody on the network reads or changes what this address answers."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

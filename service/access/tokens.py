@@ -25,11 +25,23 @@ LAST_USE_S = 60.0
 _MAX_DAYS = 36_500
 _REFUSED = "the token is not valid: check it for missing characters, or ask for a new one"
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("steptune.access")
 
 
 class Token(Record):
-    """What may be shown of a token, at any time."""
+    """What may be shown of a token, at any time.
+
+    Attributes:
+        token_id: Sortable by time; the part of the token that is no secret.
+        user_id: Whose it is.
+        parent_id: The token with which it was made; it is revoked with it.
+        name: What it is for.
+        scopes: What it may do, unless its user may no longer.
+        created_at: When it was made.
+        expires_at: From when it is refused; null for never.
+        revoked_at: Since when it is refused; null if it is not.
+        last_used_at: To the minute; null if never.
+    """
 
     token_id: str
     user_id: str

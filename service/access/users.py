@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,20 @@ _MAX_COUNT = 2**63 - 1
 
 
 class User(Record):
-    """A user. A limit of None stands for the settings' default."""
+    """A user. A limit that is null is the settings' default.
+
+    Attributes:
+        user_id: Sortable by time.
+        name: Unique; as a proxy or provider of identities calls them, where they log in there.
+        scopes: The most that their tokens and sessions may do.
+        priority: Of their studies; higher ones are run first.
+        max_running: Studies that may run at once.
+        max_queued: Studies that may wait.
+        max_device_hours: Device hours in 30 days.
+        max_artifact_bytes: Bytes of uploads, traces and logs.
+        created_at: When they were made.
+        disabled_at: Since when their tokens and logins are refused; null if they are not.
+    """
 
     user_id: str
     name: str
@@ -62,8 +75,13 @@ class UserStore:
             _apply(row, changes)
             return user_of(row)
 
-    def change(self, user_id: str, **changes: Any) -> User:
+    def change(self, user_id: str, check: Callable[[User], None] | None = None, **changes: Any) -> User:
         """Sets scopes, priority or limits; `disabled=True` ends all their sessions and refuses their tokens.
+
+        Args:
+            user_id: Which one.
+            check: Raises where the user, as they are now, must not be changed.
+            changes: Names and new values.
 
         Raises:
             NotFound: No user has this id.
@@ -73,6 +91,8 @@ class UserStore:
             row = session.get(UserRow, user_id, with_for_update=True)
             if row is None:
                 raise unknown_user(user_id)
+            if check is not None:
+                check(user_of(row))
             was_administrator = _administers(row)
             _apply(row, changes)
             session.flush()

@@ -15,7 +15,7 @@ from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.pagination import Paging
 from service.api.problems import not_found
 from service.api.security import Requires
-from service.messages import HardwarePage, HardwareSummary, Me, WorkerPage, WorkerSlot, WorkerSummary
+from service.messages import Caller, HardwarePage, HardwareSummary, WorkerPage, WorkerSlot, WorkerSummary
 from service.queries import inventory as queries
 from service.queries.stored import iso, iso_or_none
 from service.queries.studies import owners_of
@@ -75,13 +75,13 @@ def get_hardware(
 
 @router.get(
     "/me",
-    tags=["access"],
+    tags=["session"],
     summary="Who am I?",
     description="The user, and what this token or session may do.",
-    responses={**returns(Me, "The caller."), **unchanged()},
+    responses={**returns(Caller, "The caller."), **unchanged()},
 )
 async def get_me(request: Request, principal: Anybody) -> Response:
-    me = Me(
+    me = Caller(
         user_id=principal.user_id,
         name=principal.name,
         scopes=tuple(scope for scope in Scope if scope in principal.scopes),

@@ -21,6 +21,7 @@ from tuner.records import new_id
 REQUEST_ID = "steptune.request_id"
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 UNMATCHED = "(none)"
+PREFIX = "/api/v1"
 _log = logging.getLogger(LOGGER)
 
 SAFETY_HEADERS = {
@@ -71,7 +72,7 @@ class RequestMiddleware:
             self._record(scope, status, time.perf_counter() - began)
 
     def _record(self, scope: Scope, status: int, duration_s: float) -> None:
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = _template(scope)
         self._metrics.observe(scope["method"], route, status, duration_s)
         error = scope.get("steptune.error")
         fields: dict[str, Any] = {
@@ -85,6 +86,13 @@ class RequestMiddleware:
         }
         level = logging.ERROR if error is not None else logging.INFO
         _log.log(level, "request", exc_info=error, extra={"fields": fields})
+
+
+def _template(scope: Scope) -> str:
+    """The path of the operation, with its parameters unfilled: as many of them as there are operations."""
+    path: str = getattr(scope.get("route"), "path", UNMATCHED)
+    below = scope["path"].startswith(f"{PREFIX}/") and not path.startswith(PREFIX) and path != UNMATCHED
+    return PREFIX + path if below else path  # routers know their own part only
 
 
 _INTERNAL = Refusal(500, "internal-error", "the service made a mistake; its log has the details under the request's id")

@@ -7,6 +7,8 @@ gets their schemas from msgspec, with the descriptions that their fields have in
 from __future__ import annotations
 
 import http
+import re
+import shlex
 from typing import Any
 
 import msgspec
@@ -50,16 +52,21 @@ def returns(
         other_types: Media types of other forms in which it can be had.
     """
     name = _name(message)
-    _messages[name] = message
+    assert _messages.setdefault(name, message) is message, f"two messages are called {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
-    content |= {media_type: {"schema": {"type": "string"}} for media_type in other_types}
+    content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}
 
 
 def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
     """A file to be kept; its bytes are not described."""
-    content = {media_type: {"schema": {"type": "string"}} for media_type in media_types}
+    content = {media_type: {"schema": _file_schema(media_type)} for media_type in media_types}
     return {200: {"description": description, "content": content, "headers": _headers("Content-Disposition")}}
+
+
+def _file_schema(media_type: str) -> dict[str, Any]:
+    """Anything, where readers of the document parse the text."""
+    return {} if media_type in ("application/json", "application/yaml") else {"type": "string"}
 
 
 def unchanged() -> Responses:
@@ -125,8 +132,39 @@ def document(app: FastAPI) -> dict[str, Any]:
             schemas.pop(name, None)
         schemas.update(components())
         whole["components"]["schemas"] = dict(sorted(schemas.items()))
+        for path, operations in whole["paths"].items():
+            for method, operation in operations.items():
+                if "requestBody" in operation:
+                    operation["responses"] |= {str(status): said for status, said in refuses(413, 415).items()}
+                operation["x-codeSamples"] = [{"lang": "Shell", "source": curl_of(path, method, operation, schemas)}]
         app.openapi_schema = whole
     return app.openapi_schema
+
+
+def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """A command line that does it, once the variables are set: STEPTUNE_URL, STEPTUNE_TOKEN, and ids like STUDY_ID."""
+    url = re.sub(r"{(\w+)}", lambda match: f"${{{match[1].upper()}}}", path)
+    words = ["curl", "-sS", f'"${{STEPTUNE_URL}}{url}"']
+    if method != "get":
+        words[2:2] = ["-X", method.upper()]
+    if "security" in operation:
+        words += ["-H", '"Authorization: Bearer ${STEPTUNE_TOKEN}"']
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" in content:
+        example = _example(content["application/json"]["schema"], schemas)
+        body = msgspec.json.encode(example).decode()
+        data = shlex.quote(body).replace("${STEPTUNE_TOKEN}", "'\"${STEPTUNE_TOKEN}\"'")
+        words += ["-H", "'Content-Type: application/json'", "-d", data]
+    return " ".join(words)
+
+
+def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    """What `examples` of a schema say, or of its fields; fields without any are left out."""
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if "examples" in schema:
+        return schema["examples"][0]
+    fields = schema.get("properties", {})
+    return {name: field["examples"][0] for name, field in fields.items() if "examples" in field}
 
 
 def components() -> dict[str, Any]:

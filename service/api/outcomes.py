@@ -31,6 +31,7 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
 Found = TypeVar("Found")
 
 ExportName = StrEnum("ExportName", {exporter.name: exporter.name for exporter in EXPORTERS})  # type: ignore[misc]
+ExportName.__doc__ = "A format in which a recommendation can be had."
 _TYPES = {".json": "application/json", ".yaml": "application/yaml", ".py": "text/x-python"}
 OTHER = "text/plain"
 JSON = "application/json"
@@ -44,7 +45,9 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
     description="What the breakdowns of its trials show, the newest trial first.",
     responses={**returns(TrialFindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
-def list_findings(request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+def list_study_findings(
+    request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging
+) -> Response:
     check_study(service.engine, study_id, principal)
     found = queries.list_findings(service.engine, study_id, limit=page.limit, after=page.after_pair)
     items, next_cursor = page.cut(found, lambda row: f"{row[0]}.{row[1]}")

@@ -7,6 +7,7 @@ not expected is a 500 that says nothing but the request's id, under which the lo
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -184,7 +185,20 @@ def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal
         404: f"there is nothing at {request.url.path}; the operations are listed in /api/v1/openapi.json",
         405: f"{request.method} is not possible at {request.url.path}; the header Allow lists what is",
     }.get(status, str(error.detail))
-    return Refusal(status, code, detail, headers=error.headers)
+    headers = dict(error.headers or {})
+    if status == 405:
+        headers["Allow"] = ", ".join(sorted({*headers.get("Allow", "").split(", "), *_methods(request)} - {""}))
+    return Refusal(status, code, detail, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """All methods of a path: Starlette knows those of one route, and a path has several."""
+    app: FastAPI = request.app
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path):
+            return {method.upper() for method in operations}
+    return set()
 
 
 def _refusal_of_validation(request: Request, error: RequestValidationError) -> Refusal:
@@ -193,7 +207,11 @@ def _refusal_of_validation(request: Request, error: RequestValidationError) -> R
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if any(mistake["type"] == "json_invalid" for mistake in mistakes):
         return Refusal(400, "malformed-json", f"the body is not JSON: {mistakes[0]['ctx']['error']}")
-    if in_body and media_type != "application/json" and request.headers.get("content-length", "0") != "0":
+    if (
+        in_body
+        and media_type not in ("application/json", "multipart/form-data")
+        and request.headers.get("content-length", "0") != "0"
+    ):
         return Refusal(
             415, "unsupported-media-type", f"the body is {media_type or 'of no type'!r}; send application/json"
         )

@@ -19,7 +19,7 @@ MAX_PRIORITY = 100
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Constraints(Body):
@@ -37,6 +37,8 @@ class Constraints(Body):
 class StudyRequest(Body):
     """A study to be run. Give `workload`, or `workload_id` of one that was uploaded."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"workload": "zoo:synthetic", "budget_s": 60}]})
+
     workload: Reference | None = Field(
         default=None,
         description="A zoo entry (`zoo:NAME?argument=value`), or a class on the workers (`package.module:Class`).",
@@ -53,7 +55,7 @@ class StudyRequest(Body):
         le=100_000,
         description="Most trials that it may run; null for as many as the budget allows.",
     )
-    allow: list[Numerics] = Field(
+    allow: list[Annotated[Numerics, Field(strict=False)]] = Field(
         default_factory=list,
         max_length=len(Numerics),
         description="Numerics that need consent: `lossy` (information is dropped), `recipe` (another training recipe).",
@@ -78,7 +80,9 @@ class StudyRequest(Body):
     objective: Literal["throughput"] = Field(
         default="throughput", description="What is made as large as possible: samples or tokens per second."
     )
-    constraints: Constraints = Field(default_factory=Constraints, description="What a configuration must keep to.")
+    constraints: Constraints = Field(
+        default_factory=Constraints, description="Limits of every trial, and so of the answer."
+    )
     hardware: Text | None = Field(
         default=None,
         min_length=1,

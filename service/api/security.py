@@ -6,9 +6,11 @@ errors turns into problem details. It also puts the security schemes into the Op
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from service.access.authentication import Access, check_scope
@@ -55,23 +57,34 @@ async def csrf_token_of(request: Request) -> str | None:
 
 def _authorised(
     request: Request,
-    response: Response,
     needed: SecurityScopes,
     _token: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
     _session: Annotated[str | None, Security(_COOKIE)],
     csrf_token: Annotated[str | None, Depends(csrf_token_of)],
 ) -> Principal:
     access = access_of(request)
-    try:
+    with noted_refusals(request):
         principal = access.authenticate(request, csrf_token)
         request.state.principal = principal
-        response.headers.update(access.limit(principal, request))
+        request.state.rate_limit = access.limit(principal, request)
         for scope in needed.scopes:
             check_scope(principal, Scope(scope))
-    except AccessError as error:
-        request.state.refusal = error  # for the audit log
-        raise
     return principal
+
+
+@contextmanager
+def noted_refusals(request: Request) -> Iterator[None]:
+    """Tells the audit log of a refusal."""
+    try:
+        yield
+    except AccessError as error:
+        request.state.refusal = error
+        raise
+
+
+def note(request: Request, **detail: object) -> None:
+    """Adds to what the audit log says about this request. Never a secret."""
+    request.state.audit = {**getattr(request.state, "audit", {}), **detail}
 
 
 def Requires(*scopes: Scope) -> Any:

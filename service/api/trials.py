@@ -136,7 +136,9 @@ def list_collectives(
     description="What its breakdown shows, with evidence and advice; the most that could be saved first.",
     responses={**returns(FindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
-def list_findings(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_trial_findings(
+    request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
+) -> Response:
     return _numbered(request, service, principal, trial_id, page, FindingRow, FindingPage)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,8 +56,15 @@ class SentFile:
     form: UploadForm
 
 
-async def _sent(request: Request, _: Submitter) -> WorkloadRequest | SentFile:
+async def _sent(request: Request, _: Submitter) -> AsyncIterator[WorkloadRequest | SentFile]:
     """The body, in either of its forms. It is read once its sender is known; a file goes to the disk as it comes."""
+    try:
+        yield await _read(request)
+    finally:
+        await request.close()  # the file is gone
+
+
+async def _read(request: Request) -> WorkloadRequest | SentFile:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if media_type == "application/json":

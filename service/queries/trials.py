@@ -99,7 +99,7 @@ def _summary(row: Any, measured: dict[str, Any]) -> dict[str, Any]:
         "failure_kind": row.failure_kind,
         "started_at": record["started_at"],
         "step_time_ns": float(sums.duration_ns / sums.num_steps) if sums is not None and sums.num_steps else None,
-        "units_per_s": float(sums.num_units * 1e9 / float(sums.duration_ns)) if sums and sums.duration_ns else None,
+        "units_per_s": float(sums.num_units) * 1e9 / float(sums.duration_ns) if sums and sums.duration_ns else None,
         "num_windows": 0 if sums is None else sums.num_windows,
     }
 

@@ -1,4 +1,4 @@
-"""Settings of leases and of workers; part of the service's `Settings`."""
+"""Settings of the queue, of leases and of workers; part of the service's `Settings`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import Self
 from pydantic import BaseModel, Field, model_validator
 
 
-class WorkerSettings(BaseModel):
+class QueueSettings(BaseModel):
+    max_running: int | None = Field(
+        default=None,
+        ge=0,
+        description="Studies of one user that run at a time, where the user has no limit of their own.",
+    )
+    max_queued: int | None = Field(
+        default=1000, ge=0, description="Studies of one user that wait, where the user has no limit of their own."
+    )
+    max_device_hours: float | None = Field(
+        default=None,
+        ge=0,
+        description="Device hours of one user in 30 days, where the user has no limit of their own; the cores of a "
+        "worker are one device.",
+    )
     lease_s: float = Field(
         default=60.0,
         gt=0,

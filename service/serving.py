@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -17,6 +20,7 @@ from service.app import create_app
 from service.connections import create_engine_for
 from service.database import check_schema, open_engine
 from service.settings import Settings
+from service.worker.supervisor import Supervisor
 from tuner.errors import ChoiceError
 
 
@@ -35,7 +39,28 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
     sys.stderr.write(f"Steptune serves {url}/api/v1\n")
-    Server(_config(app, settings)).run(sockets=[listener])
+    signal.signal(signal.SIGTERM, _leave)
+    with _beside(settings):
+        Server(_config(app, settings)).run(sockets=[listener])
+
+
+@contextmanager
+def _beside(settings: Settings) -> Iterator[None]:
+    """The embedded worker, for the time of the server; at the end it may finish the trials it is running."""
+    if not settings.embedded_worker:
+        yield
+        return
+    supervisor = Supervisor(settings)
+    supervisor.start()
+    try:
+        yield
+    finally:
+        supervisor.stop(settings.shutdown_timeout_s)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Uvicorn raises the signal that stopped it once more; without this, nothing after it would be done."""
+    raise SystemExit(0)
 
 
 def prepare(settings: Settings) -> None:

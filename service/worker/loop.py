@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sqlalchemy import Engine
 
 from service.artifacts import open_artifacts
+from service.housekeeping import keep_house
 from service.isolation import Level
 from service.places import CUDA, VISIBLE_DEVICES
 from service.progress import EVENT, Publisher
@@ -33,6 +34,8 @@ from tuner.trials.runner import LocalRunner
 
 logger = logging.getLogger("steptune.worker")
 
+HOUSE_S = 3600.0
+"""Between two times that a worker removes what is expired."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
 
@@ -68,6 +71,7 @@ class Worker:
         self._keeper: LeaseKeeper | None = None
         self._runner: LocalRunner | None = None
         self._stop_at_s: float | None = None
+        self._house_at_s = 0.0
         self._beat_at_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
@@ -100,6 +104,7 @@ class Worker:
     # --- between studies -------------------------------------------------------------------------
 
     def _next(self) -> Claim | None:
+        self._keep_house()
         try:
             if time.monotonic() >= self._beat_at_s:
                 if not self._queue.beat(self._offer.worker_id, "idle"):
@@ -109,6 +114,18 @@ class Worker:
         except StoreUnavailable as error:
             logger.warning("waiting for the database: %s", error)
             return None
+
+    def _keep_house(self) -> None:
+        """Now and then; whatever comes of it, studies go first the next time."""
+        if time.monotonic() < self._house_at_s:
+            return
+        self._house_at_s = time.monotonic() + HOUSE_S
+        try:
+            report = keep_house(self._engine, self._artifacts, self._settings)
+        except StoreError as error:
+            logger.warning("could not remove what is expired: %s", error)
+        else:
+            logger.info("removed what is expired: %s", report)
 
     def _register(self) -> None:
         while self._stop_at_s is None:

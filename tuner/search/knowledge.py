@@ -55,6 +55,7 @@ class Knowledge:
         self._observations: list[Observation] = []
         self._costs: dict[str, list[float]] = {}
         self._situations: dict[str, Situation] = {}
+        self._profiled_in: dict[str, str] = {}
         self._profiled_pairs: set[tuple[str, str]] = set()
         self._model: EffectModel | None = None
 
@@ -69,10 +70,7 @@ class Knowledge:
         self.unpaired_since_sentinel += 1
         if not result.ok:
             return
-        choices = self.space.complete(result.candidate)
-        situation = situation_of(result, self.space.workload, self.space.environment, choices)
-        if situation is not None:
-            self._situations[result.candidate.key] = situation
+        self._look_at_profile(result)
         paired = log_ratio(result, companion) if companion is not None and companion.ok else None
         if paired is not None and companion is not None:
             self.unpaired_since_sentinel = 0
@@ -87,17 +85,27 @@ class Knowledge:
         self.spent_s += result.duration_ns / 1e9
         self.results.setdefault(result.candidate.key, []).append(result)
         if result.ok:
+            self._look_at_profile(result)
             self._observe_rate(result)
+
+    def _look_at_profile(self, result: TrialResult) -> None:
+        choices = self.space.complete(result.candidate)
+        situation = situation_of(result, self.space.workload, self.space.environment, choices)
+        if situation is not None:
+            self._situations[result.candidate.key] = situation
+            self._profiled_in[result.candidate.key] = result.place
 
     def _observe_rate(self, result: TrialResult) -> None:
         rate = log_rate(result)
         self._observe(result.candidate, rate.mean, rate.standard_error, None, place=result.place)
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
-        """Once for each pair: profiles of further starts say the same again."""
+        """Once for each pair: profiles of further starts say the same again. Those of two places say nothing."""
         pair = (candidate.key, reference.key)
         ours, theirs = self._situations.get(candidate.key), self._situations.get(reference.key)
         if ours is None or theirs is None or pair in self._profiled_pairs:
+            return
+        if self._profiled_in[candidate.key] != self._profiled_in[reference.key]:
             return
         evidence = profile_log_ratio(self.space, ours, theirs)
         if evidence is not None:

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from service.isolation.base import Level, SandboxRequest
 from service.isolation.environment import USER, clean_environment
-from service.isolation.users import become, give, own_user
+from service.isolation.users import become, give, open_to_others, own_user
 from service.isolation.visible import interpreter_paths, system_paths, workload_paths
+from tuner.errors import IsolationUnavailable
 from tuner.trials.sandbox import Sandbox
 from tuner.trials.study_files import StudyFiles
 
@@ -41,14 +42,19 @@ class Bubblewrap(Level):
     @contextlib.contextmanager
     def sandbox(self, request: SandboxRequest) -> Iterator[Sandbox]:
         environment = clean_environment(os.environ) | ({} if request.network else LOOPBACK)
-        command = self._command(request, environment)
+        own, folder = workload_paths(request.workload, request.hidden)
+        own = [*own, *request.readable]
+        command = self._command(request, environment, own)
+        # By the server's user: root without its capabilities may not enter what belongs to that one.
+        enter = ("env", f"--chdir={folder or request.study_directory}")
         if os.geteuid() != 0:
-            prefix = (*command, *_user_namespace(), "--", *request.resources.command())
+            prefix = (*command, *_user_namespace(), "--", *request.resources.command(), *enter)
             yield self._sandbox(request, prefix, environment)
             return
+        _check_readable(own)
         with own_user() as uid:
             give(request.study_directory, uid)
-            prefix = (*command, *_AS_ROOT, "--", *request.resources.command(), *become(uid))
+            prefix = (*command, *_AS_ROOT, "--", *request.resources.command(), *become(uid), *enter)
             yield self._sandbox(request, prefix, environment)
 
     def _sandbox(self, request: SandboxRequest, prefix: tuple[str, ...], environment: dict[str, str]) -> Sandbox:
@@ -61,14 +67,12 @@ class Bubblewrap(Level):
             quota=request.resources.quota,
         )
 
-    def _command(self, request: SandboxRequest, environment: dict[str, str]) -> tuple[str, ...]:
+    def _command(self, request: SandboxRequest, environment: dict[str, str], own: Sequence[Path]) -> tuple[str, ...]:
         """Later mounts cover earlier ones: the temporary file systems first, the study's directory last."""
-        shown, folder = workload_paths(request.workload, request.hidden)
         shown = [
             *system_paths(network=request.network),
             *interpreter_paths(request.python, environment, request.hidden),
-            *shown,
-            *request.readable,
+            *own,
         ]
         size = str(request.resources.temporary_bytes)
         study = request.study_directory
@@ -82,7 +86,6 @@ class Bubblewrap(Level):
             *_mounts(shown, study),
             *("--symlink", str(StudyFiles(study).compiler_headers), f"{TEMPORARY}/torchinductor_{USER}"),
             *("--remount-ro", "/", "--remount-ro", "/dev"),
-            *("--chdir", str(folder or study)),
         )
 
     def missing(self) -> str | None:
@@ -92,6 +95,17 @@ class Bubblewrap(Level):
             return "bwrap not found: apt-get install bubblewrap"
         absent = [name for name in ("prlimit", "setpriv") if shutil.which(name) is None]
         return f"{' and '.join(absent)} not found: apt-get install util-linux" if absent else None
+
+
+def _check_readable(paths: Sequence[Path]) -> None:
+    """Refuses, before anything is run, what the server's user could see and not read."""
+    for path in paths:
+        if not path.exists():
+            raise IsolationUnavailable(f"{path} does not exist: correct STEPTUNE_READABLE")
+        if not open_to_others(path):
+            raise IsolationUnavailable(
+                f"trials run as a user of their own, to whom {path} is closed: open it (chmod o+rX {path})"
+            )
 
 
 def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:

@@ -75,5 +75,10 @@ def closed_to_others(path: Path) -> Path | None:
     for folder in reversed(path.parents):
         if not folder.stat().st_mode & 0o001:
             return folder
+    return None if open_to_others(path) else path
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether an ordinary user who got as far as this can read it."""
     wanted = 0o005 if path.is_dir() else 0o004
-    return None if path.stat().st_mode & wanted == wanted else path
+    return path.stat().st_mode & wanted == wanted

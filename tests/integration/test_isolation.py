@@ -9,11 +9,14 @@ from typing import Any
 
 import psutil
 import pytest
-from isolated import all_but, few_resources, isolated_study
-from marked import VARIABLE, marked, new_mark, none_left
+from isolated import all_but, few_resources, isolated_study, python_for
+from marked import VARIABLE, marked, new_mark, none_left, wait_until
 from trial_builders import THREE_THREADS, Prepared, reference
 
-from tuner.errors import RunnerError
+from service.isolation import level_named
+from service.running import isolated_runner
+from service.settings import Settings
+from tuner.errors import IsolationUnavailable, RunnerError
 from tuner.hardware import find_compiler
 from tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
 
@@ -70,9 +73,12 @@ class Study:
 
 
 def none_left_but_servers(mark: str) -> None:
-    """Servers and what bubblewrap keeps around them; a rank is a process of a server's name too, but its child."""
-    servers = [process for process in marked(mark) if "bwrap" not in process.name()]
-    assert len(servers) == 1, [process.cmdline() for process in servers]
+    """Servers and what bubblewrap keeps around them; what was killed may take a moment to be gone."""
+
+    def one_left() -> bool:
+        return sum("bwrap" not in process.name() for process in marked(mark)) == 1
+
+    wait_until(one_left, "only the server is left")
 
 
 @pytest.fixture(scope="module", params=LEVELS)
@@ -109,6 +115,29 @@ class TestHonest:
         result = study.run()
         assert result.ok, result.failure
         assert result.isolation == level
+
+    def test_a_study_without_a_folder_of_its_own_may_be_closed_to_others(self, tmp_path: Path) -> None:
+        """As temporary directories are. It is given to the user of the trials."""
+        tmp_path.chmod(0o700)
+        settings = Settings(database_url="sqlite:///steptune.db", data_directory=tmp_path)
+        study = tmp_path / "study"
+        study.mkdir(mode=0o700)
+        level = level_named("bubblewrap")
+        python_for(level)
+        with isolated_runner(workload="zoo:synthetic", directory=study, settings=settings, level=level) as runner:
+            assert runner.inspect().global_batch
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="others run trials as themselves")
+    def test_a_workload_that_the_trials_user_cannot_read_is_refused_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / "study").mkdir()
+        (tmp_path / "train.py").write_text("class Mine: pass")
+        (tmp_path / "train.py").chmod(0o600)
+        tmp_path.chmod(0o700)
+        with (
+            pytest.raises(IsolationUnavailable, match=r"chmod o\+rX"),
+            isolated_study("bubblewrap", f"{tmp_path / 'train.py'}:Mine"),
+        ):
+            pass
 
     def test_ranks_meet_without_a_network(self) -> None:
         workload = reference("regression", "Regression")

@@ -498,4 +498,4 @@ def test_a_form_without_a_file_is_refused(quick: Served) -> None:
     body = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nmine\r\n--x--\r\n'
     found = problem(quick("POST", "/workloads", content=body, headers=boundary), 422, "invalid-request")
     assert found["errors"][0]["pointer"] == "/file"
-    problem(quick("POST", "/workloads", content=b"nothing", headers=boundary), 422, "invalid-request")
+    problem(quick("POST", "/workloads", content=b"nothing", headers=boundary), 400, "bad-request")

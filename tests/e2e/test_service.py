@@ -16,6 +16,8 @@ import pytest
 from command import WORKLOADS, Steptune
 
 from service.client import AccessRefused, Client, InvalidRequest, NotFound
+from service.connections import create_engine_for
+from service.queue import StudyQueue
 from tuner.records import Recommendation, StudyState
 
 SUBMITTED = "zoo:synthetic?load_ms=20&compute_ms=2&batch=4"
@@ -248,3 +250,18 @@ def test_a_backup_of_the_running_service_has_the_study(service, study_id, tmp_pa
         variables = {"STEPTUNE_DATABASE_URL": restored, "STEPTUNE_DATA_DIRECTORY": str(tmp_path / "data")}
         service.steptune("db", "restore", str(path), variables=variables)
         assert study_id in service.steptune("list", "--json", variables=variables).out
+
+
+def test_one_command_is_a_working_service(tmp_path):
+    """The worker beside the server says goodbye when the server is told to stop."""
+    alone = Running(tmp_path, f"sqlite:///{tmp_path}/steptune.db")
+    with alone.process("serve", "--port", "0", log="serve.log") as log:
+        alone.url = written(log, r"Steptune serves (http://\S+)/api/v1")
+        with alone.client(written(log, r"(stp_\S+)")) as client:
+            deadline = time.monotonic() + START_S
+            while not any(worker.state == "idle" for worker in client.workers()):
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+    engine = create_engine_for(alone.variables["STEPTUNE_DATABASE_URL"])
+    assert [worker.state for worker in StudyQueue(engine).workers()] == ["gone"]
+    engine.dispose()

@@ -262,7 +262,7 @@ def test_what_is_expired_is_forgotten(engine, artifacts, user):
             session.add(IdempotencyKeyRow(user_id=user, key=name, request_sha256="", created_at=at))
             session.add(
                 BrowserSessionRow(
-                    session_sha256=name, user_id=user, csrf_sha256="", scopes="read", created_at=at,
+                    session_sha256=name, user_id=user, scopes="read", created_at=at,
                     expires_at=at + timedelta(hours=24),
                 )
             )  # fmt: skip

@@ -33,7 +33,7 @@ from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
 from service.connections import create_engine_for
 from service.event_hub import EventHub
-from service.queue import Quotas, StudyQueue
+from service.queue import open_queue
 from service.settings import Settings
 
 RESOURCES = (
@@ -89,7 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
         settings=settings,
         engine=engine,
         metrics=metrics,
-        queue=StudyQueue(engine, quotas=_quotas_of(settings)),
+        queue=open_queue(engine, settings),
         artifacts=open_artifacts(settings),
         events=EventHub(engine, settings.event_poll_s),
     )
@@ -113,11 +113,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     await services.events.stop()
     services.engine.dispose()
-
-
-def _quotas_of(settings: Settings) -> Quotas:
-    return Quotas(
-        max_running=settings.max_running,
-        max_queued=settings.max_queued,
-        max_device_hours=settings.max_device_hours,
-    )

@@ -103,6 +103,21 @@ def check_schema(engine: Engine) -> None:
         )
 
 
+def known_revisions() -> tuple[str, ...]:
+    """The revisions that this version knows, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions())
+
+
+def revision_of(engine: Engine) -> str | None:
+    """The revision of a database of ours, known or not; None if it has no tables.
+
+    Raises:
+        StoreError: It is the database of another application.
+    """
+    with reading(engine) as session:
+        return _revision(session.connection(), place_of(engine))
+
+
 def _schema_of(engine: Engine) -> _Schema:
     with reading(engine) as session:
         return _state(session.connection(), place_of(engine))
@@ -114,21 +129,24 @@ def _state(connection: Connection, place: str) -> _Schema:
     Raises:
         SchemaTooNew, StoreError: As `check_schema`.
     """
-    revision = MigrationContext.configure(connection).get_current_revision()
-    scripts = ScriptDirectory.from_config(_alembic_config())
+    revision = _revision(connection, place)
     if revision is None:
-        tables = inspect(connection).get_table_names()
-        if tables:
-            raise StoreError(
-                f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another"
-            )
         return _Schema.EMPTY
-    if revision not in {script.revision for script in scripts.walk_revisions()}:
+    known = known_revisions()
+    if revision not in known:
         raise SchemaTooNew(
             f"{place} is at revision {revision!r}, which Steptune {__version__} does not know: "
             "a newer version wrote it; install that version, or name another database"
         )
-    return _Schema.CURRENT if revision == scripts.get_current_head() else _Schema.OUTDATED
+    return _Schema.CURRENT if revision == known[0] else _Schema.OUTDATED
+
+
+def _revision(connection: Connection, place: str) -> str | None:
+    revision = MigrationContext.configure(connection).get_current_revision()
+    tables = inspect(connection).get_table_names() if revision is None else []
+    if tables:
+        raise StoreError(f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another")
+    return revision
 
 
 def _alembic_config() -> Config:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -17,6 +19,7 @@ from service.app import create_app
 from service.connections import create_engine_for
 from service.database import check_schema, open_engine
 from service.settings import Settings
+from service.worker.supervisor import Supervisor
 from tuner.errors import ChoiceError
 
 
@@ -35,7 +38,8 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
     sys.stderr.write(f"Steptune serves {url}/api/v1\n")
-    Server(_config(app, settings)).run(sockets=[listener])
+    with _embedded_worker(settings):
+        Server(_config(app, settings)).run(sockets=[listener])
 
 
 def prepare(settings: Settings) -> None:
@@ -55,6 +59,20 @@ def prepare(settings: Settings) -> None:
         engine.dispose()
     if token is not None:
         sys.stderr.write(f"The first administrator's token, shown this once:\n{token}\n")
+
+
+@contextmanager
+def _embedded_worker(settings: Settings) -> Iterator[None]:
+    """A worker beside the server, if it is wanted. It ends after the server, so that what it does can be followed."""
+    if not settings.embedded_worker:
+        yield
+        return
+    supervisor = Supervisor(settings)
+    supervisor.start()
+    try:
+        yield
+    finally:
+        supervisor.stop(settings.shutdown_timeout_s)
 
 
 class Server(uvicorn.Server):

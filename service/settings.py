@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.engine import make_url
 
 from service.access.settings import AccessSettings
 from service.isolation.settings import IsolationSettings
-from service.queue.settings import QueueSettings
+from service.worker.settings import QueueSettings
+from tuner.errors import ChoiceError
 
 
 class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     """What the service and the commands need to know. Secrets have no flag: a list of processes would show them."""
 
-    model_config = SettingsConfigDict(env_prefix="STEPTUNE_", env_file=".env", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="STEPTUNE_", env_file=".env", extra="ignore", hide_input_in_errors=True
+    )
 
     database_url: str = Field(
         default="sqlite:///steptune.db",
         description="SQLAlchemy URL of the database: sqlite:///… or postgresql+psycopg://…",
+    )
+    database_password_file: Path | None = Field(
+        default=None, description="File that holds the password which the database's URL leaves out."
     )
     data_directory: Path = Field(default=Path(".steptune"), description="Studies' working files and kept traces.")
 
@@ -76,3 +83,29 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
         if value and not value.startswith("/"):
             raise ValueError(f"{value!r} does not begin with a slash; write it like /steptune")
         return value
+
+    @model_validator(mode="after")
+    def _with_password(self) -> Self:
+        if self.database_password_file is not None and self.database_url.startswith("postgresql"):
+            try:
+                password = self.database_password_file.read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise ValueError(f"database_password_file cannot be read: {error}") from error
+            url = make_url(self.database_url).set(password=password)
+            self.database_url = url.render_as_string(hide_password=False)
+        return self
+
+
+def load_settings(**given: Any) -> Settings:
+    """The settings, with those that a command was given before all others.
+
+    Raises:
+        ChoiceError: One of them cannot be; the message names it.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        name = str(mistake["loc"][0]) if mistake["loc"] else "settings"
+        found = f" (found {mistake['input']!r})" if mistake["loc"] else ""
+        raise ChoiceError(f"{name}: {mistake['msg']}{found}") from None

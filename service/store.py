@@ -21,6 +21,7 @@ from service.models import (
     DecisionRow,
     EventRow,
     HardwareProfileRow,
+    QueueEntryRow,
     RecommendationRow,
     StudyRow,
     TrialAttemptRow,
@@ -199,7 +200,7 @@ class SqlStudyStore:
     # --- events and artifacts --------------------------------------------------------------------
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
-        with self._writing(study_id) as session:
+        with self._writing(study_id, version=QueueEntryRow.version) as session:  # no change of the study itself
             write_event(session, study_id, kind, data)
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:

@@ -15,6 +15,7 @@
      │   ├─ SchemaOutdated       the database is older than this version: migrate it
      │   ├─ SchemaTooNew         the database was written by a newer version
      │   ├─ StorageFull          the disk or the database is full
+     │   ├─ StoreUnavailable     the database is busy, or cannot be reached at this moment
      │   ├─ StateConflict        a study is in a state that does not allow what was asked
      │   └─ LeaseLost            a worker no longer holds the study that it writes to
      ├─ QuotaExceeded            a user may not use more than they do
@@ -94,6 +95,10 @@ class StorageFull(StoreError):
     """The disk or the database is full."""
 
 
+class StoreUnavailable(StoreError):
+    """The database is busy, restarts, or cannot be reached: what was asked may succeed later."""
+
+
 class StateConflict(StoreError):
     """The study is in a state that does not allow what was asked."""
 
@@ -103,7 +108,19 @@ class LeaseLost(StoreError):
 
 
 class QuotaExceeded(SteptuneError):
-    """A user has reached the limit of what they may use."""
+    """A user has reached the limit of what they may use.
+
+    Attributes:
+        quota: Its name, as in the settings.
+        value: What it would be.
+        limit: What it may be.
+    """
+
+    def __init__(self, message: str, *, quota: str, value: float, limit: float) -> None:
+        super().__init__(message)
+        self.quota = quota
+        self.value = value
+        self.limit = limit
 
 
 class BaselineFailed(SteptuneError):

@@ -121,6 +121,8 @@ class Purpose(StrEnum):
     COMPANION = "companion"
     AUDIT = "audit"
     CONFIRM = "confirm"
+    MOVED = "moved"
+    """Reference or incumbent again, in another place than the figures before."""
 
 
 class TrialState(StrEnum):
@@ -856,6 +858,8 @@ class TrialResult(Record):
     isolation: str = "none"
     phases_ns: dict[str, int] = {}
     trace_digest: str | None = None
+    place: str = ""
+    """Which machine and devices of it, without its name; rates of different places are not compared."""
 
     @property
     def ok(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, Row, delete, select, update
+from sqlalchemy import Engine, Row, bindparam, delete, select, update
 
 from service.access.errors import NotAuthenticated
 from service.access.principal import Method, Principal
@@ -89,9 +89,7 @@ class SessionStore:
         """
         now = self._clock()
         with reading(self._engine) as session:
-            found = session.execute(
-                _SESSION_WITH_USER.where(BrowserSessionRow.session_sha256 == sha256(cookie))
-            ).first()
+            found = session.execute(_SESSION_WITH_USER, {"wanted": sha256(cookie)}).first()
         if found is None or min(found.session_ends_at, found.created_at + self._longest) <= now:
             raise NotAuthenticated("the session is over: log in again")
         check_alive(found, now)
@@ -137,4 +135,5 @@ _SESSION_WITH_USER = (
     )
     .join(UserRow, UserRow.user_id == BrowserSessionRow.user_id)
     .outerjoin(ApiTokenRow, ApiTokenRow.token_id == BrowserSessionRow.token_id)
+    .where(BrowserSessionRow.session_sha256 == bindparam("wanted"))
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, Row, Select, or_, select, update
+from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.access.errors import NotAuthenticated, NotFound
@@ -105,7 +105,7 @@ class TokenStore:
         """
         now = self._clock()
         with reading(self._engine) as session:
-            found = session.execute(_TOKEN_WITH_USER.where(ApiTokenRow.token_id == bearer.token_id)).first()
+            found = session.execute(_TOKEN_WITH_USER, {"wanted": bearer.token_id}).first()
         right = equal(sha256(bearer.secret), found.secret_sha256 if found else NO_HASH)
         if found is None or not right:
             raise NotAuthenticated(_REFUSED, token_sent=True)
@@ -250,17 +250,22 @@ def token_of(row: ApiTokenRow) -> Token:
     )
 
 
-_TOKEN_WITH_USER = select(
-    ApiTokenRow.secret_sha256,
-    ApiTokenRow.scopes,
-    ApiTokenRow.expires_at,
-    ApiTokenRow.revoked_at,
-    ApiTokenRow.last_used_at,
-    ApiTokenRow.user_id,
-    UserRow.name.label("user_name"),
-    UserRow.scopes.label("user_scopes"),
-    UserRow.disabled_at,
-).join(UserRow, UserRow.user_id == ApiTokenRow.user_id)
+_TOKEN_WITH_USER = (
+    select(
+        ApiTokenRow.secret_sha256,
+        ApiTokenRow.scopes,
+        ApiTokenRow.expires_at,
+        ApiTokenRow.revoked_at,
+        ApiTokenRow.last_used_at,
+        ApiTokenRow.user_id,
+        UserRow.name.label("user_name"),
+        UserRow.scopes.label("user_scopes"),
+        UserRow.disabled_at,
+    )
+    .join(UserRow, UserRow.user_id == ApiTokenRow.user_id)
+    .where(ApiTokenRow.token_id == bindparam("wanted"))
+)
+"""Built once: every request runs it."""
 
 
 def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float | None, by: Principal | None) -> None:

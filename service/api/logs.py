@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from service.access.secrets import without_secrets
+
 LOGGER = "steptune"
 
 
@@ -25,7 +27,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return without_secrets(msgspec.json.encode(line, enc_hook=str).decode())
 
 
 def configure_logs(level: str) -> None:

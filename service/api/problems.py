@@ -174,7 +174,10 @@ async def _known_error(request: Request, error: Exception) -> Response:
         request.scope["steptune.error"] = error
         detail = "the service cannot reach or write its database or its files at the moment; try again"
         return problem_response(request, Refusal(status, code, detail, headers={"Retry-After": "5"}))
-    return problem_response(request, Refusal(status, code, str(error)))
+    context = {}
+    if isinstance(error, QuotaExceeded):
+        context = {"quota": error.quota, "value": error.value, "limit": error.limit}
+    return problem_response(request, Refusal(status, code, str(error), context=context))
 
 
 def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal:

@@ -181,6 +181,7 @@ def _upload(request: Request, service: Services, principal: Principal, sent: Sen
                         entry=upload.entry,
                         digest=kept.digest,
                         size_bytes=kept.size_bytes,
+                        max_bytes=service.settings.max_user_artifact_bytes,
                     )
             return _created(request, found)
 

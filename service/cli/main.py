@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 import tuner
-from service.cli import analyze, catalogue, database, diagnose, inspect_study, serve, token, tune, user
+from service.cli import analyze, catalogue, database, diagnose, inspect_study, serve, token, tune, user, worker
 from service.cli.console import INTERRUPTED, errors, say
 from tuner.errors import SteptuneError
 
@@ -28,7 +28,9 @@ inspect_study.register(app)
 catalogue.register(app)
 diagnose.register(app)
 analyze.register(app)
+worker.register(app)
 serve.register(app)
+worker.register(app)
 app.add_typer(database.app, name="db")
 app.add_typer(token.app, name="token")
 app.add_typer(user.app, name="user")

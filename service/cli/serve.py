@@ -8,12 +8,12 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from service.settings import Settings
-from tuner.errors import ChoiceError
+from service.settings import Settings, load_settings
 
+SHORT = {"embedded_worker": "--worker/--no-worker"}
 _SECRETS = "Secrets are read from the environment only."
 
 
@@ -36,7 +36,7 @@ def serve(settings: Settings) -> None:
 
 def _command() -> Callable[..., None]:
     def command(**given: Any) -> None:
-        serve(_settings({name: value for name, value in given.items() if value is not None}))
+        serve(load_settings(**{name: value for name, value in given.items() if value is not None}))
 
     command.__name__ = "serve"
     command.__doc__ = (
@@ -50,20 +50,10 @@ def _command() -> Callable[..., None]:
     return command
 
 
-def _settings(given: dict[str, Any]) -> Settings:
-    """The settings, with those of the command line before all others."""
-    try:
-        return Settings(**given)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        name = str(mistake["loc"][0]) if mistake["loc"] else "settings"
-        raise ChoiceError(f"{name}: {mistake['msg']} (found {mistake['input']!r})") from None
-
-
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
     kind = _flag_type(field.annotation)
-    flags = (f"{flag}/--no-{flag.removeprefix('--')}",) if kind is bool else (flag,)
+    flags = (SHORT.get(name, f"{flag}/--no-{flag.removeprefix('--')}"),) if kind is bool else (flag,)
     shown = "" if field.default in (None, "", ()) else f" Default {_shown(field.default)}."
     option = typer.Option(*flags, help=f"{field.description}{shown}", show_default=False, rich_help_panel=_group(name))
     return inspect.Parameter(

@@ -6,20 +6,28 @@ from typing import Annotated
 
 import typer
 
-from service.access.scopes import parse_scopes
+from service.access.scopes import Scope, implied, parse_scopes
 from service.access.tokens import Token, utc_now
-from service.cli.access import DEFAULT_SCOPES, Scopes, opened_access, record, shown_time
+from service.cli.access import opened_access, record, shown_time
 from service.cli.console import output, plain_table, print_json, say
 from service.cli.options import AsJson, Database
+from tuner.errors import ChoiceError
 
 app = typer.Typer(help="Tokens for the service.", no_args_is_help=True)
+
+USUAL_SCOPES = frozenset({Scope.READ, Scope.SUBMIT})
 
 
 @app.command()
 def create(
     user: Annotated[str, typer.Option("--user", help="Whose it is; `steptune user create` makes one.")],
     name: Annotated[str, typer.Option("--name", help="What it is for.")] = "",
-    scopes: Scopes = DEFAULT_SCOPES,
+    scopes: Annotated[
+        str | None,
+        typer.Option(
+            "--scopes", help="Scopes, as of a user; default read and submit, if they may.", show_default=False
+        ),
+    ] = None,
     days: Annotated[
         float | None, typer.Option("--days", help="After how many days it ends; default the setting token_days.")
     ] = None,
@@ -28,10 +36,13 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it: this once, only its hash is kept."""
+    if never_expires and days is not None:
+        raise ChoiceError(f"--days {days:g} and --never-expires contradict each other: give one of them")
     with opened_access(database) as access:
-        lifetime = None if never_expires else days or access.settings.token_days
+        lifetime = None if never_expires else access.settings.token_days if days is None else days
         owner = access.users.named(user)
-        token, bearer = access.tokens.issue(owner.user_id, name=name, scopes=parse_scopes(scopes), days=lifetime)
+        asked = parse_scopes(scopes) if scopes else implied(map(Scope, owner.scopes)) & USUAL_SCOPES
+        token, bearer = access.tokens.issue(owner.user_id, name=name, scopes=asked, days=lifetime)
         record(access, "create_token", token.token_id, user_id=owner.user_id, scopes=" ".join(token.scopes))
     if as_json:
         print_json({"token": bearer.text, "info": token})

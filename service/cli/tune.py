@@ -114,6 +114,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
+    from service.queue import StudyQueue
     from service.running import chosen_level
     from service.studies import check_unchanged, check_writable
 
@@ -125,6 +126,7 @@ def resume(
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED:
             raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
+        StudyQueue(store.engine).check_not_in_hand(study.study_id)
         check_unchanged(study)
         _run(study, store, service_settings, output_folder, python, level, as_json)
 

@@ -32,7 +32,7 @@ class QueueEntryRow(Base):
     """A fingerprint of a hardware profile, or a part of its label."""
     num_devices: Mapped[int] = mapped_column(server_default="1")
     place: Mapped[str] = mapped_column(server_default="")
-    """Host and devices on which its last figures were measured."""
+    """Host and devices that the last claim took."""
     requested: Mapped[str] = mapped_column(server_default="")
     """What the user wants of a running study: "", "cancel" or "pause"."""
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.worker_id", ondelete="SET NULL"), index=True)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine, exists, select
 
+from service.access.quotas import check_artifact_bytes
 from service.connections import reading, writing
 from service.messages import WorkloadInfo
 from service.models import QueueEntryRow, WorkloadSourceRow
@@ -23,7 +24,16 @@ def add_workload(
     entry: str,
     digest: str | None = None,
     size_bytes: int = 0,
+    max_bytes: int | None = None,
 ) -> WorkloadInfo:
+    """A new workload.
+
+    Args:
+        max_bytes: That the owner may keep, where nothing else is set for them.
+
+    Raises:
+        QuotaExceeded: The owner keeps more than they may with it.
+    """
     row = WorkloadSourceRow(
         source_id=source_id,
         owner_id=owner_id,
@@ -37,6 +47,8 @@ def add_workload(
     with writing(engine) as session:
         session.add(row)
         session.flush()
+        if digest is not None:
+            check_artifact_bytes(session, owner_id, max_bytes)
         return _info(row)
 
 

@@ -28,7 +28,8 @@ from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, sele
 from sqlalchemy.orm import Session
 
 from service.models import QueueEntryRow, ResourceSlotRow, StudyRow
-from service.queue.records import CORE, CUDA, Quotas, Slot, WorkerOffer
+from service.places import CORE, CUDA, Slot
+from service.queue.records import Quotas, WorkerOffer
 from service.queue.usage import Usage, limits_by_owner, usage_by_owner
 from tuner.records import StudyState
 

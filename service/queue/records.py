@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from service.fencing import Lease
+from service.places import CORE, CUDA, Slot
 from tuner.records import HardwareProfile, Record, Study, StudyState
 
-CORE = "core"
-CUDA = "cuda"
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
-
-
-class Slot(Record):
-    """A core or a device of a host, by its number there."""
-
-    kind: str
-    number: int
 
 
 class Quotas(Record):
@@ -48,7 +39,7 @@ class QueueEntry(Record):
     required_hardware: str | None
     num_devices: int
     place: str
-    """Host, hashed, and devices on which its last figures were measured."""
+    """Host, hashed, and devices that the last claim took."""
     waits_for: str
     """Why nobody runs it, for a person; empty where somebody does, or nobody has to."""
     requested: str
@@ -128,24 +119,24 @@ class WorkerOffer(Record):
         return replace(self.profile, devices=self.profile.devices[:num_devices])
 
 
+class Source(Record):
+    """What was uploaded."""
+
+    kind: str
+    """"file" or "archive"; "zoo" and "module" are on every worker."""
+    entry: str
+    digest: str | None
+
+
 class Claim(Record):
     """A study that is this worker's until the lease ends."""
 
     lease: Lease
     study: Study
     owner_id: str | None
-    source_id: str | None
+    source: Source | None
+    other_hardware: bool
+    """Whether it may go on with hardware on which it was not begun."""
     slots: tuple[Slot, ...]
     place: str
     """Where it runs now."""
-    previous_place: str
-    """Where its last figures were measured; empty before the first."""
-
-
-def place_of(host_id: str, slots: Iterable[Slot]) -> str:
-    """A place as text: "3f2a91c07b1d core 0,1 cuda 0"."""
-    numbers: dict[str, list[int]] = {}
-    for slot in slots:
-        numbers.setdefault(slot.kind, []).append(slot.number)
-    devices = [f"{kind} {','.join(str(n) for n in sorted(found))}" for kind, found in sorted(numbers.items())]
-    return " ".join((host_id, *devices))

@@ -13,18 +13,25 @@ from sqlalchemy.orm import Session
 from service import rows
 from service.connections import reading, writing
 from service.fencing import Lease, database_now, hold
-from service.models import HardwareProfileRow, QueueEntryRow, ResourceSlotRow, StudyRow, UserRow, WorkerRow
+from service.models import (
+    HardwareProfileRow,
+    QueueEntryRow,
+    ResourceSlotRow,
+    StudyRow,
+    UserRow,
+    WorkerRow,
+    WorkloadSourceRow,
+)
+from service.places import CUDA, Slot, place_of
 from service.queue.claiming import Candidate, candidates, claimable
 from service.queue.records import (
     BEGUN,
-    CUDA,
     Claim,
     QueueEntry,
     Quotas,
-    Slot,
+    Source,
     WorkerInfo,
     WorkerOffer,
-    place_of,
 )
 from service.queue.usage import limits_of
 from service.queue.waiting import Entry, waits_for
@@ -263,15 +270,6 @@ class StudyQueue:
             session.execute(alive.values(heartbeat_at=now))
             return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
 
-    def note_place(self, lease: Lease, place: str) -> None:
-        """From here on figures are measured in this place.
-
-        Raises:
-            LeaseLost: The lease is over.
-        """
-        with writing(self._engine) as session:
-            hold(session, lease, lease.study_id, place=place)
-
     def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:
         """Ends a claim; the devices are free.
 
@@ -361,6 +359,7 @@ class StudyQueue:
         entry.lease_until = now + timedelta(seconds=self._lease_s)
         entry.version += 1
         slots = offer.slots_for(entry.num_devices)
+        entry.place = place_of(offer.host_id, slots)
         for slot in slots:
             row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
             row.study_id, row.fence = study.study_id, entry.fence
@@ -370,19 +369,23 @@ class StudyQueue:
             lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
             study=decode(study.record, Study),
             owner_id=study.owner_id,
-            source_id=entry.source_id,
+            source=_source_of(session, entry),
+            other_hardware=entry.required_hardware is not None,
             slots=slots,
-            place=place_of(offer.host_id, slots),
-            previous_place=entry.place,
+            place=entry.place,
         )
 
     def _check_queued(self, session: Session, owner_id: str | None) -> None:
         user = session.get(UserRow, owner_id, with_for_update=True) if owner_id is not None else None
         limit = limits_of(user, self._quotas).max_queued
         waiting = select(func.count()).where(StudyRow.owner_id == owner_id, StudyRow.state == StudyState.QUEUED.value)
-        if limit is not None and (session.scalar(waiting) or 0) >= limit:
+        num_waiting = session.scalar(waiting) or 0
+        if limit is not None and num_waiting >= limit:
             raise QuotaExceeded(
-                f"{limit} studies wait in the queue already, which is this user's limit: cancel one, or wait"
+                f"{num_waiting} studies wait in the queue already, and the limit is {limit}: cancel one, or wait",
+                quota="max_queued",
+                value=num_waiting + 1,
+                limit=limit,
             )
 
     def _entry(self, session: Session, study_id: str) -> QueueEntry:
@@ -433,6 +436,11 @@ def _locked(session: Session, study_id: str) -> Entry:
     if entry is None or study is None:
         raise store_rules.unknown_study(study_id)
     return study, entry
+
+
+def _source_of(session: Session, entry: QueueEntryRow) -> Source | None:
+    row = None if entry.source_id is None else session.get(WorkloadSourceRow, entry.source_id)
+    return None if row is None else Source(kind=row.kind, entry=row.entry, digest=row.digest)
 
 
 def _is_held(entry: QueueEntryRow, now: datetime) -> bool:

@@ -55,7 +55,7 @@ class Server:
         return decoder_of(ToServer).decode(line)
 
     def say(self, message: Any, job: str = "j", rank: int = 0) -> None:
-        self.other.send(RankMessage(job=job, rank=rank, message=msgspec.Raw(encode(message))))
+        self.other.send(RankMessage(job=job, rank=rank, message=encode(message)))
 
     def close(self) -> None:
         self._channel.close()

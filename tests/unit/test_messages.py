@@ -27,7 +27,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     ),
     FromServer: (
         m.ServerReady(pid=7, preload_ns=8),
-        m.RankMessage(job="j", rank=1, message=RAW),
+        m.RankMessage(job="j", rank=1, message=b"\xc1 is no message"),
         m.RankExited(job="j", rank=1, code=None, signal=9, out_of_memory=True),
         m.JobEnded(job="j"),
     ),
@@ -110,6 +110,15 @@ def framed(*contents: bytes) -> bytes:
 
 
 class TestChannel:
+    def test_a_message_that_is_announced_too_large_is_refused_before_it_comes(
+        self, ends: tuple[Channel, socket.socket]
+    ) -> None:
+        channel, theirs = ends
+        theirs.sendall(framed(b"fine") + struct.pack("<I", m.MAX_MESSAGE_BYTES + 1) + b"x")
+        with pytest.raises(m.MessageTooLarge, match=str(m.MAX_MESSAGE_BYTES + 1)):
+            channel.read_available()
+        assert channel.take_messages() == [b"fine"]
+
     def test_messages_arrive_in_order_and_whole(self, ends: tuple[Channel, socket.socket]) -> None:
         channel, theirs = ends
         other = Channel(theirs)

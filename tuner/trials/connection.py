@@ -86,6 +86,10 @@ class ServerConnection:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def temporary(self) -> Path:
+        return self._scratch.path
+
     def fileno(self) -> int:
         return self.channel.fileno()
 

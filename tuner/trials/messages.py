@@ -71,7 +71,8 @@ class ServerReady(_Message):
 class RankMessage(_Message):
     job: str
     rank: int
-    message: msgspec.Raw
+    message: bytes
+    """As the rank wrote it. User code can write there too: bytes, so that nothing in it is taken for ours."""
 
 
 class RankExited(_Message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tuner.trials.group import GroupRun
 from tuner.trials.inspection import InspectRequest
 from tuner.trials.jobs import Job, JobBoard
 from tuner.trials.messages import TaskDone, TaskProgress
+from tuner.trials.processes import kill_tree
 from tuner.trials.rank import DescribeRequest
 from tuner.trials.reference import ReferenceRequest
 from tuner.trials.sandbox import Sandbox
@@ -45,6 +46,8 @@ from tuner.workloads.reference import imported_modules, parse_reference
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials leave alone."""
 TASK_DEADLINE_S = 900.0
+MAX_RENEWALS = 10
+"""Deadlines that a task may fill altogether: progress can be claimed without end."""
 
 
 class LocalRunner:
@@ -58,6 +61,7 @@ class LocalRunner:
         variables: Environment variables of tasks (a trial brings its own).
         sandbox: What wraps every trial server.
         task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
+        check: Called some times a second while anything runs; what it raises ends what runs.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class LocalRunner:
         sandbox: Sandbox = NO_SANDBOX,
         listener: ProgressListener = lambda progress: None,
         task_deadline_s: float = TASK_DEADLINE_S,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._workload = workload
         self._files = StudyFiles(directory)
@@ -89,7 +94,8 @@ class LocalRunner:
         self._listener = listener
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
-        self._board = JobBoard(None if sandbox.quota is None else Watch(directory, sandbox.quota))
+        self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota)
+        self._board = JobBoard(self._watch, check)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -141,10 +147,12 @@ class LocalRunner:
         )
         answer: bytes | None = None
         doing = entry
+        began_s = time.monotonic()
         try:
             while (message := self._board.next_message(job)) is not None:
                 if isinstance(message, TaskProgress):
-                    job.enter(job.phase)  # progress: the deadline begins anew
+                    if time.monotonic() - began_s < MAX_RENEWALS * self._task_deadline_s:
+                        job.enter(job.phase)  # progress: the deadline begins anew
                     doing = message.text
                     self._listener(Progress(trial_id="", text=doing, phase=entry))
                 elif isinstance(message, TaskDone):
@@ -239,6 +247,8 @@ class LocalRunner:
                 sandbox=self._sandbox,
             )
             self._servers[key] = server
+            if self._watch is not None and self._sandbox.temporary is None:
+                self._watch.add(server.temporary)
             self._board.add_server(server)
         return self._servers[key]
 
@@ -252,6 +262,11 @@ class LocalRunner:
         folder = reference.path.parent
         local = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
         return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
+
+    def kill(self) -> None:
+        """Kills all trials at once, from any thread; who waits for them gets a RunnerError."""
+        for server in tuple(self._servers.values()):
+            kill_tree(server.pid)
 
     def close(self) -> None:
         for server in self._servers.values():

@@ -17,11 +17,13 @@ import getpass
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
 PREFIX = "steptune-"
 LOCK = "in-use"
+SHARED_MEMORY = Path("/dev/shm")
 GONE = ".gone"
 MAX_BASE_LENGTH = 55
 """A socket's path may have 107 bytes, and those of loader workers add 50 to this."""
@@ -80,15 +82,28 @@ def remove(path: Path) -> None:
 def empty_temporary() -> None:
     """Removes what a trial left in the temporary directory and in shared memory, where both are the server's own.
 
-    Links stay: that to the precompiled headers was there before. So does what belongs to others.
+    Links stay: that to the precompiled headers was there before. So does what belongs to others, and what is mounted
+    there: a study's directory may be.
     """
-    folders = {Path(tempfile.gettempdir()), Path("/dev/shm")}
-    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+    for folder in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
+        with contextlib.suppress(OSError, RecursionError):  # nested too deep: the limits of the file system hold
+            _empty(folder, folder.stat().st_dev)
+
+
+def _empty(folder: Path, device: int) -> None:
+    for path in folder.iterdir():
+        status = path.lstat()
+        if (
+            stat.S_ISLNK(status.st_mode)
+            or path.name == LOCK
+            or (status.st_uid, status.st_dev) != (os.geteuid(), device)
+        ):
+            continue
         with contextlib.suppress(OSError):
-            if path.is_symlink() or path.name == LOCK or path.lstat().st_uid != os.geteuid():
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+            if stat.S_ISDIR(status.st_mode):
+                path.chmod(0o700)
+                _empty(path, device)
+                path.rmdir()
             else:
                 path.unlink()
 

@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tuner.hardware import CORES_VARIABLE, allowed_cores
 from tuner.trials.messages import (
     Channel,
@@ -214,7 +212,7 @@ class TrialServer:
             self._selector.unregister(channel)
             channel.close()
         for line in channel.take_messages():
-            self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
+            self._send(RankMessage(job=name, rank=number, message=line))
 
     def _read(self, rank: _Rank) -> bool:
         """Reads once; a rank that says what no message is long enough for is ended."""
@@ -282,7 +280,7 @@ class TrialServer:
                 return False
         more = self._read(rank)
         for line in rank.channel.take_messages():
-            self._send(RankMessage(job=name, rank=number, message=msgspec.Raw(line)))
+            self._send(RankMessage(job=name, rank=number, message=line))
         return more
 
     def _end(self, name: str, job: _Job) -> None:

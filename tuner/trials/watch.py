@@ -38,11 +38,16 @@ class Watch:
     """Looks now and then whether a quota holds."""
 
     def __init__(self, directory: Path, quota: Quota) -> None:
-        self._directory = directory
+        self._directories = [directory]
         self._quota = quota
         self._looked_s = 0.0
-        self._counted: tuple[int, int] | None = None
-        """Free bytes and free inodes when the files were last counted."""
+        self._counted: list[tuple[int, int]] = []
+        """Free bytes and free inodes below each directory when the files were last counted."""
+
+    def add(self, directory: Path) -> None:
+        """Counts another directory in, of temporary files."""
+        self._directories.append(directory)
+        self._counted = []
 
     def exceeded(self, phase: Phase) -> Failure | None:
         """What is exceeded now; None also while the last look is recent."""
@@ -63,23 +68,33 @@ class Watch:
 
     def _disk(self, phase: Phase) -> Failure | None:
         """Counts files at first, and again when the file system has lost a tenth of the quota since."""
-        system = os.statvfs(self._directory)
-        free = system.f_bavail * system.f_frsize, system.f_ffree
+        free = [_free(directory) for directory in self._directories]
         allowed = self._quota.disk_bytes, self._quota.num_files
-        if self._counted is not None and all(
-            before - now < limit // 10 for before, now, limit in zip(self._counted, free, allowed, strict=True)
+        if self._counted and not any(
+            before[kind] - now[kind] >= allowed[kind] // 10
+            for before, now in zip(self._counted, free, strict=True)
+            for kind in (0, 1)
         ):
             return None
         self._counted = free
-        num_bytes, num_files = _usage(self._directory)
+        used = [_usage(directory) for directory in self._directories]
+        num_bytes, num_files = (sum(counts) for counts in zip(*used, strict=True))
         if num_bytes <= allowed[0] and num_files <= allowed[1]:
             return None
         message = (
-            f"the trial was ended when the study's directory {self._directory} held {_gib(num_bytes)} in {num_files} "
-            f"files: {_gib(allowed[0])} and {allowed[1]} files are allowed. Write less, or raise "
-            "STEPTUNE_STUDY_DISK_BYTES"
+            f"the trial was ended when the study's directory {self._directories[0]} and its temporary files held "
+            f"{_gib(num_bytes)} in {num_files} files: {_gib(allowed[0])} in {allowed[1]} files are allowed. Write "
+            "less, or raise STEPTUNE_STUDY_DISK_BYTES"
         )
         return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=phase, message=message)
+
+
+def _free(directory: Path) -> tuple[int, int]:
+    try:
+        system = os.statvfs(directory)
+    except OSError:  # a temporary directory that has gone
+        return 0, 0
+    return system.f_bavail * system.f_frsize, system.f_ffree
 
 
 def _usage(directory: Path) -> tuple[int, int]:

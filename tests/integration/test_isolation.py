@@ -1,0 +1,221 @@
+"""What a hostile workload comes to under each level of isolation: docs/isolation.md has the same as a table."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from isolated import all_but, few_resources, isolated_study
+from marked import VARIABLE, marked, new_mark, none_left
+from trial_builders import THREE_THREADS, Prepared, reference
+
+from tuner.errors import RunnerError
+from tuner.hardware import find_compiler
+from tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
+
+LEVELS = ("limits", "bubblewrap")
+SECRETS = {
+    "STEPTUNE_DATABASE_URL": "postgresql://me:secret@host/db",
+    "GITHUB_TOKEN": "secret",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "WANDB_API_KEY": "secret",
+    "NCCL_TOKEN": "secret",
+}
+
+pytestmark = pytest.mark.xdist_group("isolation")
+
+
+def hostile(deed: str = "none", **arguments: str) -> str:
+    return reference("hostile", "Hostile", deed=deed, **arguments)
+
+
+class Study:
+    """A study under a level, and the deeds of its candidates."""
+
+    def __init__(self, prepared: Prepared, mark: str) -> None:
+        self.prepared = prepared
+        self.directory = prepared.directory
+        self._mark = mark
+
+    def run(self, deed: str = "none", seconds: float = 60.0, **arguments: str) -> TrialResult:
+        spec = self.prepared.spec(
+            THREE_THREADS,
+            workload=hostile(deed, **arguments),
+            guard=False,
+            profile=False,
+            deadlines=Deadlines(warm_up_s=seconds),
+            environment_variables={VARIABLE: self._mark},
+        )
+        return self.prepared.run(spec)[0]
+
+    def fails(self, deed: str, seconds: float = 60.0) -> Failure:
+        """The failure of the deed's trial, after which only the server is left, and the next trial runs."""
+        failure = self.run(deed, seconds).failure
+        assert failure is not None
+        for path in (self.directory / "data").glob("hostile*"):
+            path.unlink()
+        none_left_but_servers(self._mark)
+        after = self.run()
+        assert after.ok, after.failure
+        return failure
+
+    def look(self, *paths: Path) -> dict[str, Any]:
+        """What a workload sees."""
+        assert self.run("look", look="|".join(map(str, paths))).ok
+        return json.loads((self.directory / "data" / "seen.json").read_text())
+
+
+def none_left_but_servers(mark: str) -> None:
+    """Servers and what bubblewrap keeps around them; a rank is a process of a server's name too, but its child."""
+    servers = [process for process in marked(mark) if "bwrap" not in process.name()]
+    assert len(servers) == 1, [process.cmdline() for process in servers]
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@contextlib.contextmanager
+def begun(level: str, **options: Any) -> Iterator[Study]:
+    mark = new_mark()
+    with isolated_study(level, hostile(), variables={VARIABLE: mark}, **options) as prepared:
+        yield Study(prepared, mark)
+    none_left(mark)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("service") / "steptune.db"
+    path.write_text("secret")
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(level: str) -> Iterator[Study]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        with begun(level) as begun_study:
+            yield begun_study
+
+
+class TestHonest:
+    def test_trials_run_and_say_how_they_were_isolated(self, study: Study, level: str) -> None:
+        result = study.run()
+        assert result.ok, result.failure
+        assert result.isolation == level
+
+    def test_ranks_meet_without_a_network(self) -> None:
+        workload = reference("regression", "Regression")
+        with isolated_study("bubblewrap", workload, num_ranks=2) as study:
+            result = study.run_baseline()
+        assert result.ok, result.failure
+        assert {peak.rank for peak in result.memory} == {0, 1}
+
+    @pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
+    def test_compilation_works_and_its_caches_stay_in_the_study(self) -> None:
+        workload = reference("regression", "Regression")
+        roomy = few_resources(num_tasks=2000, disk_bytes=4 << 30, temporary_bytes=1 << 30)
+        with isolated_study("bubblewrap", workload, resources=roomy) as study:
+            compiled = Candidate(choices={"compile": {"mode": "default"}})
+            [result] = study.run(study.spec(compiled, guard=False, profile=False))
+            assert result.ok, result.failure
+            assert list((study.directory / "compiler_headers").rglob("*.gch"))
+
+
+class TestSeeing:
+    def test_no_secret_is_in_the_environment(self, study: Study) -> None:
+        seen = study.look()["environment"]
+        assert not SECRETS.keys() & seen.keys()
+        assert "secret" not in "".join(seen.values())
+        assert {name for name in seen if name.startswith("STEPTUNE_")} <= {"STEPTUNE_CORES", VARIABLE}
+
+    def test_nobody_s_files_can_be_read_or_written(self, study: Study, level: str, database: Path) -> None:
+        paths = [Path("/etc/shadow"), database, Path("/etc/passwd"), Path("/usr/bin/env")]
+        seen = study.look(*paths)
+        assert seen["read"]["/etc/shadow"].startswith("no")
+        assert seen["read"]["/usr/bin/env"].startswith("yes")
+        if level == "bubblewrap" or os.geteuid() == 0:
+            assert not any(answer.startswith("yes") for answer in seen["written"].values())
+            assert seen["read"][str(database)].startswith("no")
+        if level == "bubblewrap":
+            assert seen["read"]["/etc/passwd"].startswith("no FileNotFoundError")
+            assert not {"boot", "var", "srv", "mnt"} & set(seen["root"])
+
+    def test_rights_cannot_be_had_again(self, study: Study) -> None:
+        seen = study.look()
+        assert int(seen["status"]["NoNewPrivs"]) == 1
+        assert int(seen["status"]["CapEff"], 16) == 0
+        assert seen["raised"].startswith("no")
+        assert 0 not in seen["ids"] or os.geteuid() != 0
+
+    def test_only_bubblewrap_closes_the_network_and_hides_processes(self, study: Study, level: str) -> None:
+        seen = study.look()
+        assert seen["loopback"].startswith("yes")
+        if level == "bubblewrap":
+            assert seen["connected"].startswith("no OSError 101")  # ENETUNREACH: there is nothing to ask
+            assert len(seen["pids"]) < 10
+
+
+class TestTaking:
+    @pytest.mark.parametrize("deed", ["fork", "fork_away"])
+    def test_forking_for_ever_ends_at_the_limit_and_with_the_deadline(self, study: Study, deed: str) -> None:
+        if deed == "fork_away" and os.geteuid() != 0 and study.run().isolation == "limits":
+            pytest.skip("sessions of its own outrun an ordinary user's limits: docs/isolation.md")
+        failure = study.fails(deed, seconds=4)
+        assert (failure.kind, failure.phase) == (FailureKind.TIMEOUT, Phase.WARM_UP)
+
+    def test_filling_the_disk_ends_at_the_quota(self, study: Study) -> None:
+        failure = study.fails("fill_disk")
+        assert failure.kind is FailureKind.WORKLOAD_ERROR
+        assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message
+
+    def test_one_large_file_ends_there_too(self, study: Study) -> None:
+        failure = study.fails("one_large_file")
+        assert failure.kind is FailureKind.WORKLOAD_ERROR
+        assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message or "File too large" in failure.message
+
+    def test_filling_the_temporary_directory_costs_one_trial(self, study: Study, level: str) -> None:
+        failure = study.fails("fill_temporary")
+        if level == "bubblewrap":
+            assert "No space left" in failure.message
+        else:
+            assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message
+
+    def test_filling_memory_with_many_processes_ends_while_some_is_left(self, level: str) -> None:
+        with begun(level, resources=few_resources(memory_reserve_bytes=all_but(2 << 30))) as study:
+            failure = study.run("fill_memory").failure
+        assert failure is not None
+        assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, Phase.WARM_UP)
+        assert "leave" in failure.message
+
+    def test_sleeping_for_ever_ends_at_the_deadline(self, study: Study) -> None:
+        failure = study.fails("sleep", seconds=1)
+        assert (failure.kind, failure.phase) == (FailureKind.TIMEOUT, Phase.WARM_UP)
+
+
+class TestTalking:
+    @pytest.mark.parametrize("deed", ["write_garbage", "announce_gigabytes", "write_for_ever"])
+    def test_what_is_no_message_is_a_failure_of_the_trial(self, study: Study, deed: str) -> None:
+        before = psutil.Process().memory_info().rss
+        failure = study.fails(deed)
+        assert failure.kind is FailureKind.WORKLOAD_ERROR
+        assert "none of its messages" in failure.message
+        assert psutil.Process().memory_info().rss - before < 600 << 20
+
+
+class TestOthers:
+    def test_orphans_are_gone_when_the_trial_ends(self, study: Study) -> None:
+        assert study.run("leave_orphans").ok
+        assert study.run().ok
+
+    def test_a_workload_that_kills_whom_it_can_ends_its_own_study_and_nothing_else(self, level: str) -> None:
+        if level == "limits" and os.geteuid() != 0:
+            pytest.skip("limits alone do not keep processes of one user from each other: docs/isolation.md")
+        with begun(level) as study, pytest.raises(RunnerError, match="trial server"):
+            study.run("kill_everybody")

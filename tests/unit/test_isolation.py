@@ -1,0 +1,206 @@
+"""Parts of isolation that can be looked at without running anybody's code."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.isolation import LEVELS, Unavailable, choose, level_named
+from service.isolation.bubblewrap import Bubblewrap
+from service.isolation.environment import ALLOWED, clean_environment
+from service.isolation.users import closed_to_others, give
+from service.isolation.visible import MAX_PARTS, visible_parts
+from service.running import own_files
+from service.settings import Settings
+from service.studies import compressed
+from tuner.errors import ChoiceError, IsolationUnavailable, StoreError
+from tuner.records import FailureKind, Phase
+from tuner.trials import scratch
+from tuner.trials.scratch import LOCK, empty_temporary
+from tuner.trials.untrusted import open_below
+from tuner.trials.watch import Quota, Watch
+
+
+class TestEnvironment:
+    def test_what_says_how_to_compute_passes(self) -> None:
+        given = {"PATH": "/bin", "OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "1", "TORCHDYNAMO_VERBOSE": "1"}
+        assert given.items() <= clean_environment(given).items()
+
+    @given(
+        name=st.one_of(
+            st.from_regex(r"[A-Z]{1,8}_(TOKEN|SECRET|API_KEY|PASSWORD|CREDENTIALS)(_FILE)?", fullmatch=True),
+            st.from_regex(r"(STEPTUNE|AWS|AZURE|GOOGLE|GITHUB|HF|WANDB|SSH|PG)_[A-Z]{1,10}", fullmatch=True),
+            st.sampled_from(["NCCL_AUTH_TOKEN", "TORCH_SECRET", "CUDA_API_KEY", "DATABASE_URL", "HOME", "XDG_HOME"]),
+        )
+    )
+    def test_nothing_else_does(self, name: str) -> None:
+        assert "value" not in clean_environment({name: "value"}).values()
+
+    def test_no_allowed_name_sounds_like_a_secret(self) -> None:
+        assert set(clean_environment(dict.fromkeys(ALLOWED, "1"))) >= ALLOWED
+
+
+class TestVisible:
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Path:
+        for name in ("train.py", ".env", "steptune.db", "steptune.db-wal", "data/.hidden", "data/x", "out/.steptune/s"):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        return tmp_path
+
+    def test_the_service_s_own_files_and_dot_files_are_not_shown(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(project)
+        hidden = own_files(Settings(database_url="sqlite:///steptune.db", data_directory=Path("out/studies")))
+        (project / "out" / "studies").mkdir()
+        (project / "out" / "figures").mkdir()
+        shown = visible_parts(project, hidden)
+        assert shown == [project / name for name in ("data", "out/figures", "train.py")]
+
+    def test_a_folder_without_any_is_shown_as_one(self, project: Path) -> None:
+        (project / "plain").mkdir()
+        assert visible_parts(project / "plain", ()) == [project / "plain"]
+
+    def test_of_a_home_directory_only_python_files(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(project))
+        assert visible_parts(project, ()) == [project / "train.py"]
+
+    def test_hundreds_of_pieces_are_refused_with_the_way_out(self, project: Path) -> None:
+        for number in range(MAX_PARTS + 1):
+            (project / f"image{number}").touch()
+        with pytest.raises(IsolationUnavailable, match="put the workload into a folder of its own"):
+            visible_parts(project, ())
+
+
+class TestChoosing:
+    def test_an_unknown_level_is_refused_with_the_known_ones(self) -> None:
+        with pytest.raises(ChoiceError, match="bubblewrap, limits, none, and strongest"):
+            choose("jail")
+
+    def test_a_level_that_does_not_work_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        result = Bubblewrap().probe()
+        assert isinstance(result, Unavailable)
+        assert "apt-get install bubblewrap" in result.reason
+
+    def test_a_named_level_is_never_replaced_by_a_weaker_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        level = level_named("bubblewrap")
+        monkeypatch.setattr(type(level), "probe", lambda self, python: Unavailable("no bwrap here"))
+        with pytest.raises(IsolationUnavailable, match=r"no bwrap here\. `steptune doctor` lists"):
+            choose("bubblewrap")
+        assert choose("strongest") in LEVELS[1:]
+
+
+class TestUntrustedFiles:
+    """What user code leaves in a study's directory, and the service reads."""
+
+    def test_an_ordinary_file_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "b").write_text("text")
+        with open_below(tmp_path, tmp_path / "a" / "b") as file:
+            assert file.read() == b"text"
+
+    @pytest.mark.parametrize("kind", ["link", "link above", "pipe", "folder"])
+    def test_whatever_else_is_there_is_refused_at_once(self, tmp_path: Path, kind: str) -> None:
+        (tmp_path / "secret").mkdir()
+        (tmp_path / "secret" / "b").write_text("text")
+        study = tmp_path / "study"
+        (study / "a").mkdir(parents=True)
+        match kind:
+            case "link":
+                (study / "a" / "b").symlink_to(tmp_path / "secret" / "b")
+            case "link above":
+                (study / "a").rmdir()
+                (study / "a").symlink_to(tmp_path / "secret")
+            case "pipe":
+                os.mkfifo(study / "a" / "b")
+            case "folder":
+                (study / "a" / "b").mkdir()
+        with pytest.raises(OSError, match=r"a|b"):
+            open_below(study, study / "a" / "b")
+        with (
+            pytest.raises(StoreError, match="user code has put something else there"),
+            compressed(study, study / "a/b"),
+        ):
+            pass
+        assert sorted(tmp_path.rglob("*.gz")) == []
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+    def test_giving_a_directory_away_follows_no_link(self, tmp_path: Path) -> None:
+        (tmp_path / "other").touch()
+        study = tmp_path / "study"
+        (study / "a").mkdir(parents=True)
+        (study / "a" / "link").symlink_to(tmp_path / "other")
+        os.link(tmp_path / "other", study / "hard")
+        give(study, 61184)
+        assert (study / "a").stat().st_uid == 61184
+        assert (study / "a" / "link").lstat().st_uid == 61184
+        assert (tmp_path / "other").stat().st_uid == 0
+
+    def test_what_is_closed_to_others_is_named(self, tmp_path: Path) -> None:
+        inner = tmp_path / "closed" / "open"
+        inner.mkdir(parents=True)
+        (tmp_path / "closed").chmod(0o700)
+        inner.chmod(0o755)
+        tmp_path.chmod(0o755)
+        first = next((p for p in reversed(tmp_path.parents) if not p.stat().st_mode & 1), tmp_path / "closed")
+        assert closed_to_others(inner) == first
+
+
+class TestTemporary:
+    def test_what_a_trial_left_is_removed_but_nothing_behind_a_link(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "kept" / "headers").mkdir(parents=True)
+        temporary = tmp_path / "temporary"
+        (temporary / "a" / "b").mkdir(parents=True)
+        (temporary / "a" / "b" / "file").touch()
+        (temporary / "a" / "b").chmod(0o000)
+        (temporary / "link").symlink_to(tmp_path / "kept")
+        (temporary / LOCK).touch()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        monkeypatch.setattr(scratch, "SHARED_MEMORY", tmp_path / "kept" / "headers")
+        empty_temporary()
+        assert sorted(path.name for path in temporary.rglob("*")) == [LOCK, "link"]
+        assert (tmp_path / "kept" / "headers").is_dir()
+
+
+class TestWatch:
+    def quota(self, **changes: int) -> Quota:
+        return Quota(**{"disk_bytes": 1 << 20, "num_files": 100, "memory_reserve_bytes": 0, **changes})
+
+    def test_a_quiet_study_exceeds_nothing(self, tmp_path: Path) -> None:
+        assert Watch(tmp_path, self.quota()).exceeded(Phase.BUILD) is None
+
+    def test_files_together_count_with_temporary_ones(self, tmp_path: Path) -> None:
+        for name in ("study", "temporary"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "file").write_bytes(b"x" * (768 << 10))
+        watch = Watch(tmp_path / "study", self.quota())
+        watch.add(tmp_path / "temporary")
+        failure = watch.exceeded(Phase.MEASURE)
+        assert failure is not None
+        assert (failure.kind, failure.phase) == (FailureKind.WORKLOAD_ERROR, Phase.MEASURE)
+        assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message
+
+    def test_many_empty_files_count_too(self, tmp_path: Path) -> None:
+        for number in range(101):
+            (tmp_path / str(number)).touch()
+        assert Watch(tmp_path, self.quota()).exceeded(Phase.BUILD) is not None
+
+    def test_links_are_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "study").mkdir()
+        (tmp_path / "study" / "all").symlink_to("/usr")
+        assert Watch(tmp_path / "study", self.quota()).exceeded(Phase.BUILD) is None
+
+    def test_little_memory_on_the_machine_ends_trials(self, tmp_path: Path) -> None:
+        reserve = psutil.virtual_memory().total + 1
+        failure = Watch(tmp_path, self.quota(memory_reserve_bytes=reserve)).exceeded(Phase.BUILD)
+        assert failure is not None
+        assert failure.kind is FailureKind.OUT_OF_MEMORY

@@ -1,0 +1,193 @@
+"""A workload that trains well as it is, and under a candidate does what no workload should.
+
+A deed is done where operators use three threads: so the baseline is fine, and the candidate is not. What a deed finds
+out it writes into the study's directory, where the test reads it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from regression import Regression
+
+
+def _fork() -> None:
+    """Every child forks too; none ends by itself."""
+    while True:
+        with contextlib.suppress(OSError):
+            os.fork()
+
+
+def _fork_away() -> None:
+    """As above, each in a session of its own, so that no group of processes holds them together."""
+    while True:
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                os.setsid()
+
+
+def _fill_memory() -> None:
+    """Each process stays below its own limit; together they take everything."""
+    hoard = []
+    with contextlib.suppress(OSError):
+        for _ in range(64):
+            if os.fork() == 0:
+                break
+    while True:
+        with contextlib.suppress(MemoryError):
+            hoard.append(bytearray(os.urandom(1 << 16) * 128))
+
+
+def _fill_disk(folder: Path) -> None:
+    number = 0
+    while True:
+        number += 1
+        (folder / f"hostile-{number}").write_bytes(bytes(4 << 20))
+
+
+def _one_large_file(folder: Path) -> None:
+    with (folder / "hostile").open("wb") as file:
+        while True:
+            file.write(bytes(4 << 20))
+
+
+def _sleep() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+def _connections() -> list[int]:
+    """Descriptors of the sockets that were there before: one leads to the trial server."""
+    found = []
+    for descriptor in range(3, 256):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                found.append(descriptor)
+    return found
+
+
+def _write_to_parent(data: bytes, times: int = 1) -> None:
+    for descriptor in _connections():
+        with contextlib.suppress(OSError):
+            os.set_blocking(descriptor, True)
+            for _ in range(times):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+    time.sleep(60)
+
+
+def _framed(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "little") + content
+
+
+def _kill_everybody() -> None:
+    """Whoever may be signalled, the server and its parent first."""
+    for pid in (os.getppid(), *map(int, (path.name for path in Path("/proc").glob("[0-9]*")))):
+        if pid not in (1, os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    time.sleep(60)
+
+
+def _leave_orphans() -> None:
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                command = [sys.executable, "-c", "import time; time.sleep(600)"]
+                subprocess.Popen(command, start_new_session=True)
+                time.sleep(600)
+            os._exit(0)
+
+
+DEEDS: dict[str, Callable[[], object]] = {
+    "fork": _fork,
+    "fork_away": _fork_away,
+    "fill_memory": _fill_memory,
+    "sleep": _sleep,
+    "write_garbage": lambda: _write_to_parent(_framed(b"\xc1" * 100)),
+    "announce_gigabytes": lambda: _write_to_parent((0xFFFFFFFF).to_bytes(4, "little") + bytes(1 << 20), 1 << 12),
+    "write_for_ever": lambda: _write_to_parent(
+        _framed(b"\x82\xa4type\xacTaskProgress\xa4text\xda\x7f\xff" + b"x" * 0x7FFF), 1 << 20
+    ),
+    "kill_everybody": _kill_everybody,
+    "leave_orphans": _leave_orphans,
+}
+
+
+class Hostile(Regression):
+    """Does a deed in the first step of the candidate; `look` is told what to look at."""
+
+    def __init__(self, deed: str = "none", look: str = "") -> None:
+        super().__init__()
+        self._deed = deed
+        self._look = look
+        self._done = False
+
+    def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if torch.get_num_threads() == 3 and not self._done:
+            self._done = True
+            self._do()
+        return super().loss(model, batch)
+
+    def _do(self) -> None:
+        folder = Path(self.directory)
+        folder.mkdir(exist_ok=True)
+        if self._deed == "look":
+            (folder / "seen.json").write_text(json.dumps(_look_around(self._look.split("|"))))
+        elif self._deed == "fill_disk":
+            _fill_disk(folder)
+        elif self._deed == "fill_temporary":
+            _fill_disk(Path(os.environ["TMPDIR"]))
+        elif self._deed == "one_large_file":
+            _one_large_file(folder)
+        elif self._deed != "none":
+            DEEDS[self._deed]()
+
+
+def _look_around(paths: list[str]) -> dict:
+    return {
+        "read": {path: _attempt(lambda path=path: str(len(Path(path).read_bytes()))) for path in paths},
+        "written": {path: _attempt(lambda path=path: Path(path).open("a").close()) for path in paths},
+        "connected": _attempt(lambda: socket.create_connection(("192.0.2.1", 9), timeout=0.5)),
+        "loopback": _attempt(_use_loopback),
+        "environment": dict(os.environ),
+        "pids": sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")),
+        "ids": [os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()],
+        "status": dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()),
+        "raised": _attempt(_raise_limit),
+        "root": sorted(path.name for path in Path("/").iterdir()),
+    }
+
+
+def _attempt(deed: Callable[[], object]) -> str:
+    try:
+        return f"yes {deed() or ''}"
+    except OSError as error:
+        return f"no {type(error).__name__} {error.errno}"
+    except ValueError as error:
+        return f"no {error}"
+
+
+def _use_loopback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()
+
+
+def _raise_limit() -> None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (hard + 1, hard + 1))

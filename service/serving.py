@@ -40,27 +40,8 @@ def run(settings: Settings) -> None:
     url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
     sys.stderr.write(f"Steptune serves {url}/api/v1\n")
     signal.signal(signal.SIGTERM, _leave)
-    with _beside(settings):
+    with _embedded_worker(settings):
         Server(_config(app, settings)).run(sockets=[listener])
-
-
-@contextmanager
-def _beside(settings: Settings) -> Iterator[None]:
-    """The embedded worker, for the time of the server; at the end it may finish the trials it is running."""
-    if not settings.embedded_worker:
-        yield
-        return
-    supervisor = Supervisor(settings)
-    supervisor.start()
-    try:
-        yield
-    finally:
-        supervisor.stop(settings.shutdown_timeout_s)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Uvicorn raises the signal that stopped it once more; without this, nothing after it would be done."""
-    raise SystemExit(0)
 
 
 def prepare(settings: Settings) -> None:
@@ -80,6 +61,25 @@ def prepare(settings: Settings) -> None:
         engine.dispose()
     if token is not None:
         sys.stderr.write(f"The first administrator's token, shown this once:\n{token}\n")
+
+
+@contextmanager
+def _embedded_worker(settings: Settings) -> Iterator[None]:
+    """A worker beside the server, if it is wanted. It ends after the server, so that what it does can be followed."""
+    if not settings.embedded_worker:
+        yield
+        return
+    supervisor = Supervisor(settings)
+    supervisor.start()
+    try:
+        yield
+    finally:
+        supervisor.stop(settings.shutdown_timeout_s)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Uvicorn raises the signal that stopped it once more; without this, nothing after it would be done."""
+    raise SystemExit(0)
 
 
 class Server(uvicorn.Server):

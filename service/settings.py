@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 
 from service.access.settings import AccessSettings
 from service.isolation.settings import IsolationSettings
-from service.queue.settings import QueueSettings
+from service.worker.settings import QueueSettings
 from tuner.errors import ChoiceError
 
 

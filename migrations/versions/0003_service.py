@@ -19,6 +19,7 @@ STUDY_INDEXES = (
     ("owner_id", "study_id"),
     ("owner_id", "state", "study_id"),
     ("workload_id", "study_id"),
+    ("workload", "study_id"),
     ("hardware_fingerprint", "study_id"),
 )
 
@@ -196,7 +197,8 @@ def _create_queue() -> None:
         _refers("queue_entries", "source_id", "workload_sources.source_id"),
         _refers("queue_entries", "worker_id", "workers.worker_id", "SET NULL"),
     )
-    for column in ("source_id", "worker_id", "ended_at"):
+    _index("queue_entries", "source_id", "study_id")
+    for column in ("worker_id", "ended_at"):
         _index("queue_entries", column)
     op.create_table(
         "resource_slots",

@@ -53,7 +53,12 @@ def list_studies(
         str | None, Query(pattern=r"^[0-9A-Za-z]{1,64}$", description="Only those of this user (an id).")
     ] = None,
     workload: Annotated[
-        str | None, Query(max_length=500, pattern=PLAIN, description="Only those of this workload (its reference).")
+        str | None,
+        Query(
+            max_length=500,
+            pattern=PLAIN,
+            description="Only those of this workload (its reference, as the study has it).",
+        ),
     ] = None,
     workload_id: Annotated[
         str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only those of this uploaded workload.")

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from service.settings import Settings, load_settings
 
+SHORT = {"embedded_worker": "--worker/--no-worker"}
 _SECRETS = "Secrets are read from the environment only."
 
 
@@ -52,7 +53,7 @@ def _command() -> Callable[..., None]:
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
     kind = _flag_type(field.annotation)
-    flags = (f"{flag}/--no-{flag.removeprefix('--')}",) if kind is bool else (flag,)
+    flags = (SHORT.get(name, f"{flag}/--no-{flag.removeprefix('--')}"),) if kind is bool else (flag,)
     shown = "" if field.default in (None, "", ()) else f" Default {_shown(field.default)}."
     option = typer.Option(*flags, help=f"{field.description}{shown}", show_default=False, rich_help_panel=_group(name))
     return inspect.Parameter(

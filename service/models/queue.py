@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.models.base import Base, study_key
@@ -18,9 +18,10 @@ class QueueEntryRow(Base):
     """A study that was submitted to the service: its state is the study's (queued, running, …)."""
 
     __tablename__ = "queue_entries"
+    __table_args__ = (Index(None, "source_id", "study_id"),)
 
     study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
-    source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"), index=True)
+    source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"))
     """What was uploaded; NULL for a zoo entry or a module on the worker."""
     version: Mapped[int] = mapped_column(server_default="1")
     """Grows with every change that a reader can see: the ETag."""

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Select, func, select, update
 
 from service.connections import reading, writing
 from service.messages import StudyDetail, StudyQueueState, StudySummary
-from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow, WorkloadRow
+from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from service.queries.stored import iso, iso_or_none, parts_of
 from tuner.errors import StateConflict
 
@@ -20,7 +20,7 @@ class StudyFilter:
     """Which studies are listed; None is any.
 
     Attributes:
-        workload: The class of a workload as inspected, or the reference as given.
+        workload: The reference as it was given.
     """
 
     owner_id: str | None = None
@@ -39,9 +39,11 @@ class Owner(NamedTuple):
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
     """The newest first, those with ids below `before`; one more than `limit` where there are more."""
-    query = _narrowed(_summaries(), wanted).order_by(StudyRow.study_id.desc()).limit(limit + 1)
+    # The same ids, from the table whose index has the filter before them.
+    study_id = StudyRow.study_id if wanted.workload_id is None else QueueEntryRow.study_id
+    query = _narrowed(_summaries(), wanted).order_by(study_id.desc()).limit(limit + 1)
     if before is not None:
-        query = query.where(StudyRow.study_id < before)
+        query = query.where(study_id < before)
     with reading(engine) as session:
         return [StudySummary(**_summary(row)) for row in session.execute(query)]
 
@@ -123,8 +125,7 @@ def _narrowed(query: Select[*tuple[Any, ...]], wanted: StudyFilter) -> Select[*t
     if wanted.workload_id is not None:
         query = query.where(QueueEntryRow.source_id == wanted.workload_id)
     if wanted.workload is not None:
-        inspected = select(WorkloadRow.workload_id).where(WorkloadRow.reference == wanted.workload)
-        query = query.where(StudyRow.workload_id.in_(inspected))
+        query = query.where(StudyRow.workload == wanted.workload)
     if wanted.hardware is not None:
         query = query.where(StudyRow.hardware_fingerprint == wanted.hardware)
     return query

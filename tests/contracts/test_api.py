@@ -153,7 +153,7 @@ def test_studies_are_listed_by_state_owner_workload_and_hardware(service: Served
     assert found() == [queued, study_id]
     assert found(state="completed") == [study_id]
     assert found(hardware=study["hardware_fingerprint"]) == [study_id]
-    assert found(workload=study["facts"]["reference"]) == [study_id]
+    assert found(workload=study["workload"]) == [study_id]
     assert found(owner=service.user_id("ada")) == [queued, study_id]
     assert found(owner="somebody") == []
 

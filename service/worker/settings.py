@@ -1,12 +1,10 @@
-"""Settings of the queue and of workers; part of the service's `Settings`."""
+"""Settings of the queue, of leases and of workers; part of the service's `Settings`."""
 
 from __future__ import annotations
 
 from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
-
-from service.queue.records import Quotas
 
 
 class QueueSettings(BaseModel):
@@ -42,10 +40,6 @@ class QueueSettings(BaseModel):
         description="Workers that may break down with a study, one after the other without a trial completed, before "
         "the study has failed.",
     )
-
-    @property
-    def quotas(self) -> Quotas:
-        return Quotas(max_running=self.max_running, max_queued=self.max_queued, max_device_hours=self.max_device_hours)
 
     @model_validator(mode="after")
     def _several_heartbeats(self) -> Self:

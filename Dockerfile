@@ -27,7 +27,7 @@ ENV PATH=/opt/steptune/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
 WORKDIR /var/lib/steptune
 USER 10001:10001
 ENTRYPOINT ["steptune"]
-CMD ["serve", "--host", "0.0.0.0", "--no-embedded-worker"]
+CMD ["serve", "--host", "0.0.0.0", "--no-worker"]
 
 FROM service AS worker
 USER root

@@ -93,7 +93,7 @@ def service(request, tmp_path_factory) -> Iterator[Running]:
         message = running("serve", "--port", "0", status=2).error
         assert "run `steptune db upgrade`" in message
         running("db", "upgrade")
-    with running.process("serve", "--port", "0", "--no-embedded-worker", log="serve.log") as log:
+    with running.process("serve", "--port", "0", "--no-worker", log="serve.log") as log:
         running.url = written(log, r"Steptune serves (http://\S+)/api/v1")
         assert written(log, r"(stp_\S+)")
         running("user", "create", "ada", "--scopes", "read submit")

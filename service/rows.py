@@ -8,6 +8,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from service.fencing import Lease
 from service.models import (
     ArtifactRow,
     BreakdownRow,
@@ -93,11 +94,13 @@ def trial_row(trial: Trial) -> TrialRow:
     )
 
 
-def attempt_row(trial: Trial) -> TrialAttemptRow:
+def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
     return TrialAttemptRow(
         trial_id=trial.trial_id,
         number=trial.attempts,
         outcome=trial.state.value,
+        fence=0 if lease is None else lease.fence,
+        worker_id=None if lease is None else lease.worker_id,
         started_at=parse_time(trial.started_at),
     )
 

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import tuner
 from dashboards.report import render_report
-from service.artifacts import ArtifactStore
+from service.artifacts import ArtifactStore, open_artifacts
+from service.artifacts.retention import KEPT_VERDICTS
 from service.connections import FULL_ERRNOS
 from service.isolation import Level
+from service.places import this_place
 from service.running import chosen_level, isolated_runner
 from service.settings import Settings
-from tuner.errors import StorageFull, StoreError
+from tuner.errors import RunnerError, StorageFull, StoreError
 from tuner.export import EXPORTERS, Exporter
 from tuner.protocols import StudyStore
-from tuner.records import Recommendation, Study, StudySettings, new_id
+from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from tuner.search.driver import StudyDriver, StudyView
 from tuner.search.space import check_names
 from tuner.trials.runner import LocalRunner
@@ -112,10 +114,14 @@ def run_study(
     Args:
         level: How its trials are isolated; by default as the settings say, or not at all.
     """
-    with local_runner(study, service_settings, python=python, level=level) as runner:
-        driver = StudyDriver(study, store, runner, on_change=on_change)
-        recommendation = driver.run()
-    keep_profiles(study, store, recommendation, ArtifactStore(service_settings.data_directory / "artifacts"))
+    try:
+        with local_runner(study, service_settings, python=python, level=level) as runner:
+            driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
+            recommendation = driver.run()
+    except RunnerError as error:
+        store.set_state(study.study_id, StudyState.FAILED, str(error))
+        raise
+    keep_profiles(study, store, recommendation, open_artifacts(service_settings))
     remove_working_files(study)
     return recommendation
 
@@ -147,31 +153,41 @@ def local_runner(
         yield runner
 
 
-def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
+def keep_profiles(
+    study: Study,
+    store: StudyStore,
+    recommendation: Recommendation | None,
+    artifacts: ArtifactStore,
+    *,
+    logs: bool = False,
+) -> None:
     """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists.
+    finalists. What is kept already is left alone, so that this can be done as a study goes on.
+
+    Args:
+        logs: Also keep what complete trials printed.
     """
     files = StudyFiles(Path(study.directory))
-    wanted = {recommendation.candidate.key}
+    wanted = {recommendation.candidate.key} if recommendation else set()
     for decision in store.decisions(study.study_id):
-        if decision.candidate is not None and decision.verdict in (
-            "measured",
-            "accepted",
-            "confirmed",
-            "not_confirmed",
-        ):
+        if decision.candidate is not None and decision.verdict in KEPT_VERDICTS:
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
         found = {"timeline": files.timelines(trial.trial_id)}
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
+        if logs and trial.result is not None:
+            found["log"] = files.logs / f"{trial.trial_id}.log"
         for kind, path in found.items():
             if (trial.trial_id, kind) in kept:
                 continue
-            with contextlib.suppress(FileNotFoundError), compressed(files.directory, path) as packed:
-                digest = artifacts.put(packed)
-                store.add_artifact(study.study_id, trial.trial_id, kind, digest, packed.stat().st_size)
+            with (
+                contextlib.suppress(FileNotFoundError),
+                compressed(files.directory, path) as packed,
+                artifacts.putting(packed) as file,
+            ):
+                store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
 
 
 @contextlib.contextmanager

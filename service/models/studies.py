@@ -45,6 +45,7 @@ class StudyRow(Base):
         Index(None, "owner_id", "study_id"),
         Index(None, "owner_id", "state", "study_id"),
         Index(None, "workload_id", "study_id"),
+        Index(None, "workload", "study_id"),
         Index(None, "hardware_fingerprint", "study_id"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tuner.trials.group import GroupRun
 from tuner.trials.inspection import InspectRequest
 from tuner.trials.jobs import Job, JobBoard
 from tuner.trials.messages import TaskDone, TaskProgress
+from tuner.trials.processes import kill_tree
 from tuner.trials.rank import DescribeRequest
 from tuner.trials.reference import ReferenceRequest
 from tuner.trials.sandbox import Sandbox
@@ -60,6 +61,7 @@ class LocalRunner:
         variables: Environment variables of tasks (a trial brings its own).
         sandbox: What wraps every trial server.
         task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
+        check: Called some times a second while anything runs; what it raises ends what runs.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class LocalRunner:
         sandbox: Sandbox = NO_SANDBOX,
         listener: ProgressListener = lambda progress: None,
         task_deadline_s: float = TASK_DEADLINE_S,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._workload = workload
         self._files = StudyFiles(directory)
@@ -92,7 +95,7 @@ class LocalRunner:
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
         self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota)
-        self._board = JobBoard(self._watch)
+        self._board = JobBoard(self._watch, check)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -259,6 +262,11 @@ class LocalRunner:
         folder = reference.path.parent
         local = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
         return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
+
+    def kill(self) -> None:
+        """Kills all trials at once, from any thread; who waits for them gets a RunnerError."""
+        for server in tuple(self._servers.values()):
+            kill_tree(server.pid)
 
     def close(self) -> None:
         for server in self._servers.values():

@@ -1,0 +1,68 @@
+"""What Prometheus reads: requests of this process, and the queue and the workers as the database has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import Engine
+
+from service.queries.inventory import num_studies_by_state, num_workers_by_state
+from tuner.records import StudyState
+
+_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
+WORKER_STATES = ("idle", "busy", "draining", "gone")
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "steptune_http_requests",
+            "Requests, by method, route and status.",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
+        self._latency = Histogram(
+            "steptune_http_request_duration_seconds",
+            "Time from a request to the end of its response, by method and route.",
+            ("method", "route"),
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.event_streams = Gauge("steptune_event_streams", "Open event streams.", registry=self._registry)
+        self._registry.register(_StoredCounts(engine))
+
+    def observe(self, method: str, route: str, status: int, duration_s: float) -> None:
+        self._requests.labels(method, route, status).inc()
+        self._latency.labels(method, route).observe(duration_s)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _StoredCounts(Collector):
+    """Counted when they are asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not read the database."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        studies = GaugeMetricFamily("steptune_studies", "Studies, by state.", labels=("state",))
+        found = num_studies_by_state(self._engine)
+        for state in StudyState:
+            studies.add_metric((state.value,), found.get(state.value, 0))
+        yield studies
+        workers = GaugeMetricFamily("steptune_workers", "Workers, by state.", labels=("state",))
+        present = num_workers_by_state(self._engine)
+        for name in WORKER_STATES:
+            workers.add_metric((name,), present.get(name, 0))
+        yield workers

@@ -1,0 +1,96 @@
+"""Who may call an endpoint: `principal: Annotated[Principal, Requires(Scope.READ)]`.
+
+The dependency authenticates, limits the rate, and checks the scope. Refusals are `AccessError`s, which the handler of
+errors turns into problem details. It also puts the security schemes into the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+
+from service.access.authentication import Access, check_scope
+from service.access.cookies import SESSION
+from service.access.errors import AccessError
+from service.access.principal import Principal
+from service.access.scopes import Scope
+
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+
+_BEARER = HTTPBearer(
+    scheme_name="token",
+    bearerFormat="stp_<token id>_<secret>",
+    description="A token made by `steptune token create` or `POST /api/v1/tokens`. The scopes of an operation are "
+    "`read`, `submit`, `worker` and `admin`, which implies the others.",
+    auto_error=False,
+)
+_COOKIE = APIKeyCookie(
+    name=SESSION,
+    scheme_name="session",
+    description=f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
+    f"something must also bring the header `{CSRF_HEADER}` with the `csrf_token` that `GET /api/v1/session` gives.",
+    auto_error=False,
+)
+
+
+def access_of(request: Request) -> Access:
+    """What `create_app` put there."""
+    access: Access = request.app.state.access
+    return access
+
+
+async def csrf_token_of(request: Request) -> str | None:
+    """What a request brings to prove that it comes from a page of ours: a header, or a field of a plain form."""
+    header = request.headers.get(CSRF_HEADER)
+    if header is not None:
+        return header
+    if request.headers.get("Content-Type", "").partition(";")[0].strip() == "application/x-www-form-urlencoded":
+        field = (await request.form()).get(CSRF_FIELD)
+        return field if isinstance(field, str) else None
+    return None
+
+
+def _authorised(
+    request: Request,
+    needed: SecurityScopes,
+    _token: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    _session: Annotated[str | None, Security(_COOKIE)],
+    csrf_token: Annotated[str | None, Depends(csrf_token_of)],
+) -> Principal:
+    access = access_of(request)
+    with noted_refusals(request):
+        principal = access.authenticate(request, csrf_token)
+        request.state.principal = principal
+        request.state.rate_limit = access.limit(principal, request)
+        for scope in needed.scopes:
+            check_scope(principal, Scope(scope))
+    return principal
+
+
+@contextmanager
+def noted_refusals(request: Request) -> Iterator[None]:
+    """Tells the audit log of a refusal."""
+    try:
+        yield
+    except AccessError as error:
+        request.state.refusal = error
+        raise
+
+
+def note(request: Request, **detail: object) -> None:
+    """Adds to what the audit log says about this request. Never a secret."""
+    request.state.audit = {**getattr(request.state, "audit", {}), **detail}
+
+
+def Requires(*scopes: Scope) -> Any:
+    """The caller, who has all of `scopes`; without any, whoever is known."""
+    return Security(_authorised, scopes=[scope.value for scope in scopes])
+
+
+RequestAccess = Annotated[Access, Depends(access_of)]
+"""For endpoints of access itself."""

@@ -1,0 +1,71 @@
+"""What was measured in a trial: windows, breakdown, kernels, gaps, collectives, findings, guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from service.connections import reading
+from service.messages import BreakdownCategory, DeviceBreakdown, TrialBreakdown
+from service.models import BreakdownRow, CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow, TrialRow
+from service.queries.stored import parts_of, stored
+
+NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow] | type[FindingRow]
+
+
+def list_numbered(
+    engine: Engine, kind: NumberedRow, trial_id: str, *, limit: int, after: int | None
+) -> list[tuple[int, Any]]:
+    """Records of a trial with their numbers, those above `after`; one more than `limit` where there are more."""
+    query = select(kind.number, kind.record).where(kind.trial_id == trial_id).order_by(kind.number).limit(limit + 1)
+    if after is not None:
+        query = query.where(kind.number > after)
+    with reading(engine) as session:
+        return [(number, stored(record)) for number, record in session.execute(query)]
+
+
+def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
+    """From the rows, which are few; the record holds every step."""
+    query = (
+        select(
+            BreakdownRow.rank,
+            BreakdownRow.device,
+            BreakdownRow.category,
+            BreakdownRow.num_steps,
+            BreakdownRow.ns,
+            BreakdownRow.rescaled_ns,
+        )
+        .where(BreakdownRow.trial_id == trial_id)
+        .order_by(BreakdownRow.rank, BreakdownRow.device, BreakdownRow.ns.desc(), BreakdownRow.category)
+    )
+    by_device: dict[tuple[int, str], list[Any]] = {}
+    with reading(engine) as session:
+        for row in session.execute(query):
+            by_device.setdefault((row.rank, row.device), []).append(row)
+    return TrialBreakdown(trial_id=trial_id, devices=tuple(_device(rows) for rows in by_device.values()))
+
+
+def result_part(engine: Engine, trial_id: str, name: str) -> Any:
+    """One field of a trial's result; None until it has one."""
+    with reading(engine) as session:
+        result = session.scalar(select(TrialRow.result).where(TrialRow.trial_id == trial_id))
+    return None if result is None else parts_of(result).get(name)
+
+
+def _device(rows: list[Any]) -> DeviceBreakdown:
+    step_time_ns = sum(row.ns for row in rows)
+    return DeviceBreakdown(
+        rank=rows[0].rank,
+        device=rows[0].device,
+        num_steps=rows[0].num_steps,
+        step_time_ns=step_time_ns,
+        categories=tuple(_categories(rows, step_time_ns)),
+    )
+
+
+def _categories(rows: list[Any], step_time_ns: int) -> Iterable[BreakdownCategory]:
+    for row in rows:
+        share = row.ns / step_time_ns if step_time_ns else 0.0
+        yield BreakdownCategory(category=row.category, ns=row.ns, share=share, rescaled_ns=row.rescaled_ns)

@@ -1,0 +1,544 @@
+"""The queue of studies on a database. All queries of it are in this package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+from sqlalchemy import Engine, Select, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from service import rows
+from service.connections import reading, writing
+from service.fencing import Lease, database_now, hold
+from service.models import (
+    HardwareProfileRow,
+    QueueEntryRow,
+    ResourceSlotRow,
+    StudyRow,
+    UserRow,
+    WorkerRow,
+    WorkloadSourceRow,
+)
+from service.places import CUDA, Slot, place_of
+from service.queue.claiming import Candidate, candidates, claimable
+from service.queue.records import (
+    BEGUN,
+    Claim,
+    QueueEntry,
+    Quotas,
+    Source,
+    WorkerInfo,
+    WorkerOffer,
+)
+from service.queue.usage import limits_of
+from service.queue.waiting import Entry, waits_for
+from service.store import insert_missing, write_event, write_study
+from tuner import store_rules
+from tuner.errors import ChoiceError, QuotaExceeded, StateConflict
+from tuner.records import Study, StudyState
+from tuner.store_rules import decode
+
+LEASE_S = 60.0
+"""A worker that was not heard of for so long is taken for dead."""
+MAX_LOSSES = 5
+"""Workers that may die with a study, one after the other without a trial completed, before it is given up."""
+FORGET_WORKERS = timedelta(days=1)
+_CLAIM_LOCK = 0x5745_9714
+"""Claims on PostgreSQL go one after the other, so that quotas and slots hold; they take milliseconds."""
+
+
+class StudyQueue:
+    """Studies that wait for workers, and workers that wait for studies. Each method is one transaction.
+
+    Args:
+        engine: From `service.database.create_engine_for`, its schema checked.
+        quotas: Of users for whom nothing else was set.
+        lease_s: How long a claim lasts without a heartbeat.
+        max_losses: Deaths of workers in a row after which a study has failed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        quotas: Quotas = Quotas(),  # noqa: B008 - frozen
+        lease_s: float = LEASE_S,
+        max_losses: int = MAX_LOSSES,
+    ) -> None:
+        self._engine = engine
+        self._quotas = quotas
+        self._lease_s = lease_s
+        self._max_losses = max_losses
+
+    # --- what users do ---------------------------------------------------------------------------
+
+    def submit(
+        self,
+        study: Study,
+        *,
+        owner_id: str | None,
+        source_id: str | None = None,
+        title: str = "",
+        priority: int = 0,
+        required_device_kind: str | None = None,
+        required_hardware: str | None = None,
+        num_devices: int = 1,
+    ) -> QueueEntry:
+        """Records a new study, which waits for a worker from now on.
+
+        Args:
+            source_id: What was uploaded; None for a zoo entry or a module on the workers.
+            priority: Among the owner's own studies, higher first.
+            required_device_kind: "cpu" or "cuda"; by default the device of the study's settings.
+            required_hardware: A fingerprint of a hardware profile, or a part of its label.
+            num_devices: GPUs; on the CPU all cores of a worker are one device.
+
+        Raises:
+            QuotaExceeded: The owner has as many studies waiting as allowed.
+            ChoiceError: A requirement that no worker can ever meet.
+            StoreError: There is a study with this id.
+        """
+        kind = required_device_kind or study.settings.device
+        _check_requirements(kind, required_hardware, num_devices)
+        with writing(self._engine) as session:
+            if session.get(StudyRow, study.study_id) is not None:
+                raise store_rules.study_repeated(study.study_id)
+            self._check_queued(session, owner_id)
+            write_study(session, replace(study, state=StudyState.QUEUED, message=""))
+            owned = update(StudyRow).where(StudyRow.study_id == study.study_id)
+            session.execute(owned.values(owner_id=owner_id, title=title))
+            session.add(
+                QueueEntryRow(
+                    study_id=study.study_id,
+                    source_id=source_id,
+                    priority=priority,
+                    required_device_kind=kind,
+                    required_hardware=required_hardware,
+                    num_devices=num_devices,
+                    queued_at=database_now(session),
+                )
+            )
+            write_event(session, study.study_id, "state", {"state": StudyState.QUEUED.value, "message": ""})
+            return self._entry(session, study.study_id)
+
+    def entry(self, study_id: str) -> QueueEntry:
+        """How a study stands.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+        """
+        with reading(self._engine) as session:
+            return self._entry(session, study_id)
+
+    def entries(self, study_ids: Sequence[str]) -> list[QueueEntry]:
+        """How several studies stand, in this order; those that were not submitted to the service are left out."""
+        with reading(self._engine) as session:
+            return self._entries(session, study_ids)
+
+    def cancel(self, study_id: str) -> QueueEntry:
+        """Ends a study for good. One that is running stops soon, and recommends the best so far.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            StateConflict: It has ended already.
+        """
+        return self._stop(study_id, "cancel", StudyState.CANCELLED)
+
+    def pause(self, study_id: str) -> QueueEntry:
+        """Stops a study until it is resumed. One that is running stops soon.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            StateConflict: It has ended, or is about to be cancelled.
+        """
+        return self._stop(study_id, "pause", StudyState.PAUSED)
+
+    def resume(self, study_id: str) -> QueueEntry:
+        """Lets a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            StateConflict: It is not stopped, was cancelled, or is complete.
+            QuotaExceeded: The owner has as many studies waiting as allowed.
+        """
+        with writing(self._engine) as session:
+            study, entry = _locked(session, study_id)
+            state = StudyState(study.state)
+            if entry.requested == "pause":
+                entry.requested = ""
+                entry.version += 1
+            elif state in (StudyState.PAUSED, StudyState.INTERRUPTED, StudyState.FAILED):
+                self._check_queued(session, study.owner_id)
+                entry.queued_at = database_now(session)
+                entry.num_lost = 0
+                _end_claim(session, study, entry, StudyState.QUEUED)
+            elif state is not StudyState.QUEUED:
+                raise StateConflict(f"study {study_id} is {state.value}: only one that was stopped can be resumed")
+            session.flush()
+            return self._entry(session, study_id)
+
+    def delete(self, study_id: str) -> None:
+        """Forgets a study and everything measured in it.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            StateConflict: A worker is running it.
+        """
+        with writing(self._engine) as session:
+            _, entry = _locked(session, study_id)
+            if _is_held(entry, database_now(session)):
+                raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
+            session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
+
+    def check_not_in_hand(self, study_id: str) -> None:
+        """Refuses to run a study outside of the queue that workers run, or will.
+
+        Raises:
+            StateConflict: It is running in the service, or waits there for a worker.
+        """
+        with reading(self._engine) as session:
+            found = session.execute(_select_entries([study_id])).one_or_none()
+            if found is not None and StudyState(found[0].state) in BEGUN and not _is_of_command_line(*found):
+                raise StateConflict(
+                    f"study {study_id} is {found[0].state} in the service, whose workers run it: pause it there first"
+                )
+
+    # --- what workers do -------------------------------------------------------------------------
+
+    def register(self, offer: WorkerOffer) -> None:
+        """A worker arrives, or says again what it has. Workers that have long been gone are forgotten."""
+        with writing(self._engine) as session:
+            now = database_now(session)
+            session.execute(delete(WorkerRow).where(WorkerRow.heartbeat_at < now - FORGET_WORKERS))
+            insert_missing(session, rows.hardware_row(offer.profile))
+            session.merge(
+                WorkerRow(
+                    worker_id=offer.worker_id,
+                    name=offer.name,
+                    host_id=offer.host_id,
+                    state="idle",
+                    hardware_fingerprint=offer.profile.fingerprint,
+                    device_kind=offer.profile.device_kind,
+                    devices=json.dumps([[slot.kind, slot.number] for slot in offer.slots]),
+                    isolation=offer.isolation,
+                    version=offer.version,
+                    started_at=now,
+                    heartbeat_at=now,
+                )
+            )
+            for slot in offer.slots:
+                insert_missing(session, ResourceSlotRow(host_id=offer.host_id, kind=slot.kind, number=slot.number))
+
+    def beat(self, worker_id: str, state: str) -> bool:
+        """A worker is alive. False where it was forgotten and has to register again."""
+        with writing(self._engine) as session:
+            worker = session.get(WorkerRow, worker_id, with_for_update=True)
+            if worker is not None:
+                worker.state = state
+                worker.heartbeat_at = database_now(session)
+            return worker is not None
+
+    def claim(self, offer: WorkerOffer) -> Claim | None:
+        """The next study for a registered worker, with its devices; None where none fits or is allowed now."""
+        with writing(self._engine) as session:
+            if session.get_bind().dialect.name == "postgresql":
+                session.execute(select(func.pg_advisory_xact_lock(_CLAIM_LOCK)))
+            now = database_now(session)
+            self._bury(session, now)
+            for candidate in candidates(session, offer, now, self._quotas):
+                claim = self._take(session, candidate, offer, now)
+                if claim is not None:
+                    return claim
+            return None
+
+    def heartbeat(self, lease: Lease) -> str:
+        """Extends a lease, and the life of its worker.
+
+        Returns:
+            What the user asks of the study: "", "cancel" or "pause".
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        with writing(self._engine) as session:
+            now = database_now(session)
+            hold(session, lease, lease.study_id, lease_until=now + timedelta(seconds=self._lease_s), version=_SAME)
+            alive = update(WorkerRow).where(WorkerRow.worker_id == lease.worker_id)
+            session.execute(alive.values(heartbeat_at=now))
+            return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
+
+    def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:
+        """Ends a claim; the devices are free.
+
+        Args:
+            state: Of the study from now on: QUEUED where another worker shall go on with it.
+            lost: The study broke down by no fault of its own; too often in a row, and it has failed.
+
+        Raises:
+            LeaseLost: The lease was over before.
+        """
+        with writing(self._engine) as session:
+            hold(session, lease, lease.study_id)
+            study, entry = _locked(session, lease.study_id)
+            if lost:
+                entry.num_lost += 1
+                if entry.num_lost >= self._max_losses:
+                    state, message = StudyState.FAILED, _given_up(entry.num_lost, message)
+            _end_claim(session, study, entry, state, message)
+
+    def leave(self, worker_id: str) -> None:
+        """A worker goes."""
+        with writing(self._engine) as session:
+            session.execute(update(WorkerRow).where(WorkerRow.worker_id == worker_id).values(state="gone"))
+
+    def workers(self) -> list[WorkerInfo]:
+        """All that are known, the newest first."""
+        with reading(self._engine) as session:
+            return self._workers(session, database_now(session))
+
+    # --- pieces ----------------------------------------------------------------------------------
+
+    def _stop(self, study_id: str, request: str, state: StudyState) -> QueueEntry:
+        with writing(self._engine) as session:
+            study, entry = _locked(session, study_id)
+            found = StudyState(study.state)
+            if found in (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED) and found is not state:
+                raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")
+            if request == "pause" and entry.requested == "cancel":
+                raise StateConflict(f"study {study_id} is about to be cancelled: it cannot be paused")
+            if _is_held(entry, database_now(session)):
+                if entry.requested != request:
+                    entry.requested = request
+                    entry.version += 1
+                    write_event(session, study_id, "requested", {"request": request})
+            elif found is not state:
+                if _is_of_command_line(study, entry):
+                    raise StateConflict(f"study {study_id} is run by a command: end that with Ctrl-C")
+                _end_claim(session, study, entry, state)
+            session.flush()
+            return self._entry(session, study_id)
+
+    def _bury(self, session: Session, now: datetime) -> None:
+        """Claims whose worker died and that nobody shall take over: the study had ended, its user wanted it to, or it
+        kills workers.
+        """
+        given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
+        lost = (
+            _select_entries()
+            .where(QueueEntryRow.lease_until <= now)
+            .where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
+            .with_for_update(of=QueueEntryRow, skip_locked=True)
+        )
+        for study, entry in session.execute(lost).all():
+            entry.num_lost += 1
+            if study.state != StudyState.RUNNING.value:
+                _end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
+            elif entry.requested:
+                state = StudyState.CANCELLED if entry.requested == "cancel" else StudyState.PAUSED
+                _end_claim(session, study, entry, state)
+            else:
+                _end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
+
+    def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
+        """Makes a study the worker's, unless somebody is changing it at this moment."""
+        query = _select_entries([candidate.study_id]).where(claimable(now))
+        found = session.execute(query.with_for_update(of=QueueEntryRow, skip_locked=True)).one_or_none()
+        if found is None:
+            return None
+        study, entry = found
+        if study.state == StudyState.RUNNING.value:
+            _account(entry, now)
+            entry.num_lost += 1
+        entry.worker_id = offer.worker_id
+        entry.fence += 1
+        entry.num_claims += 1
+        entry.claimed_at = now
+        entry.lease_until = now + timedelta(seconds=self._lease_s)
+        entry.version += 1
+        slots = offer.slots_for(entry.num_devices)
+        entry.place = place_of(offer.host_id, slots)
+        for slot in slots:
+            row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
+            row.study_id, row.fence = study.study_id, entry.fence
+        _set_state(session, study, StudyState.RUNNING)
+        session.execute(update(WorkerRow).where(WorkerRow.worker_id == offer.worker_id).values(state="busy"))
+        return Claim(
+            lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
+            study=decode(study.record, Study),
+            owner_id=study.owner_id,
+            source=_source_of(session, entry),
+            other_hardware=entry.required_hardware is not None,
+            slots=slots,
+            place=entry.place,
+        )
+
+    def _check_queued(self, session: Session, owner_id: str | None) -> None:
+        user = session.get(UserRow, owner_id, with_for_update=True) if owner_id is not None else None
+        limit = limits_of(user, self._quotas).max_queued
+        waiting = select(func.count()).where(StudyRow.owner_id == owner_id, StudyRow.state == StudyState.QUEUED.value)
+        num_waiting = session.scalar(waiting) or 0
+        if limit is not None and num_waiting >= limit:
+            raise QuotaExceeded(
+                f"{num_waiting} studies wait in the queue already, and the limit is {limit}: cancel one, or wait",
+                quota="max_queued",
+                value=num_waiting + 1,
+                limit=limit,
+            )
+
+    def _entry(self, session: Session, study_id: str) -> QueueEntry:
+        found = self._entries(session, [study_id])
+        if not found:
+            raise store_rules.unknown_study(study_id)
+        return found[0]
+
+    def _entries(self, session: Session, study_ids: Sequence[str]) -> list[QueueEntry]:
+        found = {study.study_id: (study, entry) for study, entry in session.execute(_select_entries(study_ids))}
+        ordered = [found[study_id] for study_id in study_ids if study_id in found]
+        now = database_now(session)
+        reasons = waits_for(session, ordered, self._workers(session, now), self._quotas, now)
+        return [_entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
+
+    def _workers(self, session: Session, now: datetime) -> list[WorkerInfo]:
+        held = select(QueueEntryRow.worker_id, QueueEntryRow.study_id).where(QueueEntryRow.lease_until > now)
+        studies = {row.worker_id: row.study_id for row in session.execute(held)}
+        query = (
+            select(WorkerRow, HardwareProfileRow.label)
+            .outerjoin(HardwareProfileRow, HardwareProfileRow.fingerprint == WorkerRow.hardware_fingerprint)
+            .order_by(WorkerRow.worker_id.desc())
+        )
+        silent = now - timedelta(seconds=self._lease_s)
+        return [
+            _worker_of(worker, label or "", studies.get(worker.worker_id), gone=worker.heartbeat_at < silent)
+            for worker, label in session.execute(query)
+        ]
+
+
+_SAME = QueueEntryRow.version
+"""A heartbeat is no change that a reader sees."""
+
+
+def _select_entries(study_ids: Sequence[str] | None = None) -> Select[StudyRow, QueueEntryRow]:
+    query = select(StudyRow, QueueEntryRow).join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+    return query if study_ids is None else query.where(StudyRow.study_id.in_(study_ids))
+
+
+def _locked(session: Session, study_id: str) -> Entry:
+    """A study and its entry, locked in this order: entry, study.
+
+    Raises:
+        StudyNotFound: It was not submitted to the service.
+    """
+    entry = session.get(QueueEntryRow, study_id, with_for_update=True)
+    study = None if entry is None else session.get(StudyRow, study_id, with_for_update=True)
+    if entry is None or study is None:
+        raise store_rules.unknown_study(study_id)
+    return study, entry
+
+
+def _source_of(session: Session, entry: QueueEntryRow) -> Source | None:
+    row = None if entry.source_id is None else session.get(WorkloadSourceRow, entry.source_id)
+    return None if row is None else Source(kind=row.kind, entry=row.entry, digest=row.digest)
+
+
+def _is_held(entry: QueueEntryRow, now: datetime) -> bool:
+    return entry.lease_until is not None and entry.lease_until > now
+
+
+def _is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
+    """A study that was stopped in the service, and went on with `steptune resume`."""
+    return study.state == StudyState.RUNNING.value and entry.lease_until is None
+
+
+def _account(entry: QueueEntryRow, now: datetime) -> None:
+    """Counts the time of a claim that is over, up to the end of its lease."""
+    if entry.claimed_at is not None and entry.lease_until is not None:
+        held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
+        entry.device_seconds += entry.num_devices * max(0.0, held)
+
+
+def _end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
+    """Nobody holds the study from now on; whoever still thinks so has an old number."""
+    now = database_now(session)
+    _account(entry, now)
+    entry.fence += 1
+    entry.lease_until = entry.worker_id = None
+    entry.requested = ""
+    entry.version += 1
+    entry.ended_at = None if state in (*BEGUN, StudyState.PAUSED) else entry.ended_at or now
+    freed = update(ResourceSlotRow).where(ResourceSlotRow.study_id == study.study_id)
+    session.execute(freed.values(study_id=None))
+    _set_state(session, study, state, message)
+
+
+def _set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
+    record = decode(study.record, Study)
+    if (record.state, record.message) != (state, message):
+        write_study(session, replace(record, state=state, message=message))
+        session.refresh(study)
+        write_event(session, study.study_id, "state", {"state": state.value, "message": message})
+
+
+def _given_up(num_lost: int, message: str) -> str:
+    because = f": {message}" if message else ""
+    return (
+        f"it was given up after {num_lost} workers in a row broke down with it before a trial was complete{because}. "
+        "Does the workload use more memory than the machine has? `resume` tries again"
+    )
+
+
+def _check_requirements(kind: str | None, hardware: str | None, num_devices: int) -> None:
+    if kind not in (None, "cpu", CUDA):
+        raise ChoiceError(f"a device of kind {kind!r} is required: a device is `cpu` or `cuda`")
+    if hardware is not None and not hardware.strip():
+        raise ChoiceError("the required hardware is empty: give a fingerprint, a part of a label, or nothing")
+    if num_devices < 1 or (kind == "cpu" and num_devices > 1):
+        raise ChoiceError(f"{num_devices} devices are required: at least one, and on the CPU, whose cores are one, one")
+
+
+def _entry_of(study: StudyRow, entry: QueueEntryRow, waits: str) -> QueueEntry:
+    return QueueEntry(
+        study_id=study.study_id,
+        owner_id=study.owner_id,
+        title=study.title,
+        state=StudyState(study.state),
+        message=decode(study.record, Study).message,
+        source_id=entry.source_id,
+        version=entry.version,
+        priority=entry.priority,
+        required_device_kind=entry.required_device_kind,
+        required_hardware=entry.required_hardware,
+        num_devices=entry.num_devices,
+        place=entry.place,
+        waits_for=waits,
+        requested=entry.requested,
+        worker_id=entry.worker_id,
+        fence=entry.fence,
+        lease_until=entry.lease_until,
+        num_claims=entry.num_claims,
+        num_lost=entry.num_lost,
+        device_seconds=entry.device_seconds,
+        queued_at=entry.queued_at,
+        claimed_at=entry.claimed_at,
+        ended_at=entry.ended_at,
+    )
+
+
+def _worker_of(worker: WorkerRow, label: str, study_id: str | None, *, gone: bool) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=worker.worker_id,
+        name=worker.name,
+        host_id=worker.host_id,
+        state="gone" if gone else worker.state,
+        hardware_fingerprint=worker.hardware_fingerprint,
+        hardware_label=label,
+        device_kind=worker.device_kind,
+        slots=tuple(Slot(kind=kind, number=number) for kind, number in json.loads(worker.devices)),
+        isolation=worker.isolation,
+        version=worker.version,
+        started_at=worker.started_at,
+        heartbeat_at=worker.heartbeat_at,
+        study_id=study_id,
+    )

@@ -1,0 +1,96 @@
+"""Uploaded workloads: what they are is told by reading them, never by importing them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from service.archives import DEFAULT_LIMITS, checked_parts, find_workloads, unpack
+from service.connections import storage_errors
+from tuner.errors import WorkloadError, WorkloadRejected
+from tuner.workloads.reference import parse_reference
+
+_FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A file or an archive that was looked at.
+
+    Attributes:
+        kind: "file" or "archive".
+        path: Where it lies.
+        entry: The reference of the workload within it.
+        digest: SHA-256 of its bytes.
+    """
+
+    kind: str
+    path: Path
+    entry: str
+    digest: str
+
+
+def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Upload:
+    """Copies an upload into a folder, and finds the workload in it.
+
+    Args:
+        file_name: As its user called it; with `.py` at its end it is a file, else an archive.
+        entry: The workload's reference within it ("folder/train.py:MyWorkload"); empty where there is only one.
+        folder: An empty one, which the caller removes.
+
+    Raises:
+        ArchiveRefused: It cannot be unpacked safely.
+        WorkloadError: There is no such workload in it, or several and `entry` is empty.
+    """
+    is_file = file_name.endswith(".py")
+    if is_file and not _FILE_NAME.fullmatch(file_name):
+        raise WorkloadRejected(f"{file_name!r} is no name of a module: letters, digits and underscores, then .py")
+    path = folder / "upload"
+    digest = _copy(source, path)
+    root = folder / "content"
+    if is_file:
+        root.mkdir()
+        (root / file_name).symlink_to(path)
+    else:
+        unpack(path, root)
+    found = _entry(root, entry)
+    return Upload(kind="file" if is_file else "archive", path=path, entry=found, digest=digest)
+
+
+def _copy(source: BinaryIO, path: Path) -> str:
+    with storage_errors(str(path)):
+        with path.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        with path.open("rb") as written:
+            return hashlib.file_digest(written, "sha256").hexdigest()
+
+
+def _entry(root: Path, entry: str) -> str:
+    """The reference of the workload below `root`."""
+    if entry:
+        _check_entry(root, entry)
+        return entry
+    found = find_workloads(root)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise WorkloadRejected("no class in it looks like a workload: name one with `entry`, like train.py:MyWorkload")
+    shown = ", ".join(found[:_SHOWN])
+    raise WorkloadRejected(f"it has {len(found)} workloads ({shown}): name one with `entry`")
+
+
+def _check_entry(root: Path, entry: str) -> None:
+    target, _, query = entry.partition("?")
+    file, colon, name = target.rpartition(":")
+    parts = checked_parts(file, DEFAULT_LIMITS)
+    if not colon or not file.endswith(".py") or not parts:
+        raise WorkloadRejected(f"`entry` is {entry!r}; write it like folder/train.py:MyWorkload")
+    try:
+        parse_reference(f"{root.joinpath(*parts)}:{name}?{query}")
+    except WorkloadError as error:
+        raise type(error)(str(error).replace(f"{root.resolve()}/", "").replace(f"{root}/", "")) from None

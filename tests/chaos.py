@@ -84,9 +84,13 @@ class Tally:
 
 
 class Service:
-    """Three workers and the web service on one database, each in a process of its own, started again when it ends."""
+    """Three workers and the web service on one database, each in a process of its own, started again when it ends.
 
-    def __init__(self, folder: Path, temporary: Path, url: str) -> None:
+    Args:
+        wide: Whether the third worker has the cores of both others; else that of the first.
+    """
+
+    def __init__(self, folder: Path, temporary: Path, url: str, *, wide: bool = False) -> None:
         self.mark = new_mark()
         self.folder = folder
         self.temporary = temporary
@@ -94,16 +98,16 @@ class Service:
         self.engine = create_engine_for(url)
         self.queue = StudyQueue(self.engine, lease_s=LEASE_S, max_losses=10**6)
         cores = sorted(os.sched_getaffinity(0))
-        self._commands = {f"worker-{n}": self._worker(n, cores) for n in range(3)}
+        chosen = [cores[:1], cores[1:2] or cores, cores[:2] if wide else cores[:1]]
+        self._commands = {f"worker-{n}": self._worker(n, own) for n, own in enumerate(chosen)}
         self.port = _free_port()
         self._commands["serve"] = ["serve", "--port", str(self.port), "--no-embedded-worker", "--insecure-no-auth"]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @staticmethod
     def _worker(number: int, cores: list[int]) -> list[str]:
-        """Two with a core each where there are two, and one with both."""
-        own = cores[number % 2 : number % 2 + 1] if number < 2 and len(cores) > 1 else cores[:2]
-        return ["worker", "--name", f"worker-{number}", "--cpus", ",".join(map(str, own)), "--isolation", "none"]
+        numbers = ",".join(map(str, cores))
+        return ["worker", "--name", f"worker-{number}", "--cpus", numbers, "--isolation", "none"]
 
     def keep_running(self) -> None:
         """Starts what does not run."""
@@ -165,10 +169,12 @@ class Service:
         return {kind: pids for kind, pids in found.items() if pids}
 
     def submit(self, number: int) -> str:
-        """Every third may go on with any number of cores of this processor."""
+        """Every second finds nothing but its baseline, which is soon done; every third may go on with any number of
+        cores of this processor.
+        """
         settings = StudySettings(
             budget_s=3600,
-            max_trials=5,
+            max_trials=4 + number % 2,
             only=("optimizer_implementation",),
             device="cpu",
             confirm_blocks=2,
@@ -213,8 +219,8 @@ class Chaos:
         self.random = random.Random(seed)
         self.tally = Tally()
         self._pause_s = pause_s
-        self._kept: dict[str, str] = {}
         self._began_s = time.monotonic()
+        self._kept: dict[str, str] = {}
 
     def run(self, *, num_studies: int, kills: int, seconds: float, refill: bool) -> Tally:
         """Kills until there were so many kills or so much time has passed, then lets all studies end."""
@@ -223,6 +229,8 @@ class Chaos:
         for number in range(num_studies):
             service.submit(number)
         wait_until(service.is_ready, "the service is ready", deadline_s=120)
+        wait_until(lambda: len(service.queue.workers()) >= 3, "all workers have arrived", deadline_s=240)
+        self._began_s = time.monotonic()
         restarts = [0.5] if not refill else [0.1 * n for n in range(1, 10)]
         submitted = num_studies
         while (share := max(self.tally.num_kills / kills, self._elapsed_s() / seconds)) < 1:
@@ -302,6 +310,7 @@ class Chaos:
             )
             trials = session.scalars(select(TrialRow)).all()
             attempts = session.scalars(select(TrialAttemptRow)).all()
+            session.expunge_all()  # they are read from here on
         engine.dispose()
         tally.trials = Counter(trial.state for trial in trials)
         tally.moves = len({trial.trial_group for trial in trials if trial.purpose == "moved"})
@@ -337,7 +346,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def chaos(database: str, folder: Path, *, seed: int, pause_s: float) -> Iterator[Chaos]:
+def chaos(database: str, folder: Path, *, seed: int, pause_s: float, wide: bool = False) -> Iterator[Chaos]:
     """A service on a fresh database."""
     with ExitStack() as stack:
         server = None
@@ -348,7 +357,7 @@ def chaos(database: str, folder: Path, *, seed: int, pause_s: float) -> Iterator
             url = f"sqlite:///{folder}/steptune.db"
         migrate(url)
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="st")))
-        service = Service(folder, temporary, url)
+        service = Service(folder, temporary, url, wide=wide)
         try:
             yield Chaos(service, server, seed, pause_s)
         finally:
@@ -362,12 +371,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pause", type=float, default=1.0)
+    parser.add_argument("--pause", type=float, default=1.7)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="stp-chaos-") as folder,
-        chaos(arguments.database, Path(folder), seed=arguments.seed, pause_s=arguments.pause) as run,
+        chaos(arguments.database, Path(folder), seed=arguments.seed, pause_s=arguments.pause, wide=True) as run,
     ):
         try:
             tally = run.run(num_studies=10, kills=arguments.kills, seconds=60 * arguments.minutes, refill=True)

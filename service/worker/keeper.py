@@ -72,6 +72,15 @@ class LeaseKeeper:
         if self._drain_until_s is None or deadline_s < self._drain_until_s:
             self._drain_until_s = deadline_s
 
+    def check_lease(self) -> None:
+        """Whether the study is still this worker's.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        if self._lost or time.monotonic() > self._held_until_s:
+            raise LeaseLost(self._lost or _cut_off(self._lease))
+
     def check(self) -> None:
         """Called again and again while trials run.
 
@@ -79,7 +88,7 @@ class LeaseKeeper:
             LeaseLost: The lease is over; again at every call.
             StudyInterrupt: The user asked for it, or the worker shall end and cannot wait; once.
         """
-        self._check_lease()
+        self.check_lease()
         if self._told:
             return
         drained = self._drain_until_s is not None and time.monotonic() > self._drain_until_s
@@ -105,15 +114,11 @@ class LeaseKeeper:
             LeaseLost: The lease is over.
         """
         while True:
-            self._check_lease()
+            self.check_lease()
             try:
                 return ask()
             except StoreUnavailable:
                 self._ended.wait(RETRY_S)
-
-    def _check_lease(self) -> None:
-        if self._lost or time.monotonic() > self._held_until_s:
-            raise LeaseLost(self._lost or _cut_off(self._lease))
 
     def _beat(self) -> None:
         wait_s = self._heartbeat_s

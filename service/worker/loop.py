@@ -186,14 +186,14 @@ class Worker:
         except LeaseLost:
             raise
         except (RunnerError, StoreError) as error:
-            keeper.check()  # processes that were killed because the lease was lost are no fault of the machine
+            keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
             if isinstance(error, StorageFull):
                 logger.error("%s", error)
             return StudyState.QUEUED, str(error), True
         except SteptuneError as error:
             return StudyState.FAILED, str(error), False
         except Exception as error:
-            keeper.check()
+            keeper.check_lease()
             logger.exception("study %s broke down", claim.lease.study_id)
             return StudyState.QUEUED, f"{type(error).__name__}: {error}", True
 

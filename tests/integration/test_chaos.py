@@ -11,9 +11,9 @@ from tuner.records import StudyState
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=pytest.mark.soak)])
 def test_twenty_seconds_of_kills(database: str, tmp_path: Path) -> None:
-    """Three workers of which two split what the third has, ten studies, and a restart of all that is below."""
+    """Three workers of which two share a core, ten studies, and a restart of all that is below."""
     if database == "postgresql":
         skip_without_server()
     with chaos(database, tmp_path, seed=1, pause_s=1.0) as run:
@@ -31,7 +31,7 @@ def test_a_thousand_kills(tmp_path: Path) -> None:
     import json
 
     skip_without_server()
-    with chaos("postgresql", tmp_path, seed=2, pause_s=1.0) as run:
+    with chaos("postgresql", tmp_path, seed=2, pause_s=1.7, wide=True) as run:
         tally = run.run(num_studies=10, kills=1000, seconds=1800, refill=True)
     path = os.environ.get("STEPTUNE_CHAOS_TALLY")
     if path:

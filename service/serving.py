@@ -23,6 +23,9 @@ from service.settings import Settings
 from service.worker.supervisor import Supervisor
 from tuner.errors import ChoiceError
 
+BACKLOG = 2048
+"""Connections that wait to be taken, as many as uvicorn itself would let."""
+
 
 def run(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT.
@@ -103,12 +106,13 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """A listening socket, bound before anything is said to work."""
+    """A listening socket: whoever connects from now on is answered, if only once the application is up."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ChoiceError(

@@ -96,7 +96,7 @@ class Service:
         cores = sorted(os.sched_getaffinity(0))
         self._commands = {f"worker-{n}": self._worker(n, cores) for n in range(3)}
         self.port = _free_port()
-        self._commands["serve"] = ["serve", "--port", str(self.port), "--no-embedded-worker", "--insecure-no-auth"]
+        self._commands["serve"] = ["serve", "--port", str(self.port), "--no-worker", "--insecure-no-auth"]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @staticmethod

@@ -101,7 +101,7 @@ class Service:
         chosen = [cores[:1], cores[1:2] or cores, cores[:2] if wide else cores[:1]]
         self._commands = {f"worker-{n}": self._worker(n, own) for n, own in enumerate(chosen)}
         self.port = _free_port()
-        self._commands["serve"] = ["serve", "--port", str(self.port), "--no-embedded-worker", "--insecure-no-auth"]
+        self._commands["serve"] = ["serve", "--port", str(self.port), "--no-worker", "--insecure-no-auth"]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @staticmethod

@@ -301,7 +301,7 @@ class Chaos:
         engine = create_engine_for(service.url)
         with reading(engine) as session:
             tally.studies = Counter(session.scalars(select(StudyRow.state)))
-            tally.claims = session.scalar(select(func.sum(QueueEntryRow.num_claims))) or 0
+            tally.claims = int(session.scalar(select(func.sum(QueueEntryRow.num_claims))) or 0)
             tally.leases_left = len(
                 session.scalars(select(QueueEntryRow).where(QueueEntryRow.lease_until.is_not(None))).all()
             )
@@ -372,11 +372,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=1.7)
+    parser.add_argument("--wide", action="store_true", help="the third worker has the cores of both others")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="stp-chaos-") as folder,
-        chaos(arguments.database, Path(folder), seed=arguments.seed, pause_s=arguments.pause, wide=True) as run,
+        chaos(
+            arguments.database, Path(folder), seed=arguments.seed, pause_s=arguments.pause, wide=arguments.wide
+        ) as run,
     ):
         try:
             tally = run.run(num_studies=10, kills=arguments.kills, seconds=60 * arguments.minutes, refill=True)

@@ -31,7 +31,7 @@ def test_a_thousand_kills(tmp_path: Path) -> None:
     import json
 
     skip_without_server()
-    with chaos("postgresql", tmp_path, seed=2, pause_s=1.7, wide=True) as run:
+    with chaos("postgresql", tmp_path, seed=2, pause_s=1.7) as run:
         tally = run.run(num_studies=10, kills=1000, seconds=1800, refill=True)
     path = os.environ.get("STEPTUNE_CHAOS_TALLY")
     if path:

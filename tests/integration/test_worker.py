@@ -24,7 +24,7 @@ from service.submission import new_study
 from service.worker.machine import host_id, parse_numbers
 from service.worker.supervisor import Supervisor
 from tuner.errors import ChoiceError, StudyNotFound
-from tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, Verdict, new_id
+from tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = "zoo:synthetic?batch=4&load_ms=1&compute_ms=1&length=64"
@@ -222,7 +222,7 @@ class TestStopping:
         site.await_trials(study_id, 8)
         site.queue.cancel(study_id)
         site.await_state(study_id, StudyState.CANCELLED)
-        assert site.store.recommendation(study_id).verdict is Verdict.UNCONFIRMED
+        assert site.store.recommendation(study_id).certificate.ended == "interrupted"
 
     def test_a_paused_study_stops_and_goes_on_when_resumed(self, site: Site) -> None:
         study_id = site.submit()

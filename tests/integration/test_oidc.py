@@ -97,7 +97,7 @@ class TestRefusals:
             {"email_verified": None},
             {"email_verified": "true"},
         ],
-        ids=str,
+        ids=lambda claims: "-".join(claims),
     )
     def test_claims_that_do_not_hold(self, served, provider, claims):
         provider.changed_claims = claims

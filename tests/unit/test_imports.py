@@ -24,6 +24,9 @@ TORCH_FREE = (
     "service.cli.main",
     "service.cli.trace_summary",
     "service.store",
+    "service.worker.loop",
+    "service.worker.machine",
+    "service.worker.supervisor",
     "dashboards.report",
     "dashboards.trace_page",
 )

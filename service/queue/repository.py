@@ -7,34 +7,43 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
-from sqlalchemy import Engine, Select, delete, func, or_, select, update
+from sqlalchemy import Engine, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service import rows
 from service.connections import reading, writing
 from service.fencing import Lease, database_now, hold
 from service.models import (
-    HardwareProfileRow,
     QueueEntryRow,
     ResourceSlotRow,
     StudyRow,
     UserRow,
     WorkerRow,
-    WorkloadSourceRow,
 )
-from service.places import CUDA, Slot, place_of
+from service.places import CUDA, place_of
 from service.queue.claiming import Candidate, candidates, claimable
+from service.queue.entries import (
+    account,
+    end_claim,
+    entry_of,
+    is_held,
+    is_of_command_line,
+    locked,
+    select_entries,
+    set_state,
+    source_of,
+)
 from service.queue.records import (
     BEGUN,
     Claim,
     QueueEntry,
     Quotas,
-    Source,
     WorkerInfo,
     WorkerOffer,
 )
 from service.queue.usage import limits_of
-from service.queue.waiting import Entry, waits_for
+from service.queue.waiting import waits_for
+from service.queue.workers import known_workers
 from service.store import insert_missing, write_event, write_study
 from tuner import store_rules
 from tuner.errors import ChoiceError, QuotaExceeded, StateConflict
@@ -165,7 +174,7 @@ class StudyQueue:
             QuotaExceeded: The owner has as many studies waiting as allowed.
         """
         with writing(self._engine) as session:
-            study, entry = _locked(session, study_id)
+            study, entry = locked(session, study_id)
             state = StudyState(study.state)
             if entry.requested == "pause":
                 entry.requested = ""
@@ -174,7 +183,7 @@ class StudyQueue:
                 self._check_queued(session, study.owner_id)
                 entry.queued_at = database_now(session)
                 entry.num_lost = 0
-                _end_claim(session, study, entry, StudyState.QUEUED)
+                end_claim(session, study, entry, StudyState.QUEUED)
             elif state is not StudyState.QUEUED:
                 raise StateConflict(f"study {study_id} is {state.value}: only one that was stopped can be resumed")
             session.flush()
@@ -188,8 +197,8 @@ class StudyQueue:
             StateConflict: A worker is running it.
         """
         with writing(self._engine) as session:
-            _, entry = _locked(session, study_id)
-            if _is_held(entry, database_now(session)):
+            _, entry = locked(session, study_id)
+            if is_held(entry, database_now(session)):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
@@ -200,8 +209,8 @@ class StudyQueue:
             StateConflict: It is running in the service, or waits there for a worker.
         """
         with reading(self._engine) as session:
-            found = session.execute(_select_entries([study_id])).one_or_none()
-            if found is not None and StudyState(found[0].state) in BEGUN and not _is_of_command_line(*found):
+            found = session.execute(select_entries([study_id])).one_or_none()
+            if found is not None and StudyState(found[0].state) in BEGUN and not is_of_command_line(*found):
                 raise StateConflict(
                     f"study {study_id} is {found[0].state} in the service, whose workers run it: pause it there first"
                 )
@@ -282,12 +291,12 @@ class StudyQueue:
         """
         with writing(self._engine) as session:
             hold(session, lease, lease.study_id)
-            study, entry = _locked(session, lease.study_id)
+            study, entry = locked(session, lease.study_id)
             if lost:
                 entry.num_lost += 1
                 if entry.num_lost >= self._max_losses:
                     state, message = StudyState.FAILED, _given_up(entry.num_lost, message)
-            _end_claim(session, study, entry, state, message)
+            end_claim(session, study, entry, state, message)
 
     def leave(self, worker_id: str) -> None:
         """A worker goes."""
@@ -297,27 +306,27 @@ class StudyQueue:
     def workers(self) -> list[WorkerInfo]:
         """All that are known, the newest first."""
         with reading(self._engine) as session:
-            return self._workers(session, database_now(session))
+            return known_workers(session, database_now(session), self._lease_s)
 
     # --- pieces ----------------------------------------------------------------------------------
 
     def _stop(self, study_id: str, request: str, state: StudyState) -> QueueEntry:
         with writing(self._engine) as session:
-            study, entry = _locked(session, study_id)
+            study, entry = locked(session, study_id)
             found = StudyState(study.state)
             if found in (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED) and found is not state:
                 raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")
             if request == "pause" and entry.requested == "cancel":
                 raise StateConflict(f"study {study_id} is about to be cancelled: it cannot be paused")
-            if _is_held(entry, database_now(session)):
+            if is_held(entry, database_now(session)):
                 if entry.requested != request:
                     entry.requested = request
                     entry.version += 1
                     write_event(session, study_id, "requested", {"request": request})
             elif found is not state:
-                if _is_of_command_line(study, entry):
+                if is_of_command_line(study, entry):
                     raise StateConflict(f"study {study_id} is run by a command: end that with Ctrl-C")
-                _end_claim(session, study, entry, state)
+                end_claim(session, study, entry, state)
             session.flush()
             return self._entry(session, study_id)
 
@@ -327,7 +336,7 @@ class StudyQueue:
         """
         given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
         lost = (
-            _select_entries()
+            select_entries()
             .where(QueueEntryRow.lease_until <= now)
             .where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
             .with_for_update(of=QueueEntryRow, skip_locked=True)
@@ -335,22 +344,22 @@ class StudyQueue:
         for study, entry in session.execute(lost).all():
             entry.num_lost += 1
             if study.state != StudyState.RUNNING.value:
-                _end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
+                end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
             elif entry.requested:
                 state = StudyState.CANCELLED if entry.requested == "cancel" else StudyState.PAUSED
-                _end_claim(session, study, entry, state)
+                end_claim(session, study, entry, state)
             else:
-                _end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
+                end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
 
     def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
         """Makes a study the worker's, unless somebody is changing it at this moment."""
-        query = _select_entries([candidate.study_id]).where(claimable(now))
+        query = select_entries([candidate.study_id]).where(claimable(now))
         found = session.execute(query.with_for_update(of=QueueEntryRow, skip_locked=True)).one_or_none()
         if found is None:
             return None
         study, entry = found
         if study.state == StudyState.RUNNING.value:
-            _account(entry, now)
+            account(entry, now)
             entry.num_lost += 1
         entry.worker_id = offer.worker_id
         entry.fence += 1
@@ -363,13 +372,13 @@ class StudyQueue:
         for slot in slots:
             row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
             row.study_id, row.fence = study.study_id, entry.fence
-        _set_state(session, study, StudyState.RUNNING)
+        set_state(session, study, StudyState.RUNNING)
         session.execute(update(WorkerRow).where(WorkerRow.worker_id == offer.worker_id).values(state="busy"))
         return Claim(
             lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
             study=decode(study.record, Study),
             owner_id=study.owner_id,
-            source=_source_of(session, entry),
+            source=source_of(session, entry),
             other_hardware=entry.required_hardware is not None,
             slots=slots,
             place=entry.place,
@@ -395,90 +404,15 @@ class StudyQueue:
         return found[0]
 
     def _entries(self, session: Session, study_ids: Sequence[str]) -> list[QueueEntry]:
-        found = {study.study_id: (study, entry) for study, entry in session.execute(_select_entries(study_ids))}
+        found = {study.study_id: (study, entry) for study, entry in session.execute(select_entries(study_ids))}
         ordered = [found[study_id] for study_id in study_ids if study_id in found]
         now = database_now(session)
-        reasons = waits_for(session, ordered, self._workers(session, now), self._quotas, now)
-        return [_entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
-
-    def _workers(self, session: Session, now: datetime) -> list[WorkerInfo]:
-        held = select(QueueEntryRow.worker_id, QueueEntryRow.study_id).where(QueueEntryRow.lease_until > now)
-        studies = {row.worker_id: row.study_id for row in session.execute(held)}
-        query = (
-            select(WorkerRow, HardwareProfileRow.label)
-            .outerjoin(HardwareProfileRow, HardwareProfileRow.fingerprint == WorkerRow.hardware_fingerprint)
-            .order_by(WorkerRow.worker_id.desc())
-        )
-        silent = now - timedelta(seconds=self._lease_s)
-        return [
-            _worker_of(worker, label or "", studies.get(worker.worker_id), gone=worker.heartbeat_at < silent)
-            for worker, label in session.execute(query)
-        ]
+        reasons = waits_for(session, ordered, known_workers(session, now, self._lease_s), self._quotas, now)
+        return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
 
 
 _SAME = QueueEntryRow.version
 """A heartbeat is no change that a reader sees."""
-
-
-def _select_entries(study_ids: Sequence[str] | None = None) -> Select[StudyRow, QueueEntryRow]:
-    query = select(StudyRow, QueueEntryRow).join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
-    return query if study_ids is None else query.where(StudyRow.study_id.in_(study_ids))
-
-
-def _locked(session: Session, study_id: str) -> Entry:
-    """A study and its entry, locked in this order: entry, study.
-
-    Raises:
-        StudyNotFound: It was not submitted to the service.
-    """
-    entry = session.get(QueueEntryRow, study_id, with_for_update=True)
-    study = None if entry is None else session.get(StudyRow, study_id, with_for_update=True)
-    if entry is None or study is None:
-        raise store_rules.unknown_study(study_id)
-    return study, entry
-
-
-def _source_of(session: Session, entry: QueueEntryRow) -> Source | None:
-    row = None if entry.source_id is None else session.get(WorkloadSourceRow, entry.source_id)
-    return None if row is None else Source(kind=row.kind, entry=row.entry, digest=row.digest)
-
-
-def _is_held(entry: QueueEntryRow, now: datetime) -> bool:
-    return entry.lease_until is not None and entry.lease_until > now
-
-
-def _is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
-    """A study that was stopped in the service, and went on with `steptune resume`."""
-    return study.state == StudyState.RUNNING.value and entry.lease_until is None
-
-
-def _account(entry: QueueEntryRow, now: datetime) -> None:
-    """Counts the time of a claim that is over, up to the end of its lease."""
-    if entry.claimed_at is not None and entry.lease_until is not None:
-        held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
-        entry.device_seconds += entry.num_devices * max(0.0, held)
-
-
-def _end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
-    """Nobody holds the study from now on; whoever still thinks so has an old number."""
-    now = database_now(session)
-    _account(entry, now)
-    entry.fence += 1
-    entry.lease_until = entry.worker_id = None
-    entry.requested = ""
-    entry.version += 1
-    entry.ended_at = None if state in (*BEGUN, StudyState.PAUSED) else entry.ended_at or now
-    freed = update(ResourceSlotRow).where(ResourceSlotRow.study_id == study.study_id)
-    session.execute(freed.values(study_id=None))
-    _set_state(session, study, state, message)
-
-
-def _set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
-    record = decode(study.record, Study)
-    if (record.state, record.message) != (state, message):
-        write_study(session, replace(record, state=state, message=message))
-        session.refresh(study)
-        write_event(session, study.study_id, "state", {"state": state.value, "message": message})
 
 
 def _given_up(num_lost: int, message: str) -> str:
@@ -496,49 +430,3 @@ def _check_requirements(kind: str | None, hardware: str | None, num_devices: int
         raise ChoiceError("the required hardware is empty: give a fingerprint, a part of a label, or nothing")
     if num_devices < 1 or (kind == "cpu" and num_devices > 1):
         raise ChoiceError(f"{num_devices} devices are required: at least one, and on the CPU, whose cores are one, one")
-
-
-def _entry_of(study: StudyRow, entry: QueueEntryRow, waits: str) -> QueueEntry:
-    return QueueEntry(
-        study_id=study.study_id,
-        owner_id=study.owner_id,
-        title=study.title,
-        state=StudyState(study.state),
-        message=decode(study.record, Study).message,
-        source_id=entry.source_id,
-        version=entry.version,
-        priority=entry.priority,
-        required_device_kind=entry.required_device_kind,
-        required_hardware=entry.required_hardware,
-        num_devices=entry.num_devices,
-        place=entry.place,
-        waits_for=waits,
-        requested=entry.requested,
-        worker_id=entry.worker_id,
-        fence=entry.fence,
-        lease_until=entry.lease_until,
-        num_claims=entry.num_claims,
-        num_lost=entry.num_lost,
-        device_seconds=entry.device_seconds,
-        queued_at=entry.queued_at,
-        claimed_at=entry.claimed_at,
-        ended_at=entry.ended_at,
-    )
-
-
-def _worker_of(worker: WorkerRow, label: str, study_id: str | None, *, gone: bool) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=worker.worker_id,
-        name=worker.name,
-        host_id=worker.host_id,
-        state="gone" if gone else worker.state,
-        hardware_fingerprint=worker.hardware_fingerprint,
-        hardware_label=label,
-        device_kind=worker.device_kind,
-        slots=tuple(Slot(kind=kind, number=number) for kind, number in json.loads(worker.devices)),
-        isolation=worker.isolation,
-        version=worker.version,
-        started_at=worker.started_at,
-        heartbeat_at=worker.heartbeat_at,
-        study_id=study_id,
-    )

@@ -27,6 +27,9 @@ TORCH_FREE = (
     "service.serving",
     "service.cli.trace_summary",
     "service.store",
+    "service.worker.loop",
+    "service.worker.machine",
+    "service.worker.supervisor",
     "dashboards.report",
     "dashboards.trace_page",
 )

@@ -82,6 +82,13 @@ def reading(engine: Engine) -> Iterator[Session]:
 
 
 @contextmanager
+def querying(engine: Engine) -> Iterator[Connection]:
+    """As `reading`, for statements that give rows: without the objects of a session a third of the time."""
+    with storage_errors(place_of(engine)), engine.connect() as connection:
+        yield connection
+
+
+@contextmanager
 def writing(engine: Engine) -> Iterator[Session]:
     """One transaction; on SQLite the only writing one from its beginning, so nothing it read is stale."""
     with (

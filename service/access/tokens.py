@@ -15,7 +15,7 @@ from service.access.principal import Method, Principal
 from service.access.scopes import Scope, implied, parse_scopes, scopes_text
 from service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
 from service.access.users import MAX_NAME, unknown_user
-from service.connections import reading, writing
+from service.connections import querying, reading, writing
 from service.models import ApiTokenRow, UserRow
 from tuner.errors import ChoiceError, StoreError
 from tuner.records import Record
@@ -104,8 +104,8 @@ class TokenStore:
             NotAuthenticated: It is unknown or wrong, has expired, was revoked, or its user is disabled.
         """
         now = self._clock()
-        with reading(self._engine) as session:
-            found = session.execute(_TOKEN_WITH_USER, {"wanted": bearer.token_id}).first()
+        with querying(self._engine) as connection:
+            found = connection.execute(_TOKEN_WITH_USER, {"wanted": bearer.token_id}).first()
         right = equal(sha256(bearer.secret), found.secret_sha256 if found else NO_HASH)
         if found is None or not right:
             raise NotAuthenticated(_REFUSED, token_sent=True)

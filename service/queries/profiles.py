@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, Integer, Select, bindparam, select
 
-from service.connections import reading
+from service.connections import querying
 from service.messages import BreakdownCategory, DeviceBreakdown, TrialBreakdown
 from service.models import BreakdownRow, CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow, TrialRow
 from service.queries.stored import parts_of, stored
@@ -19,39 +20,51 @@ def list_numbered(
     engine: Engine, kind: NumberedRow, trial_id: str, *, limit: int, after: int | None
 ) -> list[tuple[int, Any]]:
     """Records of a trial with their numbers, those above `after`; one more than `limit` where there are more."""
-    query = select(kind.number, kind.record).where(kind.trial_id == trial_id).order_by(kind.number).limit(limit + 1)
-    if after is not None:
-        query = query.where(kind.number > after)
-    with reading(engine) as session:
-        return [(number, stored(record)) for number, record in session.execute(query)]
+    given = {"trial_id": trial_id, "after": -1 if after is None else after, "limit": limit + 1}
+    with querying(engine) as connection:
+        return [(number, stored(record)) for number, record in connection.execute(_numbered(kind), given)]
 
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
     """From the rows, which are few; the record holds every step."""
-    query = (
-        select(
-            BreakdownRow.rank,
-            BreakdownRow.device,
-            BreakdownRow.category,
-            BreakdownRow.num_steps,
-            BreakdownRow.ns,
-            BreakdownRow.rescaled_ns,
-        )
-        .where(BreakdownRow.trial_id == trial_id)
-        .order_by(BreakdownRow.rank, BreakdownRow.device, BreakdownRow.ns.desc(), BreakdownRow.category)
-    )
     by_device: dict[tuple[int, str], list[Any]] = {}
-    with reading(engine) as session:
-        for row in session.execute(query):
+    with querying(engine) as connection:
+        for row in connection.execute(_BREAKDOWN, {"trial_id": trial_id}):
             by_device.setdefault((row.rank, row.device), []).append(row)
     return TrialBreakdown(trial_id=trial_id, devices=tuple(_device(rows) for rows in by_device.values()))
 
 
 def result_part(engine: Engine, trial_id: str, name: str) -> Any:
     """One field of a trial's result; None until it has one."""
-    with reading(engine) as session:
-        result = session.scalar(select(TrialRow.result).where(TrialRow.trial_id == trial_id))
+    with querying(engine) as connection:
+        result = connection.scalar(_RESULT, {"trial_id": trial_id})
     return None if result is None else parts_of(result).get(name)
+
+
+# Making a statement takes longer than running it, so those of reads are made once.
+_RESULT = select(TrialRow.result).where(TrialRow.trial_id == bindparam("trial_id"))
+_BREAKDOWN = (
+    select(
+        BreakdownRow.rank,
+        BreakdownRow.device,
+        BreakdownRow.category,
+        BreakdownRow.num_steps,
+        BreakdownRow.ns,
+        BreakdownRow.rescaled_ns,
+    )
+    .where(BreakdownRow.trial_id == bindparam("trial_id"))
+    .order_by(BreakdownRow.rank, BreakdownRow.device, BreakdownRow.ns.desc(), BreakdownRow.category)
+)
+
+
+@functools.cache
+def _numbered(kind: NumberedRow) -> Select[int, str]:
+    return (
+        select(kind.number, kind.record)
+        .where(kind.trial_id == bindparam("trial_id"), kind.number > bindparam("after"))
+        .order_by(kind.number)
+        .limit(bindparam("limit", type_=Integer))
+    )
 
 
 def _device(rows: list[Any]) -> DeviceBreakdown:

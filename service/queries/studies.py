@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Select, func, select, update
+from sqlalchemy import Engine, Integer, Select, bindparam, func, select, update
 
-from service.connections import reading, writing
+from service.connections import querying, reading, writing
 from service.messages import StudyDetail, StudyQueueState, StudySummary
 from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from service.queries.stored import iso, iso_or_none, parts_of
@@ -39,31 +41,28 @@ class Owner(NamedTuple):
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
     """The newest first, those with ids below `before`; one more than `limit` where there are more."""
-    # The same ids, from the table whose index has the filter before them.
-    study_id = StudyRow.study_id if wanted.workload_id is None else QueueEntryRow.study_id
-    query = _narrowed(_summaries(), wanted).order_by(study_id.desc()).limit(limit + 1)
+    given = {name: value for name, value in dataclasses.asdict(wanted).items() if value is not None}
     if before is not None:
-        query = query.where(study_id < before)
-    with reading(engine) as session:
-        return [StudySummary(**_summary(row)) for row in session.execute(query)]
+        given["before"] = before
+    with querying(engine) as connection:
+        rows = connection.execute(_listing(frozenset(given)), {**given, "limit": limit + 1})
+        return [StudySummary(**_summary(row)) for row in rows]
 
 
 def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
     """A study, if it exists. Whose it is, is for the caller to check."""
-    query = _summaries().add_columns(StudyRow.record, QueueEntryRow).where(StudyRow.study_id == study_id)
-    counts = select(TrialRow.state, func.count()).where(TrialRow.study_id == study_id).group_by(TrialRow.state)
-    with reading(engine) as session:
-        row = session.execute(query).one_or_none()
+    with querying(engine) as connection:
+        row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
         if row is None:
             return None
-        num_trials = {found[0]: found[1] for found in session.execute(counts)}
+        num_trials = {found[0]: found[1] for found in connection.execute(_COUNTS, {"study_id": study_id})}
         return _detail(row, num_trials)
 
 
 def study_owner(engine: Engine, study_id: str) -> Owner:
     """Whether there is such a study, and whose it is."""
-    with reading(engine) as session:
-        row = session.execute(select(StudyRow.owner_id).where(StudyRow.study_id == study_id)).one_or_none()
+    with querying(engine) as connection:
+        row = connection.execute(_OWNER, {"study_id": study_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
 
 
@@ -96,39 +95,63 @@ def change_study(engine: Engine, study_id: str, version: int, *, title: str | No
             session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
 
 
-def _summaries() -> Select[*tuple[Any, ...]]:
-    return (
-        select(
-            StudyRow.study_id,
-            StudyRow.title,
-            StudyRow.workload,
-            StudyRow.owner_id,
-            StudyRow.state,
-            StudyRow.created_at,
-            StudyRow.hardware_fingerprint,
-            QueueEntryRow.source_id,
-            QueueEntryRow.priority,
-            QueueEntryRow.worker_id,
-            RecommendationRow.verdict,
-            RecommendationRow.gain,
-        )
-        .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
-        .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
+# Making a statement takes longer than running it, so those of reads are made once.
+_SUMMARIES = (
+    select(
+        StudyRow.study_id,
+        StudyRow.title,
+        StudyRow.workload,
+        StudyRow.owner_id,
+        StudyRow.state,
+        StudyRow.created_at,
+        StudyRow.hardware_fingerprint,
+        QueueEntryRow.source_id,
+        QueueEntryRow.priority,
+        QueueEntryRow.worker_id,
+        RecommendationRow.verdict,
+        RecommendationRow.gain,
     )
+    .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+    .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
+)
+_QUEUE_STATE = (
+    QueueEntryRow.version,
+    QueueEntryRow.required_device_kind,
+    QueueEntryRow.required_hardware,
+    QueueEntryRow.num_devices,
+    QueueEntryRow.requested,
+    QueueEntryRow.num_claims,
+    QueueEntryRow.num_lost,
+    QueueEntryRow.device_seconds,
+    QueueEntryRow.queued_at,
+    QueueEntryRow.claimed_at,
+    QueueEntryRow.ended_at,
+)
+_STUDY = _SUMMARIES.add_columns(StudyRow.record, *_QUEUE_STATE).where(StudyRow.study_id == bindparam("study_id"))
+_COUNTS = (
+    select(TrialRow.state, func.count()).where(TrialRow.study_id == bindparam("study_id")).group_by(TrialRow.state)
+)
+_OWNER = select(StudyRow.owner_id).where(StudyRow.study_id == bindparam("study_id"))
 
 
-def _narrowed(query: Select[*tuple[Any, ...]], wanted: StudyFilter) -> Select[*tuple[Any, ...]]:
-    if wanted.owner_id is not None:
-        query = query.where(StudyRow.owner_id == wanted.owner_id)
-    if wanted.state is not None:
-        query = query.where(StudyRow.state == wanted.state)
-    if wanted.workload_id is not None:
-        query = query.where(QueueEntryRow.source_id == wanted.workload_id)
-    if wanted.workload is not None:
-        query = query.where(StudyRow.workload == wanted.workload)
-    if wanted.hardware is not None:
-        query = query.where(StudyRow.hardware_fingerprint == wanted.hardware)
-    return query
+_FILTERS = {
+    "owner_id": StudyRow.owner_id,
+    "state": StudyRow.state,
+    "workload_id": QueueEntryRow.source_id,
+    "workload": StudyRow.workload,
+    "hardware": StudyRow.hardware_fingerprint,
+}
+
+
+@functools.cache
+def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
+    """The statement of a list with these filters, and with `before` or without."""
+    # The same ids, from the table whose index has the filter before them.
+    study_id = QueueEntryRow.study_id if "workload_id" in given else StudyRow.study_id
+    query = _SUMMARIES.where(*(column == bindparam(name) for name, column in _FILTERS.items() if name in given))
+    if "before" in given:
+        query = query.where(study_id < bindparam("before"))
+    return query.order_by(study_id.desc()).limit(bindparam("limit", type_=Integer))
 
 
 def _summary(row: Any) -> dict[str, Any]:
@@ -157,13 +180,13 @@ def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
         facts=record.get("facts"),
         environment=record.get("environment"),
         num_trials=num_trials,
-        queue=None if row.QueueEntryRow is None else _queue_state(row.QueueEntryRow),
+        queue=None if row.version is None else _queue_state(row),
         source_digest=record.get("source_digest", ""),
         steptune_version=record.get("steptune_version", ""),
     )
 
 
-def _queue_state(entry: QueueEntryRow) -> StudyQueueState:
+def _queue_state(entry: Any) -> StudyQueueState:
     return StudyQueueState(
         version=entry.version,
         required_device_kind=entry.required_device_kind,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Engine, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Engine, Integer, Select, bindparam, func, select
 
-from service.connections import reading
+from service.connections import querying
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
 from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
 from service.queries.stored import iso, iso_or_none, parts_of
@@ -33,54 +33,76 @@ def list_trials(
     engine: Engine, study_id: str, *, state: str | None, limit: int, after: int | None
 ) -> list[TrialSummary]:
     """In the order in which they began, from the sequence above `after`; one more than `limit` where there are more."""
-    query = select(*_COLUMNS).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence).limit(limit + 1)
-    if state is not None:
-        query = query.where(TrialRow.state == state)
-    if after is not None:
-        query = query.where(TrialRow.sequence > after)
-    with reading(engine) as session:
-        rows = session.execute(query).all()
-        measured = _measured(session, [row.trial_id for row in rows])
+    given = {"study_id": study_id, "state": state, "after": after, "limit": limit + 1}
+    given = {name: value for name, value in given.items() if value is not None}
+    with querying(engine) as connection:
+        rows = connection.execute(_listing(frozenset(given)), given).all()
+        measured = _measured(connection, [row.trial_id for row in rows])
         return [TrialSummary(**_summary(row, measured)) for row in rows]
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:
     """Whether there is such a trial, and whose study it belongs to."""
-    query = (
-        select(StudyRow.owner_id)
-        .join(TrialRow, TrialRow.study_id == StudyRow.study_id)
-        .where(TrialRow.trial_id == trial_id)
-    )
-    with reading(engine) as session:
-        row = session.execute(query).one_or_none()
+    with querying(engine) as connection:
+        row = connection.execute(_OWNER, {"trial_id": trial_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
 
 
 def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:
     """A trial with what came of it, without the lists that have their own place."""
-    query = select(*_COLUMNS, TrialRow.result).where(TrialRow.trial_id == trial_id)
-    attempts = select(TrialAttemptRow).where(TrialAttemptRow.trial_id == trial_id).order_by(TrialAttemptRow.number)
-    with reading(engine) as session:
-        row = session.execute(query).one_or_none()
+    with querying(engine) as connection:
+        row = connection.execute(_TRIAL, {"trial_id": trial_id}).one_or_none()
         if row is None:
             return None
-        return _detail(row, _measured(session, [trial_id]), [_attempt(found) for found in session.scalars(attempts)])
+        attempts = [_attempt(found) for found in connection.execute(_ATTEMPTS, {"trial_id": trial_id})]
+        return _detail(row, _measured(connection, [trial_id]), attempts)
 
 
-def _measured(session: Session, trial_ids: Sequence[str]) -> dict[str, Any]:
-    """Sums over the clean windows of trials, by trial."""
-    query = (
-        select(
-            WindowRow.trial_id,
-            func.count().label("num_windows"),
-            func.sum(WindowRow.num_steps).label("num_steps"),
-            func.sum(WindowRow.num_units).label("num_units"),
-            func.sum(WindowRow.duration_ns).label("duration_ns"),
-        )
-        .where(WindowRow.trial_id.in_(trial_ids), WindowRow.void.is_(None))
-        .group_by(WindowRow.trial_id)
+# Making a statement takes longer than running it, so those of reads are made once.
+_OWNER = (
+    select(StudyRow.owner_id)
+    .join(TrialRow, TrialRow.study_id == StudyRow.study_id)
+    .where(TrialRow.trial_id == bindparam("trial_id"))
+)
+_TRIAL = select(*_COLUMNS, TrialRow.result).where(TrialRow.trial_id == bindparam("trial_id"))
+_ATTEMPTS = (
+    select(
+        TrialAttemptRow.number,
+        TrialAttemptRow.outcome,
+        TrialAttemptRow.worker_id,
+        TrialAttemptRow.started_at,
+        TrialAttemptRow.ended_at,
     )
-    return {row.trial_id: row for row in session.execute(query)}
+    .where(TrialAttemptRow.trial_id == bindparam("trial_id"))
+    .order_by(TrialAttemptRow.number)
+)
+_MEASURED = (
+    select(
+        WindowRow.trial_id,
+        func.count().label("num_windows"),
+        func.sum(WindowRow.num_steps).label("num_steps"),
+        func.sum(WindowRow.num_units).label("num_units"),
+        func.sum(WindowRow.duration_ns).label("duration_ns"),
+    )
+    .where(WindowRow.trial_id.in_(bindparam("trial_ids", expanding=True)), WindowRow.void.is_(None))
+    .group_by(WindowRow.trial_id)
+)
+
+
+@functools.cache
+def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
+    """The statement of a list with a state and `after`, or without."""
+    query = select(*_COLUMNS).where(TrialRow.study_id == bindparam("study_id"))
+    if "state" in given:
+        query = query.where(TrialRow.state == bindparam("state"))
+    if "after" in given:
+        query = query.where(TrialRow.sequence > bindparam("after"))
+    return query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer))
+
+
+def _measured(connection: Connection, trial_ids: Sequence[str]) -> dict[str, Any]:
+    """Sums over the clean windows of trials, by trial."""
+    return {row.trial_id: row for row in connection.execute(_MEASURED, {"trial_ids": trial_ids})}
 
 
 def _summary(row: Any, measured: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +144,7 @@ def _detail(row: Any, measured: dict[str, Any], attempts: list[TrialAttempt]) ->
     )
 
 
-def _attempt(row: TrialAttemptRow) -> TrialAttempt:
+def _attempt(row: Any) -> TrialAttempt:
     return TrialAttempt(
         number=row.number,
         outcome=TrialState(row.outcome),

@@ -178,6 +178,9 @@ def _of_unfinished(source: TrialSource, study_id: str) -> HeadlineInfo:
         *_rate_facts(source, study, trials),
     )
     tone, title, sentence = {
+        StudyState.QUEUED: ("neutral", "Waiting", "No worker has begun it yet"),
+        StudyState.PAUSED: ("neutral", "Paused", "The search was paused before it had an answer"),
+        StudyState.CANCELLED: ("warning", "Cancelled", "The search was cancelled before it had an answer"),
         StudyState.RUNNING: ("neutral", "Still searching", "There is no recommendation yet"),
         StudyState.INTERRUPTED: ("warning", "Interrupted", "The search was interrupted before it had an answer"),
         StudyState.COMPLETED: ("warning", "No recommendation", "The search ended without an answer"),

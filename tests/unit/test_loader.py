@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,24 @@ class TestArguments:
         assert 0 <= ready_batches(iterator) <= 3
         alone = iter(build_loader(Four(), Whole(), LoaderArguments(), batch_sampler=order))
         assert (outstanding_batches(alone), ready_batches(alone)) == (0, 0)
+
+    def test_what_came_before_its_turn_is_held_too(self) -> None:
+        """Windows begin where the old position ends: a batch that is not counted would be the first of the window."""
+        third_is_ready = multiprocessing.Event()
+
+        class OutOfOrder(Dataset):
+            def __getitem__(self, index: int) -> int:
+                if index == 0:
+                    third_is_ready.wait()
+                if index == 3:
+                    third_is_ready.set()
+                return index
+
+        arguments = LoaderArguments(num_workers=2, prefetch_factor=2)
+        batches = [[number] for number in range(12)]
+        iterator = iter(build_loader(Four(), OutOfOrder(), arguments, batch_sampler=batches))
+        assert next(iterator).tolist() == [0]
+        assert outstanding_batches(iterator) == arguments.capacity == 4
 
 
 def cached(dataset: Any, where: str, directory: Path) -> CachedDataset:

@@ -67,8 +67,11 @@ def _worker_init(workload: Workload, first: Callable[[int], None] | None) -> Cal
 
 
 def outstanding_batches(iterator: Any) -> int:
-    """Batches that a loader's iterator has asked its workers for and not yet given out."""
-    return int(getattr(iterator, "_tasks_outstanding", 0))
+    """Batches that a loader's iterator has asked its workers for and not yet given out.
+
+    PyTorch's own count (`_tasks_outstanding`) leaves out those that came before their turn and wait for it.
+    """
+    return int(getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0))
 
 
 def ready_batches(iterator: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 import zlib
@@ -46,6 +47,8 @@ from tuner.workloads.reference import imported_modules, parse_reference
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials leave alone."""
 TASK_DEADLINE_S = 900.0
+RERUNS = 2
+"""How often what somebody killed runs again: that says nothing of the workload, unless it happens every time."""
 MAX_RENEWALS = 10
 """Deadlines that a task may fill altogether: progress can be claimed without end."""
 
@@ -136,6 +139,19 @@ class LocalRunner:
         return self._task(entry, request)
 
     def _task(self, entry: str, request: Any) -> bytes:
+        for rerun in range(RERUNS + 1):
+            job, answer, doing = self._run_task(entry, request)
+            if not _was_killed(job) or rerun == RERUNS:
+                break
+            self._listener(Progress(trial_id="", text=f"{doing}: somebody killed it, so once more", phase=entry))
+        if job.failure is not None:
+            self._raise_failure(job, entry, doing)
+        if answer is None:
+            raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
+        return answer
+
+    def _run_task(self, entry: str, request: Any) -> tuple[Job, bytes | None, str]:
+        """One run of a task: its job, its answer if there is one, and what it did last."""
         deadlines = Deadlines(build_s=self._task_deadline_s)
         job = self._board.start(
             self._server(self._variables),
@@ -160,11 +176,7 @@ class LocalRunner:
         finally:
             self._board.end(job)
             self._board.forget(job)
-        if job.failure is not None:
-            self._raise_failure(job, entry, doing)
-        if answer is None:
-            raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
-        return answer
+        return job, answer, doing
 
     def _raise_failure(self, job: Job, entry: str, doing: str) -> None:
         failure = job.failure
@@ -200,11 +212,14 @@ class LocalRunner:
         group: str,
         listener: ProgressListener,
     ) -> list[TrialResult]:
-        run = GroupRun(self._board, self._start, settings, listener, seed=self._seed + zlib.crc32(group.encode()))
-        try:
-            run.run(specs, purposes)
-        finally:
-            run.end()
+        for _ in range(RERUNS + 1):
+            run = GroupRun(self._board, self._start, settings, listener, seed=self._seed + zlib.crc32(group.encode()))
+            try:
+                run.run(specs, purposes)
+            finally:
+                run.end()
+            if not any(_was_killed(member.job) for member in run.members):
+                break
         wanted = min(2, settings.min_rounds)
         return [
             member.result(
@@ -273,3 +288,9 @@ class LocalRunner:
             self._board.remove_server(server)
             server.close()
         self._servers.clear()
+
+
+def _was_killed(job: Job) -> bool:
+    """Whether a rank ended by a SIGKILL that was neither ours nor the kernel's for lack of memory."""
+    failure = job.failure
+    return failure is not None and failure.kind is FailureKind.CRASH and failure.signal == signal.SIGKILL

@@ -32,6 +32,7 @@ from service.messages import (
 from service.models import CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow
 from service.queries import profiles
 from service.queries import trials as queries
+from service.queries.stored import value_of
 from tuner.records import TrialState
 
 router = APIRouter(tags=["trials"], responses=COMMON)
@@ -81,7 +82,7 @@ def get_trial(request: Request, service: Service, principal: Reader, trial_id: T
 )
 def list_windows(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     check_trial(service.engine, trial_id, principal)
-    windows = profiles.result_part(service.engine, trial_id, "windows") or []
+    windows = value_of(profiles.result_part(service.engine, trial_id, "windows")) or []
     begin = 0 if page.after_number is None else page.after_number + 1
     items, next_cursor = page.cut(list(enumerate(windows))[begin:], itemgetter(0))
     return answer(request, WindowPage(items=_second(items), next_cursor=next_cursor))

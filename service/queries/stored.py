@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+_parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 
 def stored(text: str) -> Any:
     """A stored record. What is not a finite number becomes null, as JSON has none."""
@@ -22,9 +24,14 @@ def stored_list(texts: Iterable[str]) -> Any:
     return msgspec.Raw(b"[" + b",".join(bytes(stored(text)) for text in texts) + b"]")
 
 
-def parts_of(text: str) -> Any:
-    """The fields of a stored record by name; they go into a message as they are."""
-    return json.loads(text)
+def parts_of(text: str) -> dict[str, Any]:
+    """The fields of a stored record by name, as JSON: they go into a message as they are."""
+    return _parts.decode(stored(text))
+
+
+def value_of(part: Any) -> Any:
+    """One of those fields as a value; None where it is not there."""
+    return None if part is None else msgspec.json.decode(part)
 
 
 def iso(time: datetime) -> str:

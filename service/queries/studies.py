@@ -6,8 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Engine, Integer, Select, bindparam, func, select, update
 
 from service.connections import querying, reading, writing
@@ -15,6 +17,7 @@ from service.messages import StudyDetail, StudyQueueState, StudySummary
 from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from service.queries.stored import iso, iso_or_none, parts_of
 from tuner.errors import StateConflict
+from tuner.records import StudyState, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str
         given["before"] = before
     with querying(engine) as connection:
         rows = connection.execute(_listing(frozenset(given)), {**given, "limit": limit + 1})
-        return [StudySummary(**_summary(row)) for row in rows]
+        return [_summary(*row) for row in rows]
 
 
 def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
@@ -114,6 +117,7 @@ _SUMMARIES = (
     .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
     .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
 )
+NUM_SUMMARY_COLUMNS = len(_SUMMARIES.selected_columns)
 _QUEUE_STATE = (
     QueueEntryRow.version,
     QueueEntryRow.required_device_kind,
@@ -154,27 +158,41 @@ def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
     return query.order_by(study_id.desc()).limit(bindparam("limit", type_=Integer))
 
 
-def _summary(row: Any) -> dict[str, Any]:
-    return {
-        "study_id": row.study_id,
-        "title": row.title,
-        "workload": row.workload,
-        "workload_id": row.source_id,
-        "owner_id": row.owner_id,
-        "state": row.state,
-        "created_at": iso(row.created_at),
-        "hardware_fingerprint": row.hardware_fingerprint,
-        "priority": row.priority or 0,
-        "worker_id": row.worker_id,
-        "verdict": row.verdict,
-        "gain": row.gain,
-    }
+def _summary(
+    study_id: str,
+    title: str,
+    workload: str,
+    owner_id: str | None,
+    state: str,
+    created_at: datetime,
+    hardware: str | None,
+    source_id: str | None,
+    priority: int | None,
+    worker_id: str | None,
+    verdict: str | None,
+    gain: float | None,
+) -> StudySummary:
+    """Of the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the query."""
+    return StudySummary(
+        study_id=study_id,
+        title=title,
+        workload=workload,
+        workload_id=source_id,
+        owner_id=owner_id,
+        state=StudyState(state),
+        created_at=iso(created_at),
+        hardware_fingerprint=hardware,
+        priority=priority or 0,
+        worker_id=worker_id,
+        verdict=None if verdict is None else Verdict(verdict),
+        gain=gain,
+    )
 
 
 def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
     record = parts_of(row.record)
     return StudyDetail(
-        **_summary(row),
+        **msgspec.structs.asdict(_summary(*row[:NUM_SUMMARY_COLUMNS])),
         message=record.get("message", ""),
         settings=record["settings"],
         facts=record.get("facts"),

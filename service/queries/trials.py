@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Integer, Select, bindparam, func, sel
 from service.connections import querying
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
 from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
-from service.queries.stored import iso, iso_or_none, parts_of
+from service.queries.stored import iso, iso_or_none, parts_of, value_of
 from service.queries.studies import Owner
 from tuner.records import TrialState
 
@@ -132,7 +132,7 @@ def _detail(row: Any, measured: dict[str, Any], attempts: list[TrialAttempt]) ->
         **_summary(row, measured),
         attempts=tuple(attempts),
         failure=result.get("failure"),
-        guard_passed=None if result.get("guard") is None else result["guard"]["passed"],
+        guard_passed=(value_of(result.get("guard")) or {}).get("passed"),
         startup=result.get("startup"),
         memory=result.get("memory", ()),
         effects=result.get("effects", ()),

@@ -45,6 +45,7 @@ bench: install
 
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
+	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
 
 gpu-test: install
 	$(BIN)/python -m pytest -m gpu tests/gpu

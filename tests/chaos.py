@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import random
 import re
 import signal
@@ -23,7 +24,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +39,7 @@ from service.database import migrate
 from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, TrialAttemptRow, TrialRow
 from service.queue import StudyQueue
 from service.submission import new_study
-from tuner.errors import StoreUnavailable
+from tuner.errors import StateConflict, StoreUnavailable
 from tuner.hardware import cpu_name
 from tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
 
@@ -46,6 +47,12 @@ ROOT = Path(__file__).parents[1]
 WORKLOAD = "zoo:synthetic?batch=4&load_ms=1&compute_ms=1&length=64"
 LEASE_S, HEARTBEAT_S = 6.0, 1.0
 ENDED = {StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED}
+WISHES = 0.15
+"""How often somebody wants something of a study, for every kill."""
+CANCELS = 0.2
+"""Of the wishes for a study that runs."""
+DRAINS = 0.2
+"""Of the ends of workers, those that are told to end."""
 CLAIM = re.compile(r"study (\w+): claim (\d+) on")
 
 
@@ -54,6 +61,8 @@ class Tally:
     """What was done, and what came of it."""
 
     kills: Counter[str] = field(default_factory=Counter)
+    drains: int = 0
+    wishes: Counter[str] = field(default_factory=Counter)
     database_restarts: int = 0
     service_restarts: int = 0
     studies: Counter[str] = field(default_factory=Counter)
@@ -237,6 +246,8 @@ class Chaos:
             time.sleep(self.random.uniform(0.2, 2 * self._pause_s - 0.2))
             self.kill_one()
             service.keep_running()
+            if self.random.random() < WISHES:
+                self.wish()
             if restarts and share > restarts[0]:
                 restarts.pop(0)
                 self.restart_what_is_below()
@@ -255,11 +266,33 @@ class Chaos:
         if not victims:
             return
         kind = self.random.choice(sorted(victims))
+        drains = kind == "worker" and self.random.random() < DRAINS
         try:
-            os.kill(self.random.choice(victims[kind]), signal.SIGKILL)
-            self.tally.kills[kind] += 1
+            os.kill(self.random.choice(victims[kind]), signal.SIGTERM if drains else signal.SIGKILL)
         except ProcessLookupError:
-            pass
+            return
+        self.tally.drains += drains
+        self.tally.kills[kind] += not drains
+
+    def wish(self) -> None:
+        """What users do meanwhile: pause a study, go on with those that are paused, seldom cancel one."""
+        states = self.service.states()
+        begun = sorted(study for study, state in states.items() if state is StudyState.RUNNING)
+        paused = any(state is StudyState.PAUSED for state in states.values())
+        if paused:
+            self.go_on()
+        elif begun:
+            name = "cancel" if self.random.random() < CANCELS else "pause"
+            with suppress(StateConflict, StoreUnavailable):
+                getattr(self.service.queue, name)(self.random.choice(begun))
+                self.tally.wishes[name] += 1
+
+    def go_on(self) -> None:
+        for study, state in self.service.states().items():
+            if state is StudyState.PAUSED:
+                with suppress(StateConflict, StoreUnavailable):
+                    self.service.queue.resume(study)
+                    self.tally.wishes["resume"] += 1
 
     def restart_what_is_below(self) -> None:
         if self.server is not None:
@@ -282,6 +315,7 @@ class Chaos:
     def finish(self) -> None:
         def all_ended() -> bool:
             self.service.keep_running()
+            self.go_on()
             return all(state in ENDED for state in self.service.states().values())
 
         wait_until(all_ended, f"every study has ended: {self.service.states()}", deadline_s=1800)
@@ -388,9 +422,10 @@ def main() -> None:
             raise
     report = {
         "date": datetime.now(UTC).date().isoformat(),
+        "processor": cpu_name(),
         "cores": psutil.cpu_count(),
-        **vars(arguments),
-        "output": "",
+        "python": platform.python_version(),
+        "command": " ".join(["python", "tests/chaos.py", *sys.argv[1:]]),
     }
     report |= tally.as_json()
     text = json.dumps(report, indent=1) + "\n"

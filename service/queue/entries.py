@@ -51,6 +51,15 @@ def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
 
 
+def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
+    """What becomes of a study that a worker gives back in a state: one that has not ended is stopped as its user asked,
+    or waits again where a pause was taken back.
+    """
+    if state not in (StudyState.QUEUED, StudyState.PAUSED):
+        return state
+    return {"cancel": StudyState.CANCELLED, "pause": StudyState.PAUSED}.get(entry.requested, StudyState.QUEUED)
+
+
 def account(entry: QueueEntryRow, now: datetime) -> None:
     """Counts the time of a claim that is over, up to the end of its lease."""
     if entry.claimed_at is not None and entry.lease_until is not None:

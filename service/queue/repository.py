@@ -32,6 +32,7 @@ from service.queue.entries import (
     select_entries,
     set_state,
     source_of,
+    wished,
 )
 from service.queue.records import (
     BEGUN,
@@ -280,7 +281,8 @@ class StudyQueue:
             return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
 
     def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:
-        """Ends a claim; the devices are free.
+        """Ends a claim; the devices are free. What the user asks of a study that stops counts for more than the state
+        that a worker gives it: the worker may not have heard of it.
 
         Args:
             state: Of the study from now on: QUEUED where another worker shall go on with it.
@@ -292,9 +294,10 @@ class StudyQueue:
         with writing(self._engine) as session:
             hold(session, lease, lease.study_id)
             study, entry = locked(session, lease.study_id)
+            state = wished(entry, state)
             if lost:
                 entry.num_lost += 1
-                if entry.num_lost >= self._max_losses:
+                if state is StudyState.QUEUED and entry.num_lost >= self._max_losses:
                     state, message = StudyState.FAILED, _given_up(entry.num_lost, message)
             end_claim(session, study, entry, state, message)
 
@@ -346,8 +349,7 @@ class StudyQueue:
             if study.state != StudyState.RUNNING.value:
                 end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
             elif entry.requested:
-                state = StudyState.CANCELLED if entry.requested == "cancel" else StudyState.PAUSED
-                end_claim(session, study, entry, state)
+                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
             else:
                 end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
 

@@ -472,6 +472,31 @@ class TestStopping:
         queue.resume("study")
         assert queue.heartbeat(lease) == ""
 
+    @pytest.mark.parametrize("state", [StudyState.QUEUED, StudyState.PAUSED])
+    def test_what_was_asked_of_a_worker_that_did_not_hear_it_is_done(self, queue, state):
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.pause("study")
+        queue.cancel("study")
+        queue.release(lease, state, lost=state is StudyState.QUEUED)
+        assert queue.entry("study").state is StudyState.CANCELLED
+
+    def test_a_pause_that_was_taken_back_too_late_for_the_worker_is_none(self, queue):
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.pause("study")
+        assert queue.heartbeat(lease) == "pause"
+        queue.resume("study")
+        queue.release(lease, StudyState.PAUSED)
+        assert queue.entry("study").state is StudyState.QUEUED
+
+    def test_an_answer_counts_for_more_than_a_wish(self, queue):
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.cancel("study")
+        queue.release(lease, StudyState.COMPLETED)
+        assert queue.entry("study").state is StudyState.COMPLETED
+
     def test_what_was_asked_before_is_no_conflict(self, queue):
         submitted(queue)
         assert queue.pause("study") == queue.pause("study")

@@ -131,17 +131,9 @@ class SqlStudyStore:
                 _complete(session, result, self._lease)
 
     def lose_running_trials(self, study_id: str) -> int:
-        loss = (
-            update(TrialRow)
-            .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
-            .values(state=TrialState.LOST.value)
-            .returning(TrialRow.trial_id)
-        )
         with self._writing(study_id) as session:
             _study_row(session, study_id)
-            lost = session.scalars(loss).all()
-            _end_attempts(session, lost, TrialState.LOST)
-            return len(lost)
+            return lose_trials(session, study_id)
 
     def trials(self, study_id: str) -> list[Trial]:
         query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
@@ -295,6 +287,19 @@ def _complete(session: Session, result: TrialResult, lease: Lease | None) -> Non
         raise store_rules.completion_refused(result.trial_id, TrialState(found) if found else None)
     _end_attempts(session, [result.trial_id], state)
     session.add_all(rows.result_rows(result))
+
+
+def lose_trials(session: Session, study_id: str) -> int:
+    """Marks all running trials of a study as lost; returns how many."""
+    loss = (
+        update(TrialRow)
+        .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
+        .values(state=TrialState.LOST.value)
+        .returning(TrialRow.trial_id)
+    )
+    lost = session.scalars(loss).all()
+    _end_attempts(session, lost, TrialState.LOST)
+    return len(lost)
 
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:

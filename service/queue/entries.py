@@ -13,7 +13,7 @@ from service.fencing import database_now
 from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
 from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
-from service.store import write_event, write_study
+from service.store import lose_trials, write_event, write_study
 from tuner import store_rules
 from tuner.records import Study, StudyState
 from tuner.store_rules import decode
@@ -68,7 +68,7 @@ def account(entry: QueueEntryRow, now: datetime) -> None:
 
 
 def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
-    """Nobody holds the study from now on; whoever still thinks so has an old number."""
+    """Nobody holds the study from now on, and none of its trials runs; whoever still thinks so has an old number."""
     now = database_now(session)
     account(entry, now)
     entry.fence += 1
@@ -78,6 +78,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
     entry.ended_at = None if state in (*BEGUN, StudyState.PAUSED) else entry.ended_at or now
     freed = update(ResourceSlotRow).where(ResourceSlotRow.study_id == study.study_id)
     session.execute(freed.values(study_id=None))
+    lose_trials(session, study.study_id)
     set_state(session, study, state, message)
 
 

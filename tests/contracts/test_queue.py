@@ -12,7 +12,7 @@ from sqlalchemy import Engine, select, update
 
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
-from service.models import QueueEntryRow, ResourceSlotRow, UserRow
+from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow
 from service.queue import Claim, Quotas, StudyQueue, WorkerOffer
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
@@ -407,6 +407,22 @@ class TestLeases:
             end_lease(engine)
         assert queue.entry("study").state is StudyState.RUNNING
 
+    def test_a_trial_does_not_outlast_its_claim(self, engine, queue):
+        submitted(queue)
+        claim = claimed(queue, cpu_worker(queue))
+        SqlStudyStore(engine, lease=claim.lease).begin_trials([sample_trial(study_id="study")])
+        queue.release(claim.lease, StudyState.FAILED)
+        assert trial_ends(engine) == [("lost", "lost", True)]
+
+    def test_a_trial_does_not_outlast_a_worker_that_died(self, engine, queue):
+        submitted(queue)
+        claim = claimed(queue, cpu_worker(queue))
+        SqlStudyStore(engine, lease=claim.lease).begin_trials([sample_trial(study_id="study")])
+        queue.cancel("study")
+        end_lease(engine)
+        assert queue.claim(cpu_worker(queue)) is None
+        assert trial_ends(engine) == [("lost", "lost", True)]
+
     def test_an_answer_survives_a_worker_that_dies_right_after_it(self, engine, queue):
         submitted(queue)
         claim = claimed(queue, cpu_worker(queue))
@@ -416,6 +432,13 @@ class TestLeases:
         entry = queue.entry("study")
         assert (entry.state, entry.worker_id) == (StudyState.COMPLETED, None)
         assert entry.ended_at is not None
+
+
+def trial_ends(engine: Engine) -> list[tuple[str, str | None, bool]]:
+    """Of each trial its state, and of its attempt the outcome and whether it has ended."""
+    query = select(TrialRow.state, TrialAttemptRow.outcome, TrialAttemptRow.ended_at.is_not(None)).join(TrialAttemptRow)
+    with reading(engine) as session:
+        return [(row[0], row[1], row[2]) for row in session.execute(query)]
 
 
 def engine_rows(engine: Engine) -> list[tuple]:

@@ -22,6 +22,7 @@ from service.running import isolated_runner
 from service.settings import Settings
 from service.store import SqlStudyStore
 from service.studies import MIN_TASK_DEADLINE_S, keep_profiles, remove_working_files
+from service.worker.clock import now_s
 from service.worker.keeper import LeaseKeeper
 from service.worker.patience import patient
 from service.worker.sources import fetch_source
@@ -79,7 +80,7 @@ class Worker:
 
         Called from signal handlers: sets values and takes no lock.
         """
-        self._stop_at_s = min(time.monotonic() + within_s, self._stop_at_s or float("inf"))
+        self._stop_at_s = min(now_s() + within_s, self._stop_at_s or float("inf"))
         if self._keeper is not None:
             self._keeper.drain(self._stop_at_s)
 
@@ -88,7 +89,7 @@ class Worker:
         self._register()
         logger.info("worker %s: %s", self._offer.worker_id, self._offer.profile.label)
         while self._stop_at_s is None:
-            claimed_s = time.monotonic()
+            claimed_s = now_s()
             claim = self._next()
             if claim is not None:
                 self._work(claim, claimed_s)
@@ -106,10 +107,10 @@ class Worker:
     def _next(self) -> Claim | None:
         self._keep_house()
         try:
-            if time.monotonic() >= self._beat_at_s:
+            if now_s() >= self._beat_at_s:
                 if not self._queue.beat(self._offer.worker_id, "idle"):
                     self._queue.register(self._offer)
-                self._beat_at_s = time.monotonic() + self._settings.heartbeat_s
+                self._beat_at_s = now_s() + self._settings.heartbeat_s
             return self._queue.claim(self._offer)
         except StoreUnavailable as error:
             logger.warning("waiting for the database: %s", error)
@@ -117,9 +118,9 @@ class Worker:
 
     def _keep_house(self) -> None:
         """Now and then; whatever comes of it, studies go first the next time."""
-        if time.monotonic() < self._house_at_s:
+        if now_s() < self._house_at_s:
             return
-        self._house_at_s = time.monotonic() + HOUSE_S
+        self._house_at_s = now_s() + HOUSE_S
         try:
             report = keep_house(self._engine, self._artifacts, self._settings)
         except StoreError as error:
@@ -137,8 +138,8 @@ class Worker:
                 self._wait(self._settings.poll_s)
 
     def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self._stop_at_s is None and (left := end - time.monotonic()) > 0:
+        end = now_s() + seconds
+        while self._stop_at_s is None and (left := end - now_s()) > 0:
             time.sleep(min(LOOK_S, left))
 
     # --- a study ---------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import Engine
 
 from service.artifacts import open_artifacts
+from service.connections import FULL_ERRNOS
 from service.housekeeping import keep_house
 from service.isolation import Level
 from service.places import CUDA, VISIBLE_DEVICES
@@ -26,7 +28,15 @@ from service.worker.clock import now_s
 from service.worker.keeper import LeaseKeeper
 from service.worker.patience import patient
 from service.worker.sources import fetch_source
-from tuner.errors import LeaseLost, RunnerError, SteptuneError, StorageFull, StoreError, StoreUnavailable
+from tuner.errors import (
+    IsolationUnavailable,
+    LeaseLost,
+    RunnerError,
+    SteptuneError,
+    StorageFull,
+    StoreError,
+    StoreUnavailable,
+)
 from tuner.protocols import StudyStore
 from tuner.records import Study, StudyState
 from tuner.search.driver import StudyDriver, StudyInterrupt, StudyView
@@ -39,6 +49,25 @@ HOUSE_S = 3600.0
 """Between two times that a worker removes what is expired."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+_PASSING = (StoreUnavailable, StorageFull)
+"""No worker breaks down with these, however often: space comes, and a store can be reached again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What becomes of a study.
+
+    Attributes:
+        failed: The worker or its surroundings failed it, by no fault of its own.
+        lost: And not for a reason that passes: too often in a row, and the study is given up.
+    """
+
+    state: StudyState
+    message: str = ""
+    failed: bool = False
+    lost: bool = False
 
 
 class Worker:
@@ -74,6 +103,7 @@ class Worker:
         self._stop_at_s: float | None = None
         self._house_at_s = 0.0
         self._beat_at_s = 0.0
+        self._pause_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
         """No further study; the trials that run may end within this time, then the study is given back.
@@ -92,7 +122,7 @@ class Worker:
             claimed_s = now_s()
             claim = self._next()
             if claim is not None:
-                self._work(claim, claimed_s)
+                self._rest(failed=self._work(claim, claimed_s))
             elif self._once:
                 break
             else:
@@ -107,14 +137,30 @@ class Worker:
     def _next(self) -> Claim | None:
         self._keep_house()
         try:
-            if now_s() >= self._beat_at_s:
-                if not self._queue.beat(self._offer.worker_id, "idle"):
-                    self._queue.register(self._offer)
-                self._beat_at_s = now_s() + self._settings.heartbeat_s
+            self._beat()
             return self._queue.claim(self._offer)
-        except StoreUnavailable as error:
+        except _PASSING as error:
             logger.warning("waiting for the database: %s", error)
             return None
+
+    def _beat(self) -> None:
+        if now_s() >= self._beat_at_s:
+            if not self._queue.beat(self._offer.worker_id, "idle"):
+                self._queue.register(self._offer)
+            self._beat_at_s = now_s() + self._settings.heartbeat_s
+
+    def _rest(self, *, failed: bool) -> None:
+        """After a study that the worker or its surroundings failed: nothing for a while, longer each time in a row, so
+        that what ails this machine does not go through the whole queue.
+        """
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S) if failed else 0.0
+        end = now_s() + self._pause_s
+        while self._stop_at_s is None and (left := end - now_s()) > 0:
+            self._wait(min(left, self._settings.poll_s))
+            try:
+                self._beat()
+            except _PASSING as error:
+                logger.warning("waiting for the database: %s", error)
 
     def _keep_house(self) -> None:
         """Now and then; whatever comes of it, studies go first the next time."""
@@ -133,7 +179,7 @@ class Worker:
             try:
                 self._queue.register(self._offer)
                 break
-            except StoreUnavailable as error:
+            except _PASSING as error:
                 logger.warning("waiting for the database: %s", error)
                 self._wait(self._settings.poll_s)
 
@@ -144,8 +190,12 @@ class Worker:
 
     # --- a study ---------------------------------------------------------------------------------
 
-    def _work(self, claim: Claim, claimed_s: float) -> None:
-        """Runs a study and ends the claim; whatever happens, the worker goes on."""
+    def _work(self, claim: Claim, claimed_s: float) -> bool:
+        """Runs a study and ends the claim; whatever happens, the worker goes on.
+
+        Returns:
+            Whether the worker or its surroundings failed the study.
+        """
         study_id = claim.lease.study_id
         logger.info("study %s: claim %d on %s", study_id, claim.lease.fence, claim.place)
         settings = self._settings
@@ -161,42 +211,42 @@ class Worker:
             if self._stop_at_s is not None:
                 keeper.drain(self._stop_at_s)
             try:
-                state, message, lost = self._outcome(claim, keeper)
-                keeper.persist(lambda: self._queue.release(claim.lease, state, message, lost=lost))
-                logger.info("study %s: %s %s", study_id, state.value, message)
+                end = self._outcome(claim, keeper)
+                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, lost=end.lost))
+                logger.info("study %s: %s %s", study_id, end.state.value, end.message)
+                return end.failed
             except StoreError as error:
                 logger.warning("study %s: %s", study_id, error)
+                return not isinstance(error, LeaseLost)
             finally:
                 self._keeper = self._runner = None
                 for pid in child_pids():  # what a killed trial server left
                     kill_tree(pid)
 
-    def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> tuple[StudyState, str, bool]:
-        """What becomes of the study: its state, the message, and whether it broke down by no fault of its own.
+    def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> Outcome:
+        """Runs a study.
 
         Raises:
             LeaseLost: The study is another worker's, or nobody's.
         """
         try:
-            state = self._run(claim, keeper)
-            return state, "", False
+            return Outcome(state=self._run(claim, keeper))
         except StudyInterrupt as interrupt:
-            return interrupt.state, "", False
+            return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
-            return StudyState.CANCELLED, "before the baseline was measured", False
+            return Outcome(state=StudyState.CANCELLED, message="before the baseline was measured")
         except LeaseLost:
             raise
-        except (RunnerError, StoreError) as error:
+        except (RunnerError, StoreError, IsolationUnavailable) as error:
             keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
-            if isinstance(error, StorageFull):
-                logger.error("%s", error)
-            return StudyState.QUEUED, str(error), True
+            logger.error("study %s: %s", claim.lease.study_id, error)
+            return _given_back(error, str(error))
         except SteptuneError as error:
-            return StudyState.FAILED, str(error), False
+            return Outcome(state=StudyState.FAILED, message=str(error))
         except Exception as error:
             keeper.check_lease()
             logger.exception("study %s broke down", claim.lease.study_id)
-            return StudyState.QUEUED, f"{type(error).__name__}: {error}", True
+            return _given_back(error, f"{type(error).__name__}: {error}")
 
     def _run(self, claim: Claim, keeper: LeaseKeeper) -> StudyState:
         directory = (self._settings.data_directory / "studies" / claim.lease.study_id).absolute()
@@ -253,6 +303,11 @@ class Worker:
     def _kill(self) -> None:
         if self._runner is not None:
             self._runner.kill()
+
+
+def _given_back(error: Exception, message: str) -> Outcome:
+    passes = isinstance(error, _PASSING) or (isinstance(error, OSError) and error.errno in FULL_ERRNOS)
+    return Outcome(state=StudyState.QUEUED, message=message, failed=True, lost=not passes)
 
 
 class _Watcher:

@@ -254,6 +254,7 @@ class Worker:
         study = replace(claim.study, workload=reference, directory=str(directory))
         base = SqlStudyStore(self._engine, lease=claim.lease)
         store = patient(base, keeper, claim.study)
+        watcher = _Watcher(study, store, self._keep)
         self._show_devices(claim)
         with isolated_runner(
             workload=reference,
@@ -273,18 +274,13 @@ class Worker:
                 study,
                 store,
                 runner,
-                on_change=_Watcher(study, store, self._keep),
+                on_change=watcher,
                 before_trials=keeper.check_between_trials,
                 place=claim.place,
                 other_hardware=claim.other_hardware,
             )
             driver.run()
-        try:
-            self._keep(study, store)
-        except LeaseLost:
-            raise
-        except StoreError as error:  # the answer is there, and counts for more than its traces
-            logger.error("study %s: not all of its traces could be kept: %s", study.study_id, error)
+        watcher.keep_files()  # the last time: the answer is there, and counts for more than its traces
         state = store.get_study(study.study_id).state
         remove_working_files(study)
         shutil.rmtree(directory / "source", ignore_errors=True)
@@ -323,5 +319,18 @@ class _Watcher:
     def __call__(self, view: StudyView) -> None:
         if view.num_trials != self._num_trials:
             self._num_trials = view.num_trials
-            self._keep(self._study, self._store)
+            self.keep_files()
         self._publish(view)
+
+    def keep_files(self) -> None:
+        """Keeps what can be kept now; what cannot is tried again with the next trial.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        try:
+            self._keep(self._study, self._store)
+        except LeaseLost:
+            raise
+        except (StoreError, OSError) as error:
+            logger.warning("study %s: not all of its files could be kept: %s", self._study.study_id, error)

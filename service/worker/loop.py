@@ -46,7 +46,9 @@ from tuner.trials.runner import LocalRunner
 logger = logging.getLogger("steptune.worker")
 
 HOUSE_S = 3600.0
-"""Between two times that a worker removes what is expired."""
+"""Between two times that a worker with nothing else to do removes what is expired."""
+HOUSE_LATE_S = 24 * 3600.0
+"""One that always has studies lets them wait for it after so long."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
 FIRST_PAUSE_S = 2.0
@@ -101,7 +103,7 @@ class Worker:
         self._keeper: LeaseKeeper | None = None
         self._runner: LocalRunner | None = None
         self._stop_at_s: float | None = None
-        self._house_at_s = 0.0
+        self._house_at_s = now_s()
         self._beat_at_s = 0.0
         self._pause_s = 0.0
 
@@ -119,14 +121,15 @@ class Worker:
         self._register()
         logger.info("worker %s: %s", self._offer.worker_id, self._offer.profile.label)
         while self._stop_at_s is None:
-            claimed_s = now_s()
-            claim = self._next()
+            self._keep_house(late_s=HOUSE_LATE_S)
+            claim, claimed_s = self._next()
             if claim is not None:
                 self._rest(failed=self._work(claim, claimed_s))
-            elif self._once:
+                continue
+            self._keep_house()
+            if self._once:
                 break
-            else:
-                self._wait(self._settings.poll_s)
+            self._wait(self._settings.poll_s)
         try:
             self._queue.leave(self._offer.worker_id)
         except StoreError as error:
@@ -134,14 +137,15 @@ class Worker:
 
     # --- between studies -------------------------------------------------------------------------
 
-    def _next(self) -> Claim | None:
-        self._keep_house()
+    def _next(self) -> tuple[Claim | None, float]:
+        """A study if there is one, and the time right before it was claimed: its lease is no older."""
         try:
             self._beat()
-            return self._queue.claim(self._offer)
+            claimed_s = now_s()
+            return self._queue.claim(self._offer), claimed_s
         except _PASSING as error:
             logger.warning("waiting for the database: %s", error)
-            return None
+            return None, now_s()
 
     def _beat(self) -> None:
         if now_s() >= self._beat_at_s:
@@ -162,9 +166,9 @@ class Worker:
             except _PASSING as error:
                 logger.warning("waiting for the database: %s", error)
 
-    def _keep_house(self) -> None:
-        """Now and then; whatever comes of it, studies go first the next time."""
-        if now_s() < self._house_at_s:
+    def _keep_house(self, *, late_s: float = 0.0) -> None:
+        """Now and then, this much later than it might be."""
+        if now_s() < self._house_at_s + late_s:
             return
         self._house_at_s = now_s() + HOUSE_S
         try:

@@ -135,3 +135,40 @@ class TestFailing:
         site.worker._queue.beat = lambda *given: beats.append(site.now_s) or beat(*given)  # type: ignore
         site.work(failing(StorageFull("full")), claims=7)
         assert max(after - before for before, after in zip(beats, beats[1:], strict=False)) < 15
+
+
+class TestHousekeeping:
+    @pytest.fixture
+    def times_s(self, site: Site, monkeypatch) -> list[float]:
+        """When it was done; each time takes longer than a lease lasts."""
+        times_s: list[float] = []
+
+        def slow(*_: object) -> None:
+            times_s.append(site.now_s)
+            site.pass_time(600)
+
+        monkeypatch.setattr(loop, "keep_house", slow)
+        site.worker._house_at_s = site.now_s
+        return times_s
+
+    def test_it_is_done_when_there_is_nothing_else_to_do(self, site: Site, times_s: list[float]) -> None:
+        submitted(site.queue)
+        site.work(lambda *_: site.pass_time(5) or StudyState.COMPLETED)
+        assert site.queue.entry("study").state is StudyState.COMPLETED
+        assert times_s == [site.claimed_s[0] + 5]
+
+    def test_a_worker_that_is_never_idle_does_it_at_last_and_the_next_claim_is_fresh(
+        self, site: Site, times_s: list[float]
+    ) -> None:
+        for study_id in ("first", "second"):
+            submitted(site.queue, study_id)
+
+        def run(*_: object) -> StudyState:
+            if not times_s:
+                site.worker._house_at_s = site.now_s - loop.HOUSE_LATE_S
+            return StudyState.COMPLETED
+
+        site.work(run, claims=2)
+        assert site.claimed_s == [times_s[0], times_s[0] + 600]
+        entries = site.queue.entries(["first", "second"])
+        assert [(entry.state, entry.num_claims) for entry in entries] == [(StudyState.COMPLETED, 1)] * 2

@@ -19,7 +19,6 @@ from service.connections import storage_errors
 from tuner.errors import MissingDependency, StoreError, StoreUnavailable
 from tuner.records import Record
 
-
 _PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 """What s3fs makes of a store that says that it is busy or broken, and what sockets say."""
 _PASSING_NAMES = {

@@ -43,7 +43,7 @@ from service.queue.records import (
     WorkerOffer,
 )
 from service.queue.usage import limits_of
-from service.queue.waiting import waits_for
+from service.queue.waiting import is_waiting, waits_for
 from service.queue.workers import known_workers
 from service.store import insert_missing, write_event, write_study
 from tuner import store_rules
@@ -174,6 +174,7 @@ class StudyQueue:
             StateConflict: It is not stopped, was cancelled, or is complete.
             QuotaExceeded: The owner has as many studies waiting as allowed.
         """
+        self.bury(study_id)
         with writing(self._engine) as session:
             study, entry = locked(session, study_id)
             state = StudyState(study.state)
@@ -257,12 +258,19 @@ class StudyQueue:
             if session.get_bind().dialect.name == "postgresql":
                 session.execute(select(func.pg_advisory_xact_lock(_CLAIM_LOCK)))
             now = database_now(session)
-            self._bury(session, now)
+            self._bury(session, now, takes_over=True)
             for candidate in candidates(session, offer, now, self._quotas):
                 claim = self._take(session, candidate, offer, now)
                 if claim is not None:
                     return claim
             return None
+
+    def bury(self, study_id: str | None = None) -> None:
+        """Ends the claims of workers that died, of one study or of all, also where no worker is there to claim: what was
+        asked of them is done, and what nobody asked anything of waits again.
+        """
+        with writing(self._engine) as session:
+            self._bury(session, database_now(session), study_id)
 
     def heartbeat(self, lease: Lease) -> str:
         """Extends a lease, and the life of its worker.
@@ -314,6 +322,7 @@ class StudyQueue:
     # --- pieces ----------------------------------------------------------------------------------
 
     def _stop(self, study_id: str, request: str, state: StudyState) -> QueueEntry:
+        self.bury(study_id)
         with writing(self._engine) as session:
             study, entry = locked(session, study_id)
             found = StudyState(study.state)
@@ -333,22 +342,23 @@ class StudyQueue:
             session.flush()
             return self._entry(session, study_id)
 
-    def _bury(self, session: Session, now: datetime) -> None:
-        """Claims whose worker died and that nobody shall take over: the study had ended, its user wanted it to, or it
-        kills workers.
+    def _bury(self, session: Session, now: datetime, study_id: str | None = None, *, takes_over: bool = False) -> None:
+        """Ends claims whose worker died.
+
+        Args:
+            study_id: Of one study only.
+            takes_over: Leaves those that another worker shall take over: the study had not ended, its user did not
+                want it to, and it does not kill workers.
         """
-        given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
-        lost = (
-            select_entries()
-            .where(QueueEntryRow.lease_until <= now)
-            .where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
-            .with_for_update(of=QueueEntryRow, skip_locked=True)
-        )
-        for study, entry in session.execute(lost).all():
+        lost = select_entries(None if study_id is None else [study_id]).where(QueueEntryRow.lease_until <= now)
+        if takes_over:
+            given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
+            lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
+        for study, entry in session.execute(lost.with_for_update(of=QueueEntryRow, skip_locked=True)).all():
             entry.num_lost += 1
             if study.state != StudyState.RUNNING.value:
                 end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
-            elif entry.requested:
+            elif entry.requested or entry.num_lost < self._max_losses:
                 end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
             else:
                 end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
@@ -409,7 +419,9 @@ class StudyQueue:
         found = {study.study_id: (study, entry) for study, entry in session.execute(select_entries(study_ids))}
         ordered = [found[study_id] for study_id in study_ids if study_id in found]
         now = database_now(session)
-        reasons = waits_for(session, ordered, known_workers(session, now, self._lease_s), self._quotas, now)
+        waiting = any(is_waiting(*entry, now) for entry in ordered)
+        workers = known_workers(session, now, self._lease_s) if waiting else []
+        reasons = waits_for(session, ordered, workers, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
 
 

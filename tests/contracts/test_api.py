@@ -15,7 +15,7 @@ from sqlalchemy import update
 from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
-from service.models import IdempotencyKeyRow
+from service.models import IdempotencyKeyRow, QueueEntryRow
 from tuner.export import EXPORTERS
 from tuner.records import StudyState
 
@@ -56,6 +56,15 @@ def test_a_submitted_study_waits_and_can_be_read_where_the_answer_says(service: 
     assert study == answer.json()
     assert (study["state"], study["title"], study["settings"]["budget_s"]) == ("queued", "first", 60)
     assert "worker" in study["queue"]["waits_for"]
+
+
+def test_a_running_study_whose_worker_died_says_what_it_waits_for(quick: Served) -> None:
+    study_id, _ = fill(quick, state=StudyState.RUNNING)
+    for minutes, waits_for in ((1, ""), (-1, "a worker: none is running; `steptune worker` starts one")):
+        with writing(quick.services.engine) as session:
+            entry = session.get_one(QueueEntryRow, study_id)
+            entry.lease_until = datetime.now(UTC) + timedelta(minutes=minutes)
+        assert quick("GET", f"/studies/{study_id}").json()["queue"]["waits_for"] == waits_for
 
 
 def test_what_the_engine_honours_reaches_it(quick: Served) -> None:

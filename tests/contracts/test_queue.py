@@ -481,6 +481,46 @@ class TestStopping:
         assert queue.claim(cpu_worker(queue)) is None
         assert queue.entry("study").state is StudyState.CANCELLED
 
+    def test_what_was_asked_of_a_worker_that_died_is_done_by_the_next_wish(self, engine, queue):
+        """No worker need be there."""
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        queue.cancel("study")
+        end_lease(engine)
+        with pytest.raises(StateConflict, match="is cancelled already"):
+            queue.pause("study")
+        assert queue.entry("study").state is StudyState.CANCELLED
+
+    def test_a_study_of_a_dead_worker_that_was_asked_to_pause_is_resumed(self, engine, queue):
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        queue.pause("study")
+        end_lease(engine)
+        assert queue.resume("study").state is StudyState.QUEUED
+
+    @pytest.mark.parametrize(
+        ("request_", "state"), [("cancel", StudyState.CANCELLED), ("pause", StudyState.PAUSED), ("", StudyState.QUEUED)]
+    )
+    def test_without_a_worker_dead_claims_are_ended_too(self, engine, queue, request_, state):
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        if request_:
+            getattr(queue, request_)("study")
+        queue.bury()
+        assert queue.entry("study").state is StudyState.RUNNING, "a living one is left alone"
+        end_lease(engine)
+        queue.bury()
+        entry = queue.entry("study")
+        assert (entry.state, entry.num_lost, entry.lease_until) == (state, 1, None)
+
+    def test_a_study_whose_worker_died_waits(self, engine, queue):
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        queue.leave("worker")
+        assert queue.entry("study").waits_for == ""
+        end_lease(engine)
+        assert "steptune worker" in queue.entry("study").waits_for
+
     def test_a_paused_study_goes_on_when_resumed(self, queue):
         submitted(queue)
         queue.pause("study")

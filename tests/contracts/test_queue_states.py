@@ -118,8 +118,13 @@ class QueueMachine(RuleBasedStateMachine):
             session.execute(silent.values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
         self.over.add((lease.study_id, lease.fence))
 
+    @rule()
+    def bury(self) -> None:
+        self.queue.bury()
+
     @rule(study_id=studies, what=st.sampled_from(["cancel", "pause", "resume"]))
     def wish(self, study_id, what) -> None:
+        self.queue.bury(study_id)
         try:
             before = self.queue.entry(study_id)
         except StudyNotFound:

@@ -206,7 +206,7 @@ class TestPlacesElsewhere:
     )
     def test_what_cannot_be_reached_may_be_later(self, files, monkeypatch, error):
         monkeypatch.setattr(files._system, "info", raising(error))
-        with pytest.raises(StoreUnavailable, match="memory://.* cannot be reached at this moment"):
+        with pytest.raises(StoreUnavailable, match=r"memory://.* cannot be reached at this moment"):
             files.find("ab/cdef")
 
     @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Forbidden"), ValueError("no bucket")])

@@ -1,6 +1,7 @@
 """What a worker does around its studies; the studies themselves are made up."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 from builders import sample_study
@@ -35,7 +36,7 @@ class Site:
         self.claimed_s: list[float] = []
         self.worker = Worker(engine, settings, OFFER, None, once=True)  # type: ignore[arg-type]
         monkeypatch.setattr(loop, "now_s", lambda: self.now_s)
-        monkeypatch.setattr(loop, "child_pids", lambda: [])
+        monkeypatch.setattr(loop, "child_pids", list)
         monkeypatch.setattr(loop.time, "sleep", self.pass_time)
         monkeypatch.setattr("service.worker.keeper.now_s", lambda: self.now_s)
 
@@ -56,7 +57,7 @@ class Site:
 
     @property
     def pauses_s(self) -> list[float]:
-        return [round(after - before) for before, after in zip(self.claimed_s, self.claimed_s[1:], strict=False)]
+        return [round(after - before) for before, after in pairwise(self.claimed_s)]
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ class TestFailing:
         beat = site.worker._queue.beat
         site.worker._queue.beat = lambda *given: beats.append(site.now_s) or beat(*given)  # type: ignore
         site.work(failing(StorageFull("full")), claims=7)
-        assert max(after - before for before, after in zip(beats, beats[1:], strict=False)) < 15
+        assert max(after - before for before, after in pairwise(beats)) < 15
 
 
 class TestHousekeeping:

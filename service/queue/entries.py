@@ -15,6 +15,7 @@ from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
 from service.store import lose_trials, write_event, write_study
 from tuner import store_rules
+from tuner.errors import StateConflict
 from tuner.records import Study, StudyState
 from tuner.store_rules import decode
 
@@ -49,6 +50,16 @@ def is_held(entry: QueueEntryRow, now: datetime) -> bool:
 def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
     """A study that was stopped in the service, and went on with `steptune resume`."""
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
+
+
+def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
+    """Refuses to stop or to forget what a command is running.
+
+    Raises:
+        StateConflict: One is.
+    """
+    if is_of_command_line(study, entry):
+        raise StateConflict(f"study {study.study_id} is run by a command: end that with Ctrl-C")
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:

@@ -24,6 +24,7 @@ from service.places import CUDA, place_of
 from service.queue.claiming import Candidate, candidates, claimable
 from service.queue.entries import (
     account,
+    check_not_of_command_line,
     end_claim,
     entry_of,
     is_held,
@@ -196,26 +197,34 @@ class StudyQueue:
 
         Raises:
             StudyNotFound: It was not submitted to the service.
-            StateConflict: A worker is running it.
+            StateConflict: A worker is running it, or a command.
         """
         with writing(self._engine) as session:
-            _, entry = locked(session, study_id)
+            study, entry = locked(session, study_id)
             if is_held(entry, database_now(session)):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
+            check_not_of_command_line(study, entry)
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
-    def check_not_in_hand(self, study_id: str) -> None:
-        """Refuses to run a study outside of the queue that workers run, or will.
+    def take_over(self, study_id: str) -> None:
+        """Makes a study the command line's, which runs it from now on; none of the service's workers will. One that was
+        never submitted is the command line's already.
 
         Raises:
             StateConflict: It is running in the service, or waits there for a worker.
         """
-        with reading(self._engine) as session:
-            found = session.execute(select_entries([study_id])).one_or_none()
-            if found is not None and StudyState(found[0].state) in BEGUN and not is_of_command_line(*found):
+        self.bury(study_id)
+        with writing(self._engine) as session:
+            if session.get(QueueEntryRow, study_id) is None:
+                return
+            study, entry = locked(session, study_id)
+            in_hand = StudyState(study.state) in BEGUN and not is_of_command_line(study, entry)
+            if in_hand or is_held(entry, database_now(session)):
                 raise StateConflict(
-                    f"study {study_id} is {found[0].state} in the service, whose workers run it: pause it there first"
+                    f"study {study_id} is {study.state} in the service, whose workers run it: pause it there first"
                 )
+            entry.version += 1
+            set_state(session, study, StudyState.RUNNING)
 
     # --- what workers do -------------------------------------------------------------------------
 
@@ -266,7 +275,7 @@ class StudyQueue:
             return None
 
     def bury(self, study_id: str | None = None) -> None:
-        """Ends the claims of workers that died, of one study or of all, also where no worker is there to claim: what was
+        """Ends the claims of workers that died, of one study or of all, without waiting for another worker: what was
         asked of them is done, and what nobody asked anything of waits again.
         """
         with writing(self._engine) as session:
@@ -336,8 +345,7 @@ class StudyQueue:
                     entry.version += 1
                     write_event(session, study_id, "requested", {"request": request})
             elif found is not state:
-                if is_of_command_line(study, entry):
-                    raise StateConflict(f"study {study_id} is run by a command: end that with Ctrl-C")
+                check_not_of_command_line(study, entry)
                 end_claim(session, study, entry, state)
             session.flush()
             return self._entry(session, study_id)

@@ -610,26 +610,47 @@ class TestCommandLine:
     def test_a_study_in_hand_is_not_run_beside_the_queue(self, engine, queue):
         submitted(queue)
         with pytest.raises(StateConflict, match="queued in the service"):
-            queue.check_not_in_hand("study")
+            queue.take_over("study")
         claimed(queue, cpu_worker(queue))
         with pytest.raises(StateConflict, match="running in the service"):
-            queue.check_not_in_hand("study")
+            queue.take_over("study")
         end_lease(engine)
         with pytest.raises(StateConflict):
-            queue.check_not_in_hand("study")
+            queue.take_over("study")
+
+    def test_a_study_that_a_worker_is_just_ending_is_not_taken_over(self, engine, queue):
+        submitted(queue)
+        claim = claimed(queue, cpu_worker(queue))
+        SqlStudyStore(engine, lease=claim.lease).set_state("study", StudyState.CANCELLED)
+        with pytest.raises(StateConflict, match="cancelled in the service"):
+            queue.take_over("study")
+        end_lease(engine)
+        queue.take_over("study")
+        assert queue.claim(cpu_worker(queue)) is None, "what a dead worker held is no claim any more"
 
     def test_a_stopped_study_may_go_on_in_a_command_and_then_no_worker_takes_it(self, engine, queue):
         submitted(queue)
-        queue.pause("study")
-        queue.check_not_in_hand("study")
-        SqlStudyStore(engine).set_state("study", StudyState.RUNNING)
+        before = queue.pause("study").version
+        queue.take_over("study")
+        assert (queue.entry("study").state, queue.entry("study").version) == (StudyState.RUNNING, before + 1)
         assert queue.claim(cpu_worker(queue)) is None
-        with pytest.raises(StateConflict, match="run by a command"):
-            queue.cancel("study")
+        for ask in (queue.cancel, queue.pause, queue.delete):
+            with pytest.raises(StateConflict, match="run by a command"):
+                ask("study")
+        with pytest.raises(StateConflict, match="is running"):
+            queue.resume("study")
+        queue.take_over("study")
+
+    def test_a_study_that_was_resumed_meanwhile_stays_the_queues(self, queue):
+        submitted(queue)
+        queue.pause("study")
+        queue.resume("study")
+        with pytest.raises(StateConflict, match="queued in the service"):
+            queue.take_over("study")
 
     def test_a_study_of_the_command_line_is_not_the_queues(self, engine, queue):
         SqlStudyStore(engine).create_study(sample_study(study_id="mine", state=StudyState.RUNNING))
-        queue.check_not_in_hand("mine")
+        queue.take_over("mine")
         assert queue.claim(cpu_worker(queue)) is None
 
 

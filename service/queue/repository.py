@@ -281,8 +281,11 @@ class StudyQueue:
         with writing(self._engine) as session:
             self._bury(session, database_now(session), study_id)
 
-    def heartbeat(self, lease: Lease) -> str:
+    def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
         """Extends a lease, and the life of its worker.
+
+        Args:
+            draining: The worker takes no further study.
 
         Returns:
             What the user asks of the study: "", "cancel" or "pause".
@@ -294,7 +297,7 @@ class StudyQueue:
             now = database_now(session)
             hold(session, lease, lease.study_id, lease_until=now + timedelta(seconds=self._lease_s), version=_SAME)
             alive = update(WorkerRow).where(WorkerRow.worker_id == lease.worker_id)
-            session.execute(alive.values(heartbeat_at=now))
+            session.execute(alive.values(heartbeat_at=now, state="draining" if draining else "busy"))
             return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
 
     def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:

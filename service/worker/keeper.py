@@ -70,7 +70,10 @@ class LeaseKeeper:
         self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
 
     def drain(self, deadline_s: float) -> None:
-        """The worker shall end: no new trials, and what runs has until a time of `now_s`."""
+        """The worker shall end: no new trials, and what runs has until a time of `now_s`. The next heartbeat says so.
+
+        Called from signal handlers: sets values and takes no lock.
+        """
         if self._drain_until_s is None or deadline_s < self._drain_until_s:
             self._drain_until_s = deadline_s
 
@@ -128,7 +131,7 @@ class LeaseKeeper:
             began_s = now_s()
             wait_s = self._heartbeat_s
             try:
-                self._requested = self._queue.heartbeat(self._lease)
+                self._requested = self._queue.heartbeat(self._lease, draining=self._drain_until_s is not None)
                 self._held_until_s = began_s + self._safe_s
             except LeaseLost as error:
                 self._lose(str(error))

@@ -665,6 +665,17 @@ class TestWorkers:
         cpu_worker(queue)
         assert StudyQueue(engine, lease_s=-1).workers()[0].state == "gone"
 
+    def test_a_worker_that_drains_says_so_with_its_heartbeats(self, queue):
+        submitted(queue, "running")
+        submitted(queue, "waiting")
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.heartbeat(lease)
+        assert queue.workers()[0].state == "busy"
+        assert queue.entry("waiting").waits_for == "a worker to be free"
+        queue.heartbeat(lease, draining=True)
+        assert queue.workers()[0].state == "draining"
+        assert "steptune worker" in queue.entry("waiting").waits_for
+
     def test_a_forgotten_worker_has_to_register_again(self, queue):
         assert not queue.beat("unknown", "idle")
         cpu_worker(queue)

@@ -27,3 +27,21 @@ def test_a_lease_ends_while_the_machine_is_suspended(monkeypatch) -> None:
     monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 3600 * (clock == time.CLOCK_BOOTTIME))
     with pytest.raises(LeaseLost, match="could not be reached in time"):
         held.check_lease()
+
+
+def test_the_heartbeats_of_a_worker_that_shall_end_say_so() -> None:
+    beats: list[bool] = []
+
+    class Queue:
+        """Hears two heartbeats; the worker is told to stop between them."""
+
+        def heartbeat(self, lease: Lease, *, draining: bool) -> str:
+            beats.append(draining)
+            if draining:
+                raise LeaseLost("that is enough")
+            held.drain(now_s() + 60)
+            return ""
+
+    held = keeper(Queue(), heartbeat_s=0.001)
+    held._beat()
+    assert beats == [False, True]

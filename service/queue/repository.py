@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import Engine, delete, func, or_, select, update
@@ -365,7 +366,7 @@ class StudyQueue:
         if takes_over:
             given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
             lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
-        for study, entry in session.execute(lost.with_for_update(of=QueueEntryRow, skip_locked=True)).all():
+        for study, entry in session.execute(lost.with_for_update(**_BOTH)).all():
             entry.num_lost += 1
             if study.state != StudyState.RUNNING.value:
                 end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
@@ -377,7 +378,7 @@ class StudyQueue:
     def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
         """Makes a study the worker's, unless somebody is changing it at this moment."""
         query = select_entries([candidate.study_id]).where(claimable(now))
-        found = session.execute(query.with_for_update(of=QueueEntryRow, skip_locked=True)).one_or_none()
+        found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
         if found is None:
             return None
         study, entry = found
@@ -436,6 +437,8 @@ class StudyQueue:
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
 
 
+_BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
+"""Only rows that are locked are looked at again where another transaction has changed them since."""
 _SAME = QueueEntryRow.version
 """A heartbeat is no change that a reader sees."""
 

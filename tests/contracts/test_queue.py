@@ -2,18 +2,20 @@
 
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from builders import sample_environment, sample_hardware, sample_study, sample_trial
+from marked import wait_until
 from msgspec.structs import replace
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, and_, func, select, text, update
 
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
 from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow
-from service.queue import Claim, Quotas, StudyQueue, WorkerOffer
+from service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
+from service.queue.claiming import claimable
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
 from tuner.records import Device, HardwareProfile, StudySettings, StudyState
@@ -160,6 +162,25 @@ class TestClaiming:
         claimed(queue, cpu_worker(queue, "dead", cores=(0,)))
         end_lease(engine, "one")
         assert claimed(queue, cpu_worker(queue, "alive")).lease.fence == 2
+
+    def test_a_wish_between_the_look_of_a_claim_and_its_lock_is_kept(self, postgres_url, monkeypatch):
+        """The claim's statement is held up after it has read the rows, until the study is paused."""
+        engine = create_engine_for(postgres_url)
+        queue = StudyQueue(engine)
+        submitted(queue)
+        offer = cpu_worker(queue)
+        held_up = func.pg_advisory_xact_lock(1).is_not(None)
+        monkeypatch.setattr(repository, "claimable", lambda now: and_(claimable(now), held_up))
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        with ThreadPoolExecutor(1) as pool, engine.connect() as holder:
+            holder.execute(select(func.pg_advisory_xact_lock(1)))
+            claim = pool.submit(queue.claim, offer)
+            wait_until(lambda: holder.scalar(waiting) == 1, "the claim is held up")
+            queue.pause("study")
+            holder.rollback()
+            assert claim.result() is None
+        assert queue.entry("study").state is StudyState.PAUSED
+        engine.dispose()
 
     def test_many_workers_claim_every_study_once(self, engine, queue):
         """Processes of their own, all at the same time."""

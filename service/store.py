@@ -203,9 +203,15 @@ class SqlStudyStore:
 
     # --- events and artifacts --------------------------------------------------------------------
 
-    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any], *, again: bool = False) -> None:
+        """As the protocol says.
+
+        Args:
+            again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.
+        """
         with self._writing(study_id, version=QueueEntryRow.version) as session:  # no change of the study itself
-            write_event(session, study_id, kind, data)
+            if not again or _newest_data(session, study_id, kind) != decode(encode(data), dict):
+                write_event(session, study_id, kind, data)
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:
         query = (
@@ -221,6 +227,9 @@ class SqlStudyStore:
                 trial = session.get(TrialRow, trial_id)
                 if trial is None or trial.study_id != study_id:
                     raise store_rules.unknown_trial(trial_id)
+            same = {"study_id": study_id, "trial_id": trial_id, "kind": kind, "digest": digest}
+            if session.scalars(select(ArtifactRow.artifact_id).filter_by(**same)).first() is not None:
+                return
             session.add(
                 ArtifactRow(
                     study_id=study_id,
@@ -309,6 +318,13 @@ def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]
     event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
     session.add(rows.event_row(event, at))
     session.flush()
+
+
+def _newest_data(session: Session, study_id: str, kind: str) -> dict[str, Any] | None:
+    """The data of the last event of a kind."""
+    of_kind = select(EventRow).where(EventRow.study_id == study_id, EventRow.kind == kind)
+    row = session.scalars(of_kind.order_by(EventRow.event_id.desc()).limit(1)).one_or_none()
+    return None if row is None else rows.event_of(row).data
 
 
 def write_study(session: Session, study: Study) -> None:

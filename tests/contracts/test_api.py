@@ -15,7 +15,7 @@ from sqlalchemy import update
 from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
-from service.models import IdempotencyKeyRow, QueueEntryRow
+from service.models import IdempotencyKeyRow, QueueEntryRow, WorkerRow
 from tuner.export import EXPORTERS
 from tuner.records import StudyState
 
@@ -371,6 +371,19 @@ def test_metrics_count_requests_by_operation_and_studies_by_state(quick: Served)
     assert 'steptune_studies{state="queued"} 1.0' in text
     assert 'steptune_workers{state="idle"} 0.0' in text
     assert study_id not in text
+
+
+def test_metrics_count_workers_as_they_are_and_not_as_they_last_said(quick: Served) -> None:
+    """One that was killed says nothing any more."""
+    now = datetime.now(UTC)
+    fields = {"name": "", "host_id": "", "device_kind": "cpu", "devices": "[]", "isolation": "", "version": ""}
+    with writing(quick.services.engine) as session:
+        for name, state, seconds in (("alive", "busy", 1), ("killed", "busy", 3600), ("left", "gone", 1)):
+            at = now - timedelta(seconds=seconds)
+            session.add(WorkerRow(worker_id=name, state=state, started_at=at, heartbeat_at=at, **fields))
+    text = quick.http.get("/metrics").text
+    assert 'steptune_workers{state="busy"} 1.0' in text
+    assert 'steptune_workers{state="gone"} 2.0' in text
 
 
 def test_metrics_are_shown_to_who_has_their_token_only(tmp_path) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service import rows
+from service import advisory_locks, rows
 from service.connections import reading, writing
 from service.fencing import Lease, database_now, hold
 from service.models import (
@@ -58,8 +58,6 @@ LEASE_S = 60.0
 MAX_LOSSES = 5
 """Workers that may die with a study, one after the other without a trial completed, before it is given up."""
 FORGET_WORKERS = timedelta(days=1)
-_CLAIM_LOCK = 0x5745_9714
-"""Claims on PostgreSQL go one after the other, so that quotas and slots hold; they take milliseconds."""
 
 
 class StudyQueue:
@@ -266,7 +264,7 @@ class StudyQueue:
         """The next study for a registered worker, with its devices; None where none fits or is allowed now."""
         with writing(self._engine) as session:
             if session.get_bind().dialect.name == "postgresql":
-                session.execute(select(func.pg_advisory_xact_lock(_CLAIM_LOCK)))
+                session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
             now = database_now(session)
             self._bury(session, now, takes_over=True)
             for candidate in candidates(session, offer, now, self._quotas):

@@ -237,6 +237,12 @@ class TestLock:
             return FileLock(tmp_path / "lock")
         return PostgresLock(request.getfixturevalue("postgres_url"))
 
+    def test_a_server_that_is_cut_off_is_noticed(self, postgres_url):
+        """As by every other connection to the database."""
+        with PostgresLock(postgres_url)._connected() as connection:
+            parameters = connection.connection.driver_connection.info.get_parameters()
+        assert {"connect_timeout", "keepalives_idle", "tcp_user_timeout"} <= parameters.keys()
+
     def test_putting_excludes_collecting_and_nobody_else(self, lock, monkeypatch):
         """A collection that finds no pause gives up, and says so."""
         monkeypatch.setattr("service.artifacts.lock.COLLECTION_PATIENCE_S", 0.05)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from msgspec import json
 from msgspec.structs import replace
 from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -210,7 +211,7 @@ class SqlStudyStore:
             again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.
         """
         with self._writing(study_id, version=QueueEntryRow.version) as session:  # no change of the study itself
-            if not again or _newest_data(session, study_id, kind) != decode(encode(data), dict):
+            if not again or _newest_data(session, study_id, kind) != json.decode(json.encode(data)):
                 write_event(session, study_id, kind, data)
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:

@@ -83,13 +83,14 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
-    metrics = Metrics(engine)
+    queue = open_queue(engine, settings)
+    metrics = Metrics(engine, queue)
     app.state.access = Access(engine, settings)
     app.state.services = Services(
         settings=settings,
         engine=engine,
         metrics=metrics,
-        queue=open_queue(engine, settings),
+        queue=queue,
         artifacts=open_artifacts(settings),
         events=EventHub(engine, settings.event_poll_s),
     )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Pool, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, ProgrammingError
 from sqlalchemy.orm import Session
@@ -41,8 +41,11 @@ _SQLITE_MEANINGS = {
 }
 
 
-def create_engine_for(url: str) -> Engine:
+def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engine:
     """An engine for a database URL; the parent directory of a SQLite file is created.
+
+    Args:
+        poolclass: How connections to PostgreSQL are kept; by default several.
 
     Raises:
         StoreError: The URL cannot be read, or the directory cannot be made.
@@ -54,7 +57,7 @@ def create_engine_for(url: str) -> Engine:
         if parsed.get_backend_name() == "sqlite":
             return _sqlite_engine(parsed)
         if parsed.get_backend_name() == "postgresql":
-            return _postgresql_engine(parsed)
+            return _postgresql_engine(parsed, poolclass)
     except ArgumentError as error:
         raise StoreError(f"{shown!r} is not a database URL; write it like sqlite:///steptune.db") from error
     except ModuleNotFoundError as error:
@@ -156,12 +159,13 @@ def _sqlite_code(error: BaseException) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _postgresql_engine(url: URL) -> Engine:
+def _postgresql_engine(url: URL, poolclass: type[Pool] | None) -> Engine:
     """A server that is cut off is noticed: a worker must know in time that it lost its lease."""
     patience = {"connect_timeout": CONNECT_TIMEOUT_S, "keepalives_idle": SILENCE_S // 2, "keepalives_interval": 3}
     given = {name for name in patience if name in url.query}
     options = {name: value for name, value in patience.items() if name not in given}
-    return create_engine(url, pool_pre_ping=True, connect_args={**options, "tcp_user_timeout": 1000 * SILENCE_S})
+    options["tcp_user_timeout"] = 1000 * SILENCE_S
+    return create_engine(url, pool_pre_ping=True, poolclass=poolclass, connect_args=options)
 
 
 def _sqlite_engine(url: URL) -> Engine:

@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, func, inspect, select
 
 import service
+from service import advisory_locks
 from service.connections import create_engine_for, place_of, reading, writing
 from service.store import SqlStudyStore
 from tuner import __version__
@@ -21,9 +22,6 @@ __all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_
 
 MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
 """Beside the package, in a checkout as in an installation."""
-
-_MIGRATION_LOCK = 0x5745_9713
-"""Any number that no other application of the same PostgreSQL server locks."""
 
 
 class _Schema(Enum):
@@ -77,7 +75,7 @@ def migrate(database: Engine | str) -> None:
     with writing(database) as session:
         connection = session.connection()
         if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
-            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            connection.execute(select(func.pg_advisory_xact_lock(advisory_locks.MIGRATION)))
         # Another process may have migrated it while this one waited for its turn.
         if _state(connection, place_of(database)) is not _Schema.CURRENT:
             config = _alembic_config()

@@ -1,4 +1,6 @@
-"""What a worker, or `steptune db gc`, does now and then: forgets what is expired, and removes files nobody needs."""
+"""What a worker, or `steptune db gc`, does now and then: ends what dead workers began, forgets what is expired,
+and removes files nobody needs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from service.artifacts.collection import collect_garbage
 from service.artifacts.retention import apply_quotas, release_traces
 from service.connections import writing
 from service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
+from service.queue import open_queue
 from service.settings import Settings
 from tuner.records import Record
 
@@ -35,6 +38,7 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
     Raises:
         StoreError: The database or the artifacts cannot be used; CollectionBusy where files are put without a pause.
     """
+    open_queue(engine, settings).bury()
     now = datetime.now(UTC)
     keys = _forget(engine, IdempotencyKeyRow, IdempotencyKeyRow.created_at < now - IDEMPOTENCY)
     sessions = _forget(engine, BrowserSessionRow, BrowserSessionRow.expires_at < now)

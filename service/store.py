@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from msgspec import json
 from msgspec.structs import replace
 from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -131,17 +132,9 @@ class SqlStudyStore:
                 _complete(session, result, self._lease)
 
     def lose_running_trials(self, study_id: str) -> int:
-        loss = (
-            update(TrialRow)
-            .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
-            .values(state=TrialState.LOST.value)
-            .returning(TrialRow.trial_id)
-        )
         with self._writing(study_id) as session:
             _study_row(session, study_id)
-            lost = session.scalars(loss).all()
-            _end_attempts(session, lost, TrialState.LOST)
-            return len(lost)
+            return lose_trials(session, study_id)
 
     def trials(self, study_id: str) -> list[Trial]:
         query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
@@ -211,9 +204,15 @@ class SqlStudyStore:
 
     # --- events and artifacts --------------------------------------------------------------------
 
-    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any], *, again: bool = False) -> None:
+        """As the protocol says.
+
+        Args:
+            again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.
+        """
         with self._writing(study_id, version=QueueEntryRow.version) as session:  # no change of the study itself
-            write_event(session, study_id, kind, data)
+            if not again or _newest_data(session, study_id, kind) != json.decode(json.encode(data)):
+                write_event(session, study_id, kind, data)
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:
         query = (
@@ -229,6 +228,9 @@ class SqlStudyStore:
                 trial = session.get(TrialRow, trial_id)
                 if trial is None or trial.study_id != study_id:
                     raise store_rules.unknown_trial(trial_id)
+            same = {"study_id": study_id, "trial_id": trial_id, "kind": kind, "digest": digest}
+            if session.scalars(select(ArtifactRow.artifact_id).filter_by(**same)).first() is not None:
+                return
             session.add(
                 ArtifactRow(
                     study_id=study_id,
@@ -297,6 +299,19 @@ def _complete(session: Session, result: TrialResult, lease: Lease | None) -> Non
     session.add_all(rows.result_rows(result))
 
 
+def lose_trials(session: Session, study_id: str) -> int:
+    """Marks all running trials of a study as lost; returns how many."""
+    loss = (
+        update(TrialRow)
+        .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
+        .values(state=TrialState.LOST.value)
+        .returning(TrialRow.trial_id)
+    )
+    lost = session.scalars(loss).all()
+    _end_attempts(session, lost, TrialState.LOST)
+    return len(lost)
+
+
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
     """Appends an event; the lock on the study makes events visible in the order of their numbers."""
     _study_row(session, study_id)
@@ -304,6 +319,13 @@ def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]
     event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
     session.add(rows.event_row(event, at))
     session.flush()
+
+
+def _newest_data(session: Session, study_id: str, kind: str) -> dict[str, Any] | None:
+    """The data of the last event of a kind."""
+    of_kind = select(EventRow).where(EventRow.study_id == study_id, EventRow.kind == kind)
+    row = session.scalars(of_kind.order_by(EventRow.event_id.desc()).limit(1)).one_or_none()
+    return None if row is None else rows.event_of(row).data
 
 
 def write_study(session: Session, study: Study) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import logging
 import os
 import shutil
 import tempfile
@@ -35,8 +36,13 @@ from tuner.workloads.zoo import zoo_entry
 
 REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0
+logger = logging.getLogger("steptune.studies")
 COMPRESSION = 3
 """Ten times as fast as the default level, and a tenth larger."""
+
+
+class FileReplaced(StoreError):
+    """Where a file should be is none that can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +168,7 @@ def keep_profiles(
     logs: bool = False,
 ) -> None:
     """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists. What is kept already is left alone, so that this can be done as a study goes on.
+    finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no file.
 
     Args:
         logs: Also keep what complete trials printed.
@@ -182,12 +188,13 @@ def keep_profiles(
         for kind, path in found.items():
             if (trial.trial_id, kind) in kept:
                 continue
-            with (
-                contextlib.suppress(FileNotFoundError),
-                compressed(files.directory, path) as packed,
-                artifacts.putting(packed) as file,
-            ):
-                store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
+            try:
+                with compressed(files.directory, path) as packed, artifacts.putting(packed) as file:
+                    store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
+            except FileNotFoundError:
+                continue
+            except FileReplaced as error:
+                logger.debug("study %s: %s", study.study_id, error)
 
 
 @contextlib.contextmanager
@@ -198,14 +205,14 @@ def compressed(directory: Path, path: Path) -> Iterator[Path]:
 
     Raises:
         FileNotFoundError: The file is not there.
-        StoreError: Something else has taken its place.
+        FileReplaced: Something else has taken its place.
     """
     try:
         source = open_below(directory, path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
+        raise FileReplaced(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
     with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
         with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:
             shutil.copyfileobj(source, file)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine, func, select
 
+from service import advisory_locks
 from service.access.open_access import LOCAL_USER
 from service.access.scopes import Scope
 from service.access.tokens import issue_in
@@ -14,8 +15,6 @@ from service.connections import writing
 from service.models import UserRow
 
 FIRST_ADMIN = "admin"
-_FIRST_START_LOCK = 0x5745_9715
-"""Any number that nothing else locks on a PostgreSQL server."""
 
 
 def first_admin_token(engine: Engine, *, days: float | None = None) -> str | None:
@@ -29,7 +28,7 @@ def first_admin_token(engine: Engine, *, days: float | None = None) -> str | Non
     """
     with writing(engine) as session:
         if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer anyway
-            session.execute(select(func.pg_advisory_xact_lock(_FIRST_START_LOCK)))
+            session.execute(select(func.pg_advisory_xact_lock(advisory_locks.FIRST_START)))
         if session.scalar(select(UserRow.user_id).where(UserRow.name != LOCAL_USER).limit(1)) is not None:
             return None
         user = add_user(session, FIRST_ADMIN, {Scope.ADMIN})

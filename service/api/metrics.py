@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -9,7 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Engine
 
-from service.queries.inventory import num_studies_by_state, num_workers_by_state
+from service.queries.inventory import num_studies_by_state
+from service.queue import StudyQueue
 from tuner.records import StudyState
 
 _BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
@@ -19,7 +21,7 @@ WORKER_STATES = ("idle", "busy", "draining", "gone")
 class Metrics:
     """The metrics of one application."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, queue: StudyQueue) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "steptune_http_requests",
@@ -35,7 +37,7 @@ class Metrics:
             registry=self._registry,
         )
         self.event_streams = Gauge("steptune_event_streams", "Open event streams.", registry=self._registry)
-        self._registry.register(_StoredCounts(engine))
+        self._registry.register(_StoredCounts(engine, queue))
 
     def observe(self, method: str, route: str, status: int, duration_s: float) -> None:
         self._requests.labels(method, route, status).inc()
@@ -48,8 +50,9 @@ class Metrics:
 class _StoredCounts(Collector):
     """Counted when they are asked for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, queue: StudyQueue) -> None:
         self._engine = engine
+        self._queue = queue
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the database."""
@@ -62,7 +65,7 @@ class _StoredCounts(Collector):
             studies.add_metric((state.value,), found.get(state.value, 0))
         yield studies
         workers = GaugeMetricFamily("steptune_workers", "Workers, by state.", labels=("state",))
-        present = num_workers_by_state(self._engine)
+        present = Counts(worker.state for worker in self._queue.workers())
         for name in WORKER_STATES:
-            workers.add_metric((name,), present.get(name, 0))
+            workers.add_metric((name,), present[name])
         yield workers

@@ -23,6 +23,7 @@ from service.api.security import Requires
 from service.messages import StudyDetail, StudyPage
 from service.queries import studies as queries
 from service.queries.studies import StudyFilter
+from service.queue.records import BEGUN
 from service.submission import checked_reference, new_study
 from tuner.records import StudyState
 
@@ -248,7 +249,7 @@ def _study_answer(
     study = queries.find_study(service.engine, study_id)
     if study is None or not principal.may_see(study.owner_id):
         raise not_found("study", study_id)
-    if study.queue is not None and study.state == StudyState.QUEUED:
+    if study.queue is not None and study.state in BEGUN:
         waits_for = service.queue.entry(study_id).waits_for
         study = replace(study, queue=replace(study.queue, waits_for=waits_for))
     version = None if study.queue is None else study.queue.version

@@ -6,6 +6,7 @@ store renames by a copy on its own side.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,8 +16,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from service.connections import storage_errors
-from tuner.errors import MissingDependency, StoreError
+from tuner.errors import MissingDependency, StoreError, StoreUnavailable
 from tuner.records import Record
+
+_PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+"""What s3fs makes of a store that says that it is busy or broken, and what sockets say."""
+_PASSING_NAMES = {
+    "ConnectionError",  # Python's, and botocore's, requests' and urllib3's of the same name
+    "TimeoutError",
+    "gaierror",
+    "HTTPClientError",  # botocore
+    "ClientConnectionError",  # aiohttp
+    "ClientPayloadError",
+}
 
 
 class StoredFile(Record):
@@ -227,12 +239,23 @@ class RemoteFiles:
     def _reached(self) -> Iterator[None]:
         """Libraries of object stores raise errors of their own."""
         try:
-            with storage_errors(self.place):
-                yield
+            yield
         except StoreError:
             raise
         except Exception as error:
+            if _will_pass(error):
+                raise StoreUnavailable(f"{self.place} cannot be reached at this moment: {error}") from error
+            with storage_errors(self.place):
+                if isinstance(error, OSError):
+                    raise
             raise StoreError(f"{self.place} cannot be used: {error}") from error
+
+
+def _will_pass(error: Exception) -> bool:
+    """Whether the same may succeed a little later. The libraries' own errors are known by name: none need be there."""
+    if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
+        return True
+    return not _PASSING_NAMES.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
 def copy_out(source: BinaryIO, target: Path) -> None:

@@ -15,16 +15,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import Connection, NullPool, create_engine, func, select
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, NullPool, func, select
 
-from service.connections import place_of, storage_errors
+from service import advisory_locks
+from service.connections import create_engine_for, place_of, storage_errors
 from tuner.errors import StoreError
 
 COLLECTION_PATIENCE_S = 10.0
 _POLL_S = 0.01
-_ADVISORY_LOCK = 0x5745_9714
-"""Any number that no other application of the same PostgreSQL server locks."""
 
 
 class CollectionBusy(StoreError):
@@ -90,13 +88,13 @@ class PostgresLock:
     """For processes on several hosts, which share a PostgreSQL database: a session lock on a connection of its own."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_engine(make_url(url), poolclass=NullPool)
+        self._engine = create_engine_for(url, poolclass=NullPool)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         with self._connected() as connection:
             with storage_errors(place_of(self._engine)):
-                connection.execute(select(func.pg_advisory_lock_shared(_ADVISORY_LOCK)))
+                connection.execute(select(func.pg_advisory_lock_shared(advisory_locks.COLLECTION)))
             yield
 
     @contextmanager
@@ -109,7 +107,7 @@ class PostgresLock:
 
     def _lock_now(self, connection: Connection) -> bool:
         with storage_errors(place_of(self._engine)):
-            return bool(connection.scalar(select(func.pg_try_advisory_lock(_ADVISORY_LOCK))))
+            return bool(connection.scalar(select(func.pg_try_advisory_lock(advisory_locks.COLLECTION))))
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:

@@ -138,8 +138,8 @@ def resume(
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED:
             raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
-        StudyQueue(store.engine).check_not_in_hand(study.study_id)
         check_unchanged(study)
+        StudyQueue(store.engine).take_over(study.study_id)
         _run(study, store, service_settings, output_folder, python, level, as_json)
 
 

@@ -6,19 +6,13 @@ from sqlalchemy import Engine, func, select
 
 from service.connections import reading
 from service.messages import HardwareSummary
-from service.models import HardwareProfileRow, StudyRow, WorkerRow
+from service.models import HardwareProfileRow, StudyRow
 from service.queries.stored import stored
 
 
 def num_studies_by_state(engine: Engine) -> dict[str, int]:
     with reading(engine) as session:
         counts = select(StudyRow.state, func.count()).group_by(StudyRow.state)
-        return {row[0]: row[1] for row in session.execute(counts)}
-
-
-def num_workers_by_state(engine: Engine) -> dict[str, int]:
-    with reading(engine) as session:
-        counts = select(WorkerRow.state, func.count()).group_by(WorkerRow.state)
         return {row[0]: row[1] for row in session.execute(counts)}
 
 

@@ -13,8 +13,9 @@ from service.fencing import database_now
 from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
 from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
-from service.store import write_event, write_study
+from service.store import lose_trials, write_event, write_study
 from tuner import store_rules
+from tuner.errors import StateConflict
 from tuner.records import Study, StudyState
 from tuner.store_rules import decode
 
@@ -51,6 +52,25 @@ def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
 
 
+def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
+    """Refuses to stop or to forget what a command is running.
+
+    Raises:
+        StateConflict: One is.
+    """
+    if is_of_command_line(study, entry):
+        raise StateConflict(f"study {study.study_id} is run by a command: end that with Ctrl-C")
+
+
+def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
+    """What becomes of a study that a worker gives back in a state: one that has not ended is stopped as its user asked,
+    or waits again where a pause was taken back.
+    """
+    if state not in (StudyState.QUEUED, StudyState.PAUSED):
+        return state
+    return {"cancel": StudyState.CANCELLED, "pause": StudyState.PAUSED}.get(entry.requested, StudyState.QUEUED)
+
+
 def account(entry: QueueEntryRow, now: datetime) -> None:
     """Counts the time of a claim that is over, up to the end of its lease."""
     if entry.claimed_at is not None and entry.lease_until is not None:
@@ -59,7 +79,7 @@ def account(entry: QueueEntryRow, now: datetime) -> None:
 
 
 def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
-    """Nobody holds the study from now on; whoever still thinks so has an old number."""
+    """Nobody holds the study from now on, and none of its trials runs; whoever still thinks so has an old number."""
     now = database_now(session)
     account(entry, now)
     entry.fence += 1
@@ -69,6 +89,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
     entry.ended_at = None if state in (*BEGUN, StudyState.PAUSED) else entry.ended_at or now
     freed = update(ResourceSlotRow).where(ResourceSlotRow.study_id == study.study_id)
     session.execute(freed.values(study_id=None))
+    lose_trials(session, study.study_id)
     set_state(session, study, state, message)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import Engine, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service import rows
+from service import advisory_locks, rows
 from service.connections import reading, writing
 from service.fencing import Lease, database_now, hold
 from service.models import (
@@ -24,6 +25,7 @@ from service.places import CUDA, place_of
 from service.queue.claiming import Candidate, candidates, claimable
 from service.queue.entries import (
     account,
+    check_not_of_command_line,
     end_claim,
     entry_of,
     is_held,
@@ -32,6 +34,7 @@ from service.queue.entries import (
     select_entries,
     set_state,
     source_of,
+    wished,
 )
 from service.queue.records import (
     BEGUN,
@@ -42,7 +45,7 @@ from service.queue.records import (
     WorkerOffer,
 )
 from service.queue.usage import limits_of
-from service.queue.waiting import waits_for
+from service.queue.waiting import is_waiting, waits_for
 from service.queue.workers import known_workers
 from service.store import insert_missing, write_event, write_study
 from tuner import store_rules
@@ -55,8 +58,6 @@ LEASE_S = 60.0
 MAX_LOSSES = 5
 """Workers that may die with a study, one after the other without a trial completed, before it is given up."""
 FORGET_WORKERS = timedelta(days=1)
-_CLAIM_LOCK = 0x5745_9714
-"""Claims on PostgreSQL go one after the other, so that quotas and slots hold; they take milliseconds."""
 
 
 class StudyQueue:
@@ -173,6 +174,7 @@ class StudyQueue:
             StateConflict: It is not stopped, was cancelled, or is complete.
             QuotaExceeded: The owner has as many studies waiting as allowed.
         """
+        self.bury(study_id)
         with writing(self._engine) as session:
             study, entry = locked(session, study_id)
             state = StudyState(study.state)
@@ -194,26 +196,34 @@ class StudyQueue:
 
         Raises:
             StudyNotFound: It was not submitted to the service.
-            StateConflict: A worker is running it.
+            StateConflict: A worker is running it, or a command.
         """
         with writing(self._engine) as session:
-            _, entry = locked(session, study_id)
+            study, entry = locked(session, study_id)
             if is_held(entry, database_now(session)):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
+            check_not_of_command_line(study, entry)
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
-    def check_not_in_hand(self, study_id: str) -> None:
-        """Refuses to run a study outside of the queue that workers run, or will.
+    def take_over(self, study_id: str) -> None:
+        """Makes a study the command line's, which runs it from now on; none of the service's workers will. One that was
+        never submitted is the command line's already.
 
         Raises:
             StateConflict: It is running in the service, or waits there for a worker.
         """
-        with reading(self._engine) as session:
-            found = session.execute(select_entries([study_id])).one_or_none()
-            if found is not None and StudyState(found[0].state) in BEGUN and not is_of_command_line(*found):
+        self.bury(study_id)
+        with writing(self._engine) as session:
+            if session.get(QueueEntryRow, study_id) is None:
+                return
+            study, entry = locked(session, study_id)
+            in_hand = StudyState(study.state) in BEGUN and not is_of_command_line(study, entry)
+            if in_hand or is_held(entry, database_now(session)):
                 raise StateConflict(
-                    f"study {study_id} is {found[0].state} in the service, whose workers run it: pause it there first"
+                    f"study {study_id} is {study.state} in the service, whose workers run it: pause it there first"
                 )
+            entry.version += 1
+            set_state(session, study, StudyState.RUNNING)
 
     # --- what workers do -------------------------------------------------------------------------
 
@@ -254,17 +264,27 @@ class StudyQueue:
         """The next study for a registered worker, with its devices; None where none fits or is allowed now."""
         with writing(self._engine) as session:
             if session.get_bind().dialect.name == "postgresql":
-                session.execute(select(func.pg_advisory_xact_lock(_CLAIM_LOCK)))
+                session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
             now = database_now(session)
-            self._bury(session, now)
+            self._bury(session, now, takes_over=True)
             for candidate in candidates(session, offer, now, self._quotas):
                 claim = self._take(session, candidate, offer, now)
                 if claim is not None:
                     return claim
             return None
 
-    def heartbeat(self, lease: Lease) -> str:
+    def bury(self, study_id: str | None = None) -> None:
+        """Ends the claims of workers that died, of one study or of all, without waiting for another worker: what was
+        asked of them is done, and what nobody asked anything of waits again.
+        """
+        with writing(self._engine) as session:
+            self._bury(session, database_now(session), study_id)
+
+    def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
         """Extends a lease, and the life of its worker.
+
+        Args:
+            draining: The worker takes no further study.
 
         Returns:
             What the user asks of the study: "", "cancel" or "pause".
@@ -276,11 +296,12 @@ class StudyQueue:
             now = database_now(session)
             hold(session, lease, lease.study_id, lease_until=now + timedelta(seconds=self._lease_s), version=_SAME)
             alive = update(WorkerRow).where(WorkerRow.worker_id == lease.worker_id)
-            session.execute(alive.values(heartbeat_at=now))
+            session.execute(alive.values(heartbeat_at=now, state="draining" if draining else "busy"))
             return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
 
     def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:
-        """Ends a claim; the devices are free.
+        """Ends a claim; the devices are free. What the user asks of a study that stops counts for more than the state
+        that a worker gives it: the worker may not have heard of it.
 
         Args:
             state: Of the study from now on: QUEUED where another worker shall go on with it.
@@ -292,9 +313,10 @@ class StudyQueue:
         with writing(self._engine) as session:
             hold(session, lease, lease.study_id)
             study, entry = locked(session, lease.study_id)
+            state = wished(entry, state)
             if lost:
                 entry.num_lost += 1
-                if entry.num_lost >= self._max_losses:
+                if state is StudyState.QUEUED and entry.num_lost >= self._max_losses:
                     state, message = StudyState.FAILED, _given_up(entry.num_lost, message)
             end_claim(session, study, entry, state, message)
 
@@ -311,6 +333,7 @@ class StudyQueue:
     # --- pieces ----------------------------------------------------------------------------------
 
     def _stop(self, study_id: str, request: str, state: StudyState) -> QueueEntry:
+        self.bury(study_id)
         with writing(self._engine) as session:
             study, entry = locked(session, study_id)
             found = StudyState(study.state)
@@ -324,37 +347,36 @@ class StudyQueue:
                     entry.version += 1
                     write_event(session, study_id, "requested", {"request": request})
             elif found is not state:
-                if is_of_command_line(study, entry):
-                    raise StateConflict(f"study {study_id} is run by a command: end that with Ctrl-C")
+                check_not_of_command_line(study, entry)
                 end_claim(session, study, entry, state)
             session.flush()
             return self._entry(session, study_id)
 
-    def _bury(self, session: Session, now: datetime) -> None:
-        """Claims whose worker died and that nobody shall take over: the study had ended, its user wanted it to, or it
-        kills workers.
+    def _bury(self, session: Session, now: datetime, study_id: str | None = None, *, takes_over: bool = False) -> None:
+        """Ends claims whose worker died.
+
+        Args:
+            study_id: Of one study only.
+            takes_over: Leaves those that another worker shall take over: the study had not ended, its user did not
+                want it to, and it does not kill workers.
         """
-        given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
-        lost = (
-            select_entries()
-            .where(QueueEntryRow.lease_until <= now)
-            .where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
-            .with_for_update(of=QueueEntryRow, skip_locked=True)
-        )
-        for study, entry in session.execute(lost).all():
+        lost = select_entries(None if study_id is None else [study_id]).where(QueueEntryRow.lease_until <= now)
+        if takes_over:
+            given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
+            lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
+        for study, entry in session.execute(lost.with_for_update(**_BOTH)).all():
             entry.num_lost += 1
             if study.state != StudyState.RUNNING.value:
                 end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
-            elif entry.requested:
-                state = StudyState.CANCELLED if entry.requested == "cancel" else StudyState.PAUSED
-                end_claim(session, study, entry, state)
+            elif entry.requested or entry.num_lost < self._max_losses:
+                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
             else:
                 end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
 
     def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
         """Makes a study the worker's, unless somebody is changing it at this moment."""
         query = select_entries([candidate.study_id]).where(claimable(now))
-        found = session.execute(query.with_for_update(of=QueueEntryRow, skip_locked=True)).one_or_none()
+        found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
         if found is None:
             return None
         study, entry = found
@@ -407,10 +429,14 @@ class StudyQueue:
         found = {study.study_id: (study, entry) for study, entry in session.execute(select_entries(study_ids))}
         ordered = [found[study_id] for study_id in study_ids if study_id in found]
         now = database_now(session)
-        reasons = waits_for(session, ordered, known_workers(session, now, self._lease_s), self._quotas, now)
+        waiting = any(is_waiting(*entry, now) for entry in ordered)
+        workers = known_workers(session, now, self._lease_s) if waiting else []
+        reasons = waits_for(session, ordered, workers, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
 
 
+_BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
+"""Only rows that are locked are looked at again where another transaction has changed them since."""
 _SAME = QueueEntryRow.version
 """A heartbeat is no change that a reader sees."""
 

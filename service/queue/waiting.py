@@ -24,13 +24,13 @@ def waits_for(
     Args:
         workers: All that the service knows.
     """
-    waiting = [entry for entry in entries if _waits(*entry, now)]
+    waiting = [entry for entry in entries if is_waiting(*entry, now)]
     alive = [worker for worker in workers if worker.state not in ("gone", "draining")]
     usage = usage_by_owner(session, now) if waiting else {}
     limits = limits_by_owner(session, {study.owner_id: None for study, _ in waiting}, quotas)
 
     def reason(study: StudyRow, entry: QueueEntryRow) -> str:
-        if not _waits(study, entry, now):
+        if not is_waiting(study, entry, now):
             return ""
         if not alive:
             return "a worker: none is running; `steptune worker` starts one"
@@ -42,7 +42,8 @@ def waits_for(
     return [reason(*entry) for entry in entries]
 
 
-def _waits(study: StudyRow, entry: QueueEntryRow, now: datetime) -> bool:
+def is_waiting(study: StudyRow, entry: QueueEntryRow, now: datetime) -> bool:
+    """Whether a study waits for a worker: it is queued, or its worker died."""
     held = entry.lease_until is not None and entry.lease_until > now
     lost = entry.lease_until is not None and not held
     state = StudyState(study.state)

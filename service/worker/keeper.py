@@ -9,12 +9,12 @@ doing; before, a database that cannot be reached is only waited for.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from service.fencing import Lease
 from service.queue import StudyQueue
+from service.worker.clock import now_s
 from tuner.errors import LeaseLost, StoreError, StoreUnavailable
 from tuner.records import StudyState
 from tuner.search.driver import StudyInterrupt
@@ -22,6 +22,8 @@ from tuner.search.driver import StudyInterrupt
 SAFE_SHARE = 0.85
 """Of a lease; the rest is for killing what runs."""
 RETRY_S = 0.5
+WATCH_S = 1.0
+"""Between looks at the clock: a thread that waits does not wait while the machine is suspended."""
 Answer = TypeVar("Answer")
 
 
@@ -30,7 +32,7 @@ class LeaseKeeper:
 
     Args:
         kill: Kills all processes of trials; called from the keeper's thread.
-        claimed_s: `time.monotonic()` before the claim was made.
+        claimed_s: `now_s()` before the claim was made.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class LeaseKeeper:
         self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
 
     def drain(self, deadline_s: float) -> None:
-        """The worker shall end: no new trials, and what runs has until a time of the monotonic clock."""
+        """The worker shall end: no new trials, and what runs has until a time of `now_s`. The next heartbeat says so.
+
+        Called from signal handlers: sets values and takes no lock.
+        """
         if self._drain_until_s is None or deadline_s < self._drain_until_s:
             self._drain_until_s = deadline_s
 
@@ -78,7 +83,7 @@ class LeaseKeeper:
         Raises:
             LeaseLost: The lease is over.
         """
-        if self._lost or time.monotonic() > self._held_until_s:
+        if self._lost or now_s() > self._held_until_s:
             raise LeaseLost(self._lost or _cut_off(self._lease))
 
     def check(self) -> None:
@@ -91,7 +96,7 @@ class LeaseKeeper:
         self.check_lease()
         if self._told:
             return
-        drained = self._drain_until_s is not None and time.monotonic() > self._drain_until_s
+        drained = self._drain_until_s is not None and now_s() > self._drain_until_s
         if self._requested or drained:
             self._told = True
             raise _interrupt(self._requested)
@@ -123,10 +128,10 @@ class LeaseKeeper:
     def _beat(self) -> None:
         wait_s = self._heartbeat_s
         while not self._ended.wait(wait_s):
-            began_s = time.monotonic()
+            began_s = now_s()
             wait_s = self._heartbeat_s
             try:
-                self._requested = self._queue.heartbeat(self._lease)
+                self._requested = self._queue.heartbeat(self._lease, draining=self._drain_until_s is not None)
                 self._held_until_s = began_s + self._safe_s
             except LeaseLost as error:
                 self._lose(str(error))
@@ -135,8 +140,8 @@ class LeaseKeeper:
                 wait_s = min(RETRY_S, self._heartbeat_s)
 
     def _watch_clock(self) -> None:
-        while not self._ended.wait(max(0.05, self._held_until_s - time.monotonic())):
-            if time.monotonic() > self._held_until_s:
+        while not self._ended.wait(min(WATCH_S, max(0.05, self._held_until_s - now_s()))):
+            if now_s() > self._held_until_s:
                 self._lose(_cut_off(self._lease))
             if self._lost:
                 return

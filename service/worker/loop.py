@@ -7,12 +7,14 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import Engine
 
 from service.artifacts import open_artifacts
+from service.connections import FULL_ERRNOS
 from service.housekeeping import keep_house
 from service.isolation import Level
 from service.places import CUDA, VISIBLE_DEVICES
@@ -22,10 +24,19 @@ from service.running import isolated_runner
 from service.settings import Settings
 from service.store import SqlStudyStore
 from service.studies import MIN_TASK_DEADLINE_S, keep_profiles, remove_working_files
+from service.worker.clock import now_s
 from service.worker.keeper import LeaseKeeper
 from service.worker.patience import patient
 from service.worker.sources import fetch_source
-from tuner.errors import LeaseLost, RunnerError, SteptuneError, StorageFull, StoreError, StoreUnavailable
+from tuner.errors import (
+    IsolationUnavailable,
+    LeaseLost,
+    RunnerError,
+    SteptuneError,
+    StorageFull,
+    StoreError,
+    StoreUnavailable,
+)
 from tuner.protocols import StudyStore
 from tuner.records import Study, StudyState
 from tuner.search.driver import StudyDriver, StudyInterrupt, StudyView
@@ -35,9 +46,30 @@ from tuner.trials.runner import LocalRunner
 logger = logging.getLogger("steptune.worker")
 
 HOUSE_S = 3600.0
-"""Between two times that a worker removes what is expired."""
+"""Between two times that a worker with nothing else to do removes what is expired."""
+HOUSE_LATE_S = 24 * 3600.0
+"""One that always has studies lets them wait for it after so long."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+_PASSING = (StoreUnavailable, StorageFull)
+"""No worker breaks down with these, however often: space comes, and a store can be reached again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What becomes of a study.
+
+    Attributes:
+        failed: The worker or its surroundings failed it, by no fault of its own.
+        lost: And not for a reason that passes: too often in a row, and the study is given up.
+    """
+
+    state: StudyState
+    message: str = ""
+    failed: bool = False
+    lost: bool = False
 
 
 class Worker:
@@ -71,15 +103,16 @@ class Worker:
         self._keeper: LeaseKeeper | None = None
         self._runner: LocalRunner | None = None
         self._stop_at_s: float | None = None
-        self._house_at_s = 0.0
+        self._house_at_s = now_s()
         self._beat_at_s = 0.0
+        self._pause_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
         """No further study; the trials that run may end within this time, then the study is given back.
 
         Called from signal handlers: sets values and takes no lock.
         """
-        self._stop_at_s = min(time.monotonic() + within_s, self._stop_at_s or float("inf"))
+        self._stop_at_s = min(now_s() + within_s, self._stop_at_s or float("inf"))
         if self._keeper is not None:
             self._keeper.drain(self._stop_at_s)
 
@@ -88,14 +121,15 @@ class Worker:
         self._register()
         logger.info("worker %s: %s", self._offer.worker_id, self._offer.profile.label)
         while self._stop_at_s is None:
-            claimed_s = time.monotonic()
-            claim = self._next()
+            self._keep_house(late_s=HOUSE_LATE_S)
+            claim, claimed_s = self._next()
             if claim is not None:
-                self._work(claim, claimed_s)
-            elif self._once:
+                self._rest(failed=self._work(claim, claimed_s))
+                continue
+            self._keep_house()
+            if self._once:
                 break
-            else:
-                self._wait(self._settings.poll_s)
+            self._wait(self._settings.poll_s)
         try:
             self._queue.leave(self._offer.worker_id)
         except StoreError as error:
@@ -103,23 +137,40 @@ class Worker:
 
     # --- between studies -------------------------------------------------------------------------
 
-    def _next(self) -> Claim | None:
-        self._keep_house()
+    def _next(self) -> tuple[Claim | None, float]:
+        """A study if there is one, and the time right before it was claimed: its lease is no older."""
         try:
-            if time.monotonic() >= self._beat_at_s:
-                if not self._queue.beat(self._offer.worker_id, "idle"):
-                    self._queue.register(self._offer)
-                self._beat_at_s = time.monotonic() + self._settings.heartbeat_s
-            return self._queue.claim(self._offer)
-        except StoreUnavailable as error:
+            self._beat()
+            claimed_s = now_s()
+            return self._queue.claim(self._offer), claimed_s
+        except _PASSING as error:
             logger.warning("waiting for the database: %s", error)
-            return None
+            return None, now_s()
 
-    def _keep_house(self) -> None:
-        """Now and then; whatever comes of it, studies go first the next time."""
-        if time.monotonic() < self._house_at_s:
+    def _beat(self) -> None:
+        if now_s() >= self._beat_at_s:
+            if not self._queue.beat(self._offer.worker_id, "idle"):
+                self._queue.register(self._offer)
+            self._beat_at_s = now_s() + self._settings.heartbeat_s
+
+    def _rest(self, *, failed: bool) -> None:
+        """After a study that the worker or its surroundings failed: nothing for a while, longer each time in a row, so
+        that what ails this machine does not go through the whole queue.
+        """
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S) if failed else 0.0
+        end = now_s() + self._pause_s
+        while self._stop_at_s is None and (left := end - now_s()) > 0:
+            self._wait(min(left, self._settings.poll_s))
+            try:
+                self._beat()
+            except _PASSING as error:
+                logger.warning("waiting for the database: %s", error)
+
+    def _keep_house(self, *, late_s: float = 0.0) -> None:
+        """Now and then, this much later than it might be."""
+        if now_s() < self._house_at_s + late_s:
             return
-        self._house_at_s = time.monotonic() + HOUSE_S
+        self._house_at_s = now_s() + HOUSE_S
         try:
             report = keep_house(self._engine, self._artifacts, self._settings)
         except StoreError as error:
@@ -132,19 +183,23 @@ class Worker:
             try:
                 self._queue.register(self._offer)
                 break
-            except StoreUnavailable as error:
+            except _PASSING as error:
                 logger.warning("waiting for the database: %s", error)
                 self._wait(self._settings.poll_s)
 
     def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self._stop_at_s is None and (left := end - time.monotonic()) > 0:
+        end = now_s() + seconds
+        while self._stop_at_s is None and (left := end - now_s()) > 0:
             time.sleep(min(LOOK_S, left))
 
     # --- a study ---------------------------------------------------------------------------------
 
-    def _work(self, claim: Claim, claimed_s: float) -> None:
-        """Runs a study and ends the claim; whatever happens, the worker goes on."""
+    def _work(self, claim: Claim, claimed_s: float) -> bool:
+        """Runs a study and ends the claim; whatever happens, the worker goes on.
+
+        Returns:
+            Whether the worker or its surroundings failed the study.
+        """
         study_id = claim.lease.study_id
         logger.info("study %s: claim %d on %s", study_id, claim.lease.fence, claim.place)
         settings = self._settings
@@ -160,42 +215,42 @@ class Worker:
             if self._stop_at_s is not None:
                 keeper.drain(self._stop_at_s)
             try:
-                state, message, lost = self._outcome(claim, keeper)
-                keeper.persist(lambda: self._queue.release(claim.lease, state, message, lost=lost))
-                logger.info("study %s: %s %s", study_id, state.value, message)
+                end = self._outcome(claim, keeper)
+                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, lost=end.lost))
+                logger.info("study %s: %s %s", study_id, end.state.value, end.message)
+                return end.failed
             except StoreError as error:
                 logger.warning("study %s: %s", study_id, error)
+                return not isinstance(error, LeaseLost)
             finally:
                 self._keeper = self._runner = None
                 for pid in child_pids():  # what a killed trial server left
                     kill_tree(pid)
 
-    def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> tuple[StudyState, str, bool]:
-        """What becomes of the study: its state, the message, and whether it broke down by no fault of its own.
+    def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> Outcome:
+        """Runs a study.
 
         Raises:
             LeaseLost: The study is another worker's, or nobody's.
         """
         try:
-            state = self._run(claim, keeper)
-            return state, "", False
+            return Outcome(state=self._run(claim, keeper))
         except StudyInterrupt as interrupt:
-            return interrupt.state, "", False
+            return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
-            return StudyState.CANCELLED, "before the baseline was measured", False
+            return Outcome(state=StudyState.CANCELLED, message="before the baseline was measured")
         except LeaseLost:
             raise
-        except (RunnerError, StoreError) as error:
+        except (RunnerError, StoreError, IsolationUnavailable) as error:
             keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
-            if isinstance(error, StorageFull):
-                logger.error("%s", error)
-            return StudyState.QUEUED, str(error), True
+            logger.error("study %s: %s", claim.lease.study_id, error)
+            return _given_back(error, str(error))
         except SteptuneError as error:
-            return StudyState.FAILED, str(error), False
+            return Outcome(state=StudyState.FAILED, message=str(error))
         except Exception as error:
             keeper.check_lease()
             logger.exception("study %s broke down", claim.lease.study_id)
-            return StudyState.QUEUED, f"{type(error).__name__}: {error}", True
+            return _given_back(error, f"{type(error).__name__}: {error}")
 
     def _run(self, claim: Claim, keeper: LeaseKeeper) -> StudyState:
         directory = (self._settings.data_directory / "studies" / claim.lease.study_id).absolute()
@@ -203,6 +258,7 @@ class Worker:
         study = replace(claim.study, workload=reference, directory=str(directory))
         base = SqlStudyStore(self._engine, lease=claim.lease)
         store = patient(base, keeper, claim.study)
+        watcher = _Watcher(study, store, self._keep)
         self._show_devices(claim)
         with isolated_runner(
             workload=reference,
@@ -222,18 +278,13 @@ class Worker:
                 study,
                 store,
                 runner,
-                on_change=_Watcher(study, store, self._keep),
+                on_change=watcher,
                 before_trials=keeper.check_between_trials,
                 place=claim.place,
                 other_hardware=claim.other_hardware,
             )
             driver.run()
-        try:
-            self._keep(study, store)
-        except LeaseLost:
-            raise
-        except StoreError as error:  # the answer is there, and counts for more than its traces
-            logger.error("study %s: not all of its traces could be kept: %s", study.study_id, error)
+        watcher.keep_files()  # the last time: the answer is there, and counts for more than its traces
         state = store.get_study(study.study_id).state
         remove_working_files(study)
         shutil.rmtree(directory / "source", ignore_errors=True)
@@ -254,6 +305,11 @@ class Worker:
             self._runner.kill()
 
 
+def _given_back(error: Exception, message: str) -> Outcome:
+    passes = isinstance(error, _PASSING) or (isinstance(error, OSError) and error.errno in FULL_ERRNOS)
+    return Outcome(state=StudyState.QUEUED, message=message, failed=True, lost=not passes)
+
+
 class _Watcher:
     """Publishes what goes on, and keeps files of trials when these are complete."""
 
@@ -267,5 +323,18 @@ class _Watcher:
     def __call__(self, view: StudyView) -> None:
         if view.num_trials != self._num_trials:
             self._num_trials = view.num_trials
-            self._keep(self._study, self._store)
+            self.keep_files()
         self._publish(view)
+
+    def keep_files(self) -> None:
+        """Keeps what can be kept now; what cannot is tried again with the next trial.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        try:
+            self._keep(self._study, self._store)
+        except LeaseLost:
+            raise
+        except (StoreError, OSError) as error:
+            logger.warning("study %s: not all of its files could be kept: %s", self._study.study_id, error)

@@ -7,6 +7,7 @@ place; so it is asked again, and what is there already, exactly as it was to be 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -61,6 +62,10 @@ class _PatientStore:
             lambda: self._store.complete_trials(results),
             lambda stored: wanted <= {encode(trial.result) for trial in stored if trial.result is not None},
         )
+
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
+        attempts = itertools.count()
+        self._keeper.persist(lambda: self._store.add_event(study_id, kind, data, again=next(attempts) > 0))
 
     def _once(self, write: Callable[[], None], is_written: Callable[[list[Trial]], bool]) -> None:
         interrupted = False

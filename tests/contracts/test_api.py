@@ -15,7 +15,7 @@ from sqlalchemy import update
 from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
-from service.models import IdempotencyKeyRow
+from service.models import IdempotencyKeyRow, QueueEntryRow, WorkerRow
 from tuner.export import EXPORTERS
 from tuner.records import StudyState
 
@@ -56,6 +56,15 @@ def test_a_submitted_study_waits_and_can_be_read_where_the_answer_says(service: 
     assert study == answer.json()
     assert (study["state"], study["title"], study["settings"]["budget_s"]) == ("queued", "first", 60)
     assert "worker" in study["queue"]["waits_for"]
+
+
+def test_a_running_study_whose_worker_died_says_what_it_waits_for(quick: Served) -> None:
+    study_id, _ = fill(quick, state=StudyState.RUNNING)
+    for minutes, waits_for in ((1, ""), (-1, "a worker: none is running; `steptune worker` starts one")):
+        with writing(quick.services.engine) as session:
+            entry = session.get_one(QueueEntryRow, study_id)
+            entry.lease_until = datetime.now(UTC) + timedelta(minutes=minutes)
+        assert quick("GET", f"/studies/{study_id}").json()["queue"]["waits_for"] == waits_for
 
 
 def test_what_the_engine_honours_reaches_it(quick: Served) -> None:
@@ -362,6 +371,19 @@ def test_metrics_count_requests_by_operation_and_studies_by_state(quick: Served)
     assert 'steptune_studies{state="queued"} 1.0' in text
     assert 'steptune_workers{state="idle"} 0.0' in text
     assert study_id not in text
+
+
+def test_metrics_count_workers_as_they_are_and_not_as_they_last_said(quick: Served) -> None:
+    """One that was killed says nothing any more."""
+    now = datetime.now(UTC)
+    fields = {"name": "", "host_id": "", "device_kind": "cpu", "devices": "[]", "isolation": "", "version": ""}
+    with writing(quick.services.engine) as session:
+        for name, state, seconds in (("alive", "busy", 1), ("killed", "busy", 3600), ("left", "gone", 1)):
+            at = now - timedelta(seconds=seconds)
+            session.add(WorkerRow(worker_id=name, state=state, started_at=at, heartbeat_at=at, **fields))
+    text = quick.http.get("/metrics").text
+    assert 'steptune_workers{state="busy"} 1.0' in text
+    assert 'steptune_workers{state="gone"} 2.0' in text
 
 
 def test_metrics_are_shown_to_who_has_their_token_only(tmp_path) -> None:

@@ -2,18 +2,20 @@
 
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from builders import sample_environment, sample_hardware, sample_study, sample_trial
+from marked import wait_until
 from msgspec.structs import replace
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, and_, func, select, text, update
 
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
-from service.models import QueueEntryRow, ResourceSlotRow, UserRow
-from service.queue import Claim, Quotas, StudyQueue, WorkerOffer
+from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow
+from service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
+from service.queue.claiming import claimable
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
 from tuner.records import Device, HardwareProfile, StudySettings, StudyState
@@ -160,6 +162,25 @@ class TestClaiming:
         claimed(queue, cpu_worker(queue, "dead", cores=(0,)))
         end_lease(engine, "one")
         assert claimed(queue, cpu_worker(queue, "alive")).lease.fence == 2
+
+    def test_a_wish_between_the_look_of_a_claim_and_its_lock_is_kept(self, postgres_url, monkeypatch):
+        """The claim's statement is held up after it has read the rows, until the study is paused."""
+        engine = create_engine_for(postgres_url)
+        queue = StudyQueue(engine)
+        submitted(queue)
+        offer = cpu_worker(queue)
+        held_up = func.pg_advisory_xact_lock(1).is_not(None)
+        monkeypatch.setattr(repository, "claimable", lambda now: and_(claimable(now), held_up))
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        with ThreadPoolExecutor(1) as pool, engine.connect() as holder:
+            holder.execute(select(func.pg_advisory_xact_lock(1)))
+            claim = pool.submit(queue.claim, offer)
+            wait_until(lambda: holder.scalar(waiting) == 1, "the claim is held up")
+            queue.pause("study")
+            holder.rollback()
+            assert claim.result() is None
+        assert queue.entry("study").state is StudyState.PAUSED
+        engine.dispose()
 
     def test_many_workers_claim_every_study_once(self, engine, queue):
         """Processes of their own, all at the same time."""
@@ -407,6 +428,22 @@ class TestLeases:
             end_lease(engine)
         assert queue.entry("study").state is StudyState.RUNNING
 
+    def test_a_trial_does_not_outlast_its_claim(self, engine, queue):
+        submitted(queue)
+        claim = claimed(queue, cpu_worker(queue))
+        SqlStudyStore(engine, lease=claim.lease).begin_trials([sample_trial(study_id="study")])
+        queue.release(claim.lease, StudyState.FAILED)
+        assert trial_ends(engine) == [("lost", "lost", True)]
+
+    def test_a_trial_does_not_outlast_a_worker_that_died(self, engine, queue):
+        submitted(queue)
+        claim = claimed(queue, cpu_worker(queue))
+        SqlStudyStore(engine, lease=claim.lease).begin_trials([sample_trial(study_id="study")])
+        queue.cancel("study")
+        end_lease(engine)
+        assert queue.claim(cpu_worker(queue)) is None
+        assert trial_ends(engine) == [("lost", "lost", True)]
+
     def test_an_answer_survives_a_worker_that_dies_right_after_it(self, engine, queue):
         submitted(queue)
         claim = claimed(queue, cpu_worker(queue))
@@ -416,6 +453,13 @@ class TestLeases:
         entry = queue.entry("study")
         assert (entry.state, entry.worker_id) == (StudyState.COMPLETED, None)
         assert entry.ended_at is not None
+
+
+def trial_ends(engine: Engine) -> list[tuple[str, str | None, bool]]:
+    """Of each trial its state, and of its attempt the outcome and whether it has ended."""
+    query = select(TrialRow.state, TrialAttemptRow.outcome, TrialAttemptRow.ended_at.is_not(None)).join(TrialAttemptRow)
+    with reading(engine) as session:
+        return [(row[0], row[1], row[2]) for row in session.execute(query)]
 
 
 def engine_rows(engine: Engine) -> list[tuple]:
@@ -458,6 +502,46 @@ class TestStopping:
         assert queue.claim(cpu_worker(queue)) is None
         assert queue.entry("study").state is StudyState.CANCELLED
 
+    def test_what_was_asked_of_a_worker_that_died_is_done_by_the_next_wish(self, engine, queue):
+        """No worker need be there."""
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        queue.cancel("study")
+        end_lease(engine)
+        with pytest.raises(StateConflict, match="is cancelled already"):
+            queue.pause("study")
+        assert queue.entry("study").state is StudyState.CANCELLED
+
+    def test_a_study_of_a_dead_worker_that_was_asked_to_pause_is_resumed(self, engine, queue):
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        queue.pause("study")
+        end_lease(engine)
+        assert queue.resume("study").state is StudyState.QUEUED
+
+    @pytest.mark.parametrize(
+        ("request_", "state"), [("cancel", StudyState.CANCELLED), ("pause", StudyState.PAUSED), ("", StudyState.QUEUED)]
+    )
+    def test_without_a_worker_dead_claims_are_ended_too(self, engine, queue, request_, state):
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        if request_:
+            getattr(queue, request_)("study")
+        queue.bury()
+        assert queue.entry("study").state is StudyState.RUNNING, "a living one is left alone"
+        end_lease(engine)
+        queue.bury()
+        entry = queue.entry("study")
+        assert (entry.state, entry.num_lost, entry.lease_until) == (state, 1, None)
+
+    def test_a_study_whose_worker_died_waits(self, engine, queue):
+        submitted(queue)
+        claimed(queue, cpu_worker(queue))
+        queue.leave("worker")
+        assert queue.entry("study").waits_for == ""
+        end_lease(engine)
+        assert "steptune worker" in queue.entry("study").waits_for
+
     def test_a_paused_study_goes_on_when_resumed(self, queue):
         submitted(queue)
         queue.pause("study")
@@ -471,6 +555,31 @@ class TestStopping:
         queue.pause("study")
         queue.resume("study")
         assert queue.heartbeat(lease) == ""
+
+    @pytest.mark.parametrize("state", [StudyState.QUEUED, StudyState.PAUSED])
+    def test_what_was_asked_of_a_worker_that_did_not_hear_it_is_done(self, queue, state):
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.pause("study")
+        queue.cancel("study")
+        queue.release(lease, state, lost=state is StudyState.QUEUED)
+        assert queue.entry("study").state is StudyState.CANCELLED
+
+    def test_a_pause_that_was_taken_back_too_late_for_the_worker_is_none(self, queue):
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.pause("study")
+        assert queue.heartbeat(lease) == "pause"
+        queue.resume("study")
+        queue.release(lease, StudyState.PAUSED)
+        assert queue.entry("study").state is StudyState.QUEUED
+
+    def test_an_answer_counts_for_more_than_a_wish(self, queue):
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.cancel("study")
+        queue.release(lease, StudyState.COMPLETED)
+        assert queue.entry("study").state is StudyState.COMPLETED
 
     def test_what_was_asked_before_is_no_conflict(self, queue):
         submitted(queue)
@@ -522,26 +631,47 @@ class TestCommandLine:
     def test_a_study_in_hand_is_not_run_beside_the_queue(self, engine, queue):
         submitted(queue)
         with pytest.raises(StateConflict, match="queued in the service"):
-            queue.check_not_in_hand("study")
+            queue.take_over("study")
         claimed(queue, cpu_worker(queue))
         with pytest.raises(StateConflict, match="running in the service"):
-            queue.check_not_in_hand("study")
+            queue.take_over("study")
         end_lease(engine)
         with pytest.raises(StateConflict):
-            queue.check_not_in_hand("study")
+            queue.take_over("study")
+
+    def test_a_study_that_a_worker_is_just_ending_is_not_taken_over(self, engine, queue):
+        submitted(queue)
+        claim = claimed(queue, cpu_worker(queue))
+        SqlStudyStore(engine, lease=claim.lease).set_state("study", StudyState.CANCELLED)
+        with pytest.raises(StateConflict, match="cancelled in the service"):
+            queue.take_over("study")
+        end_lease(engine)
+        queue.take_over("study")
+        assert queue.claim(cpu_worker(queue)) is None, "what a dead worker held is no claim any more"
 
     def test_a_stopped_study_may_go_on_in_a_command_and_then_no_worker_takes_it(self, engine, queue):
         submitted(queue)
-        queue.pause("study")
-        queue.check_not_in_hand("study")
-        SqlStudyStore(engine).set_state("study", StudyState.RUNNING)
+        before = queue.pause("study").version
+        queue.take_over("study")
+        assert (queue.entry("study").state, queue.entry("study").version) == (StudyState.RUNNING, before + 1)
         assert queue.claim(cpu_worker(queue)) is None
-        with pytest.raises(StateConflict, match="run by a command"):
-            queue.cancel("study")
+        for ask in (queue.cancel, queue.pause, queue.delete):
+            with pytest.raises(StateConflict, match="run by a command"):
+                ask("study")
+        with pytest.raises(StateConflict, match="is running"):
+            queue.resume("study")
+        queue.take_over("study")
+
+    def test_a_study_that_was_resumed_meanwhile_stays_the_queues(self, queue):
+        submitted(queue)
+        queue.pause("study")
+        queue.resume("study")
+        with pytest.raises(StateConflict, match="queued in the service"):
+            queue.take_over("study")
 
     def test_a_study_of_the_command_line_is_not_the_queues(self, engine, queue):
         SqlStudyStore(engine).create_study(sample_study(study_id="mine", state=StudyState.RUNNING))
-        queue.check_not_in_hand("mine")
+        queue.take_over("mine")
         assert queue.claim(cpu_worker(queue)) is None
 
 
@@ -555,6 +685,17 @@ class TestWorkers:
     def test_a_silent_worker_is_gone(self, engine, queue):
         cpu_worker(queue)
         assert StudyQueue(engine, lease_s=-1).workers()[0].state == "gone"
+
+    def test_a_worker_that_drains_says_so_with_its_heartbeats(self, queue):
+        submitted(queue, "running")
+        submitted(queue, "waiting")
+        lease = claimed(queue, cpu_worker(queue)).lease
+        queue.heartbeat(lease)
+        assert queue.workers()[0].state == "busy"
+        assert queue.entry("waiting").waits_for == "a worker to be free"
+        queue.heartbeat(lease, draining=True)
+        assert queue.workers()[0].state == "draining"
+        assert "steptune worker" in queue.entry("waiting").waits_for
 
     def test_a_forgotten_worker_has_to_register_again(self, queue):
         assert not queue.beat("unknown", "idle")

@@ -13,13 +13,15 @@ from test_queue import CPU, submitted
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
 from service.models import Base, QueueEntryRow, ResourceSlotRow, StudyRow
-from service.queue import StudyQueue, WorkerOffer
+from service.queue import QueueEntry, StudyQueue, WorkerOffer
 from service.store import SqlStudyStore
 from tuner.errors import LeaseLost, StateConflict, StudyNotFound
 from tuner.records import StudyState
 
 WORKERS = {"both": (0, 1), "first": (0,), "second": (1,), "elsewhere": (0, 1)}
 """The first three share a host."""
+MAX_LOSSES = 3
+STOPPED = {"cancel": StudyState.CANCELLED, "pause": StudyState.PAUSED}
 ENDED = {StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED}
 
 
@@ -36,7 +38,7 @@ class QueueMachine(RuleBasedStateMachine):
         with writing(self.engine) as session:
             for table in reversed(Base.metadata.sorted_tables):
                 session.execute(table.delete())
-        self.queue = StudyQueue(self.engine, max_losses=3)
+        self.queue = StudyQueue(self.engine, max_losses=MAX_LOSSES)
         self.offers = {}
         for name, cores in WORKERS.items():
             host = "elsewhere" if name == "elsewhere" else "here"
@@ -93,7 +95,18 @@ class QueueMachine(RuleBasedStateMachine):
             with pytest.raises(LeaseLost):
                 self.queue.release(lease, state, lost=lost)
         else:
+            before = self.queue.entry(lease.study_id)
             self.queue.release(lease, state, lost=lost)
+            assert self.queue.entry(lease.study_id).state is self.expected(before, state, lost)
+
+    @staticmethod
+    def expected(before: QueueEntry, state: StudyState, lost: bool) -> StudyState:
+        """No wish of a user is forgotten."""
+        if state in ENDED:
+            return state
+        if before.requested:
+            return STOPPED[before.requested]
+        return StudyState.FAILED if lost and before.num_lost + 1 >= MAX_LOSSES else StudyState.QUEUED
 
     @rule(lease=claims)
     def fall_silent(self, lease) -> None:
@@ -105,8 +118,13 @@ class QueueMachine(RuleBasedStateMachine):
             session.execute(silent.values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
         self.over.add((lease.study_id, lease.fence))
 
+    @rule()
+    def bury(self) -> None:
+        self.queue.bury()
+
     @rule(study_id=studies, what=st.sampled_from(["cancel", "pause", "resume"]))
     def wish(self, study_id, what) -> None:
+        self.queue.bury(study_id)
         try:
             before = self.queue.entry(study_id)
         except StudyNotFound:

@@ -443,6 +443,14 @@ class TestArtifacts:
         assert (export.trial_id, export.kind) == (None, "export")
         assert datetime.fromisoformat(export.created_at) >= datetime.fromisoformat(trace.created_at)
 
+    def test_what_was_said_before_is_not_said_twice(self, begun):
+        """A commit whose end nobody saw is sent again."""
+        for trial_id in (TRIAL_ID, TRIAL_ID, None, None):
+            begun.add_artifact(STUDY_ID, trial_id, "trace", DIGEST, 1234)
+        begun.add_artifact(STUDY_ID, TRIAL_ID, "timeline", DIGEST, 1234)
+        found = [(artifact.trial_id, artifact.kind) for artifact in begun.artifacts(STUDY_ID)]
+        assert found == [(TRIAL_ID, "trace"), (None, "trace"), (TRIAL_ID, "timeline")]
+
     def test_the_trial_must_be_one_of_the_study(self, begun):
         """Neither an unknown trial nor one of another study is accepted."""
         begun.create_study(sample_study(study_id="another"))

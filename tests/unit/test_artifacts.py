@@ -4,6 +4,7 @@ import errno
 import hashlib
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import fsspec
 import pytest
 
 from service.artifacts import ArtifactStore, open_artifacts
+from service.artifacts.files import RemoteFiles
 from service.artifacts.lock import CollectionBusy, FileLock, PostgresLock
 from service.artifacts.opening import files_at
 from service.artifacts.store import TooLarge
 from service.settings import Settings
-from tuner.errors import MissingDependency, StorageFull, StoreError
+from tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
 from tuner.records import new_id
 
 CONTENT = b"a trace\n" * 1000
@@ -188,6 +190,45 @@ class TestPlaces:
         assert "secret" not in str(refused.value)
 
 
+class TestPlacesElsewhere:
+    @pytest.fixture
+    def files(self):
+        return RemoteFiles(f"memory://{uuid.uuid4().hex}")
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ConnectionResetError("reset by peer"),
+            TimeoutError("timed out"),
+            OSError(errno.EBUSY, "SlowDown"),
+            type("EndpointConnectionError", (type("ConnectionError", (Exception,), {}),), {})("no endpoint"),
+        ],
+    )
+    def test_what_cannot_be_reached_may_be_later(self, files, monkeypatch, error):
+        monkeypatch.setattr(files._system, "info", raising(error))
+        with pytest.raises(StoreUnavailable, match=r"memory://.* cannot be reached at this moment"):
+            files.find("ab/cdef")
+
+    @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Forbidden"), ValueError("no bucket")])
+    def test_what_may_not_be_used_may_not_be_later(self, files, monkeypatch, error):
+        monkeypatch.setattr(files._system, "info", raising(error))
+        with pytest.raises(StoreError, match="cannot be used") as refused:
+            files.find("ab/cdef")
+        assert not isinstance(refused.value, StoreUnavailable)
+
+    def test_a_full_place_is_full(self, files, monkeypatch):
+        monkeypatch.setattr(files._system, "info", raising(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(StorageFull):
+            files.find("ab/cdef")
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 class TestLock:
     @pytest.fixture(params=["file", "postgresql"])
     def lock(self, request, tmp_path):
@@ -195,6 +236,12 @@ class TestLock:
         if request.param == "file":
             return FileLock(tmp_path / "lock")
         return PostgresLock(request.getfixturevalue("postgres_url"))
+
+    def test_a_server_that_is_cut_off_is_noticed(self, postgres_url):
+        """As by every other connection to the database."""
+        with PostgresLock(postgres_url)._connected() as connection:
+            parameters = connection.connection.driver_connection.info.get_parameters()
+        assert {"connect_timeout", "keepalives_idle", "tcp_user_timeout"} <= parameters.keys()
 
     def test_putting_excludes_collecting_and_nobody_else(self, lock, monkeypatch):
         """A collection that finds no pause gives up, and says so."""

@@ -21,6 +21,7 @@ from service.models import (
     AuditRow,
     BrowserSessionRow,
     IdempotencyKeyRow,
+    QueueEntryRow,
     StudyRow,
     UserRow,
     WorkloadSourceRow,
@@ -273,3 +274,13 @@ def test_what_is_expired_is_forgotten(engine, artifacts, user):
         assert session.scalars(select(IdempotencyKeyRow.key)).all() == ["new"]
         assert session.scalars(select(BrowserSessionRow.session_sha256)).all() == ["new"]
         assert session.scalars(select(AuditRow.action)).all() == ["new"]
+
+
+def test_what_was_asked_of_a_worker_that_died_is_done(engine, store, artifacts):
+    add_study(store, "study", state=StudyState.RUNNING)
+    with writing(engine) as session:
+        session.add(
+            QueueEntryRow(study_id="study", queued_at=NOW, lease_until=NOW - timedelta(hours=1), requested="cancel")
+        )
+    keep_house(engine, artifacts, Settings(_env_file=None))
+    assert store.get_study("study").state is StudyState.CANCELLED

@@ -15,6 +15,7 @@ from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
 from service.store import write_event, write_study
 from tuner import store_rules
+from tuner.errors import WorkloadNotFound
 from tuner.records import Study, StudyState
 from tuner.store_rules import decode
 
@@ -40,6 +41,17 @@ def locked(session: Session, study_id: str) -> Entry:
 def source_of(session: Session, entry: QueueEntryRow) -> Source | None:
     row = None if entry.source_id is None else session.get(WorkloadSourceRow, entry.source_id)
     return None if row is None else Source(kind=row.kind, entry=row.entry, digest=row.digest)
+
+
+def keep_source(session: Session, source_id: str | None) -> None:
+    """Lets nobody delete what was uploaded until the transaction ends.
+
+    Raises:
+        WorkloadNotFound: It is deleted already.
+    """
+    with_lock = {"read": True, "key_share": True}
+    if source_id is not None and session.get(WorkloadSourceRow, source_id, with_for_update=with_lock) is None:
+        raise WorkloadNotFound(f"there is no workload {source_id!r}: it was deleted; upload it again")
 
 
 def is_held(entry: QueueEntryRow, now: datetime) -> bool:

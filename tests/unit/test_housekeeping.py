@@ -224,6 +224,29 @@ class TestRetention:
         assert apply_quotas(engine, Settings(max_study_artifact_bytes=200)) == 1
         assert digests(engine) == {small, *large[1:]}
 
+    def test_content_that_trials_of_a_study_share_counts_once(self, engine, store):
+        """And within a study's quota it is free with the study's last row, whoever else has it."""
+        for study_id, candidates in (("mine", (OTHER, OTHER, BASELINE)), ("other", (OTHER,))):
+            add_study(store, study_id)
+            for number, candidate in enumerate(candidates):
+                trial = sample_trial(
+                    trial_id=f"{study_id}-{number}", study_id=study_id, sequence=number, candidate=candidate
+                )
+                store.begin_trials([trial])
+                digest = "cd" * 32 if candidate is OTHER else "ef" * 32
+                store.add_artifact(study_id, trial.trial_id, "trace", digest, 100)
+        assert apply_quotas(engine, Settings(max_study_artifact_bytes=200)) == 0
+        assert apply_quotas(engine, Settings(max_study_artifact_bytes=100)) == 2
+        assert [artifact.digest for artifact in store.artifacts("mine")] == ["ef" * 32]
+        assert len(store.artifacts("other")) == 1
+
+    def test_what_a_user_s_quota_removed_is_not_asked_for_again(self, engine, store, user):
+        """All together take no more than they may after it."""
+        mine = [add_trace(store, add_study(store, f"mine-{n}", owner=user), OTHER, 100) for n in range(2)]
+        other = [add_trace(store, add_study(store, f"other-{n}"), OTHER, 100) for n in range(2)]
+        assert apply_quotas(engine, Settings(max_user_artifact_bytes=100, max_artifact_bytes=300)) == 1
+        assert digests(engine) == {mine[1], *other}
+
     def test_a_user_s_own_quota_wins_over_the_settings(self, engine, store, user):
         """Studies of others are not touched; uploads count, and stay."""
         with writing(engine) as session:

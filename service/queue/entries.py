@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from msgspec.structs import replace
 from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
@@ -13,7 +12,7 @@ from service.fencing import database_now
 from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
 from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
-from service.store import write_event, write_study
+from service.store import write_event, write_state
 from tuner import store_rules
 from tuner.errors import WorkloadNotFound
 from tuner.records import Study, StudyState
@@ -85,10 +84,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
 
 
 def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
-    record = decode(study.record, Study)
-    if (record.state, record.message) != (state, message):
-        write_study(session, replace(record, state=state, message=message))
-        session.refresh(study)
+    if write_state(session, study, state, message):
         write_event(session, study.study_id, "state", {"state": state.value, "message": message})
 
 

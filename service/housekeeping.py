@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, CursorResult, Engine, delete
@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, CursorResult, Engine, delete
 from service.artifacts import ArtifactStore
 from service.artifacts.collection import collect_garbage
 from service.artifacts.retention import apply_quotas, release_traces
-from service.connections import writing
+from service.connections import reading, writing
+from service.fencing import database_now
 from service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
 from service.settings import Settings
 from tuner.records import Record
@@ -35,7 +36,8 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
     Raises:
         StoreError: The database or the artifacts cannot be used; CollectionBusy where files are put without a pause.
     """
-    now = datetime.now(UTC)
+    with reading(engine) as session:
+        now = database_now(session)
     keys = _forget(engine, IdempotencyKeyRow, IdempotencyKeyRow.created_at < now - IDEMPOTENCY)
     sessions = _forget(engine, BrowserSessionRow, BrowserSessionRow.expires_at < now)
     audit = _forget(engine, AuditRow, AuditRow.at < now - timedelta(days=settings.audit_days))

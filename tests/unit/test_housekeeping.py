@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from builders import sample_decision, sample_recommendation, sample_study, sample_trial
+from msgspec.structs import replace
 from sqlalchemy import Engine, delete, select
 
 from service.artifacts import ArtifactStore
 from service.artifacts.collection import Collected, collect_garbage
+from service.artifacts.files import LocalFiles
 from service.artifacts.retention import apply_quotas, release_traces, user_artifact_bytes
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
@@ -129,6 +131,21 @@ class TestCollection:
         with writing(engine) as session:
             session.execute(delete(StudyRow))
         assert collect_garbage(engine, artifacts, grace_s=50).num_files == 1
+
+    def test_age_is_measured_by_the_clock_of_the_files(self, engine, tmp_path):
+        """Whose host may be behind this one."""
+
+        class Behind(LocalFiles):
+            def find(self, name):
+                found = super().find(name)
+                return None if found is None else replace(found, modified_s=found.modified_s - 1000)
+
+        artifacts = ArtifactStore(Behind(tmp_path / "artifacts"))
+        digest = artifacts.put([b"garbage"]).digest
+        assert collect_garbage(engine, artifacts, grace_s=50).num_files == 0
+        age(artifacts, digest, 100)
+        assert collect_garbage(engine, artifacts, grace_s=50).num_files == 1
+        assert list(artifacts._files.list()) == []
 
     def test_a_file_that_is_put_again_is_young_again(self, engine, artifacts):
         """The same trace comes from another trial after its first study was deleted."""
@@ -277,11 +294,14 @@ class TestRetention:
         assert digests(engine) == {last}
 
 
-def test_what_is_expired_is_forgotten(engine, artifacts, user):
-    """Keys after a day, sessions when they end, audit entries after the days of the settings."""
+def test_what_is_expired_is_forgotten(engine, artifacts, user, monkeypatch):
+    """Keys after a day, sessions when they end, audit entries after the days of the settings; by the database's clock,
+    whatever that of this host says.
+    """
+    monkeypatch.setattr("service.housekeeping.database_now", lambda session: NOW + timedelta(days=30))
     with writing(engine) as session:
         for name, hours in (("old", 25), ("new", 23)):
-            at = NOW - timedelta(hours=hours)
+            at = NOW + timedelta(days=30) - timedelta(hours=hours)
             session.add(IdempotencyKeyRow(user_id=user, key=name, request_sha256="", created_at=at))
             session.add(
                 BrowserSessionRow(

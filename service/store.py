@@ -299,10 +299,10 @@ def _complete(session: Session, result: TrialResult, lease: Lease | None) -> Non
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
     """Appends an event; the lock on the study makes events visible in the order of their numbers."""
-    _study_row(session, study_id)
+    owner_id = _study_row(session, study_id).owner_id
     at = datetime.now(UTC)
     event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
-    session.add(rows.event_row(event, at))
+    session.add(rows.event_row(event, at, owner_id))
     session.flush()
 
 

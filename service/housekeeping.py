@@ -11,6 +11,7 @@ from service.artifacts import ArtifactStore
 from service.artifacts.collection import collect_garbage
 from service.artifacts.retention import apply_quotas, release_traces
 from service.connections import reading, writing
+from service.directories import remove_directories
 from service.fencing import database_now
 from service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
 from service.settings import Settings
@@ -26,6 +27,8 @@ class HouseReport(Record):
     num_sessions: int
     num_audit_entries: int
     num_traces: int
+    num_directories: int
+    """Of studies, on this machine."""
     num_files: int
     size_bytes: int
 
@@ -42,12 +45,14 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
     sessions = _forget(engine, BrowserSessionRow, BrowserSessionRow.expires_at < now)
     audit = _forget(engine, AuditRow, AuditRow.at < now - timedelta(days=settings.audit_days))
     traces = release_traces(engine) + apply_quotas(engine, settings)
+    directories = remove_directories(engine, settings.data_directory, grace_s=settings.artifact_grace_s)
     collected = collect_garbage(engine, artifacts, grace_s=settings.artifact_grace_s)
     return HouseReport(
         num_idempotency_keys=keys,
         num_sessions=sessions,
         num_audit_entries=audit,
         num_traces=traces,
+        num_directories=directories,
         num_files=collected.num_files,
         size_bytes=collected.size_bytes,
     )

@@ -4,7 +4,7 @@ and removes files nobody needs.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, CursorResult, Engine, delete
@@ -12,7 +12,9 @@ from sqlalchemy import ColumnElement, CursorResult, Engine, delete
 from service.artifacts import ArtifactStore
 from service.artifacts.collection import collect_garbage
 from service.artifacts.retention import apply_quotas, release_traces
-from service.connections import writing
+from service.connections import reading, writing
+from service.directories import remove_directories
+from service.fencing import database_now
 from service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
 from service.queue import open_queue
 from service.settings import Settings
@@ -28,6 +30,8 @@ class HouseReport(Record):
     num_sessions: int
     num_audit_entries: int
     num_traces: int
+    num_directories: int
+    """Of studies, on this machine."""
     num_files: int
     size_bytes: int
 
@@ -39,17 +43,20 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
         StoreError: The database or the artifacts cannot be used; CollectionBusy where files are put without a pause.
     """
     open_queue(engine, settings).bury()
-    now = datetime.now(UTC)
+    with reading(engine) as session:
+        now = database_now(session)
     keys = _forget(engine, IdempotencyKeyRow, IdempotencyKeyRow.created_at < now - IDEMPOTENCY)
     sessions = _forget(engine, BrowserSessionRow, BrowserSessionRow.expires_at < now)
     audit = _forget(engine, AuditRow, AuditRow.at < now - timedelta(days=settings.audit_days))
     traces = release_traces(engine) + apply_quotas(engine, settings)
+    directories = remove_directories(engine, settings.data_directory, grace_s=settings.artifact_grace_s)
     collected = collect_garbage(engine, artifacts, grace_s=settings.artifact_grace_s)
     return HouseReport(
         num_idempotency_keys=keys,
         num_sessions=sessions,
         num_audit_entries=audit,
         num_traces=traces,
+        num_directories=directories,
         num_files=collected.num_files,
         size_bytes=collected.size_bytes,
     )

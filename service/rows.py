@@ -141,9 +141,9 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
     )
 
 
-def event_row(event: Event, at: datetime) -> EventRow:
+def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:
     """The database gives the event its number."""
-    return EventRow(study_id=event.study_id, kind=event.kind, at=at, record=encode(event))
+    return EventRow(study_id=event.study_id, owner_id=owner_id, kind=event.kind, at=at, record=encode(event))
 
 
 def trial_of(row: TrialRow) -> Trial:

@@ -101,10 +101,10 @@ class SqlStudyStore:
 
     def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
         with self._writing(study_id) as session:
-            stored = decode(_study_row(session, study_id).record, Study)
-            if self._lease is not None and (stored.state, stored.message) != (state, message):
+            row = _study_row(session, study_id)
+            changed = write_state(session, row, state, message)
+            if self._lease is not None and changed:
                 write_event(session, study_id, "state", {"state": state.value, "message": message})
-            write_study(session, replace(stored, state=state, message=message))
 
     # --- trials ----------------------------------------------------------------------------------
 
@@ -314,10 +314,10 @@ def lose_trials(session: Session, study_id: str) -> int:
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
     """Appends an event; the lock on the study makes events visible in the order of their numbers."""
-    _study_row(session, study_id)
+    owner_id = _study_row(session, study_id).owner_id
     at = datetime.now(UTC)
     event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
-    session.add(rows.event_row(event, at))
+    session.add(rows.event_row(event, at, owner_id))
     session.flush()
 
 
@@ -329,12 +329,20 @@ def _newest_data(session: Session, study_id: str, kind: str) -> dict[str, Any] |
 
 
 def write_study(session: Session, study: Study) -> None:
-    """Inserts or replaces a study, and what it refers to."""
+    """Inserts or replaces a study, and what it refers to, as it was just inspected."""
     if study.facts is not None:
         _upsert(session, rows.workload_row(study.facts))
     if study.environment is not None:
         _upsert(session, rows.hardware_row(study.environment.hardware))
     _upsert(session, rows.study_row(study))
+
+
+def write_state(session: Session, row: StudyRow, state: StudyState, message: str) -> bool:
+    """Changes the state of a study, and nothing that it shares with others; says whether it was another one before."""
+    stored = decode(row.record, Study)
+    row.state, row.record = state.value, encode(replace(stored, state=state, message=message))
+    session.flush()
+    return (stored.state, stored.message) != (state, message)
 
 
 def insert_missing(session: Session, row: Base) -> None:

@@ -223,3 +223,10 @@ def _extend_studies() -> None:
         op.drop_index(f"ix_studies_{column}", "studies")
     for columns in STUDY_INDEXES:
         _index("studies", *columns)
+    op.add_column("events", _text("owner_id", nullable=True))  # studies had no owners
+    _index("events", "owner_id", "event_id")
+    op.drop_index("ix_trials_study_id_state", "trials")
+    _index("trials", "study_id", "state", "sequence")
+    for column in ("study_id", "trial_id"):
+        op.drop_index(f"ix_artifacts_{column}", "artifacts")
+        _index("artifacts", column, "artifact_id")

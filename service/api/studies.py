@@ -25,6 +25,7 @@ from service.queries import studies as queries
 from service.queries.studies import StudyFilter
 from service.queue.records import BEGUN
 from service.submission import checked_reference, new_study
+from tuner.errors import WorkloadNotFound
 from tuner.records import StudyState
 
 router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
@@ -189,16 +190,19 @@ def _submit(request: Request, service: Services, principal: Principal, body: Stu
             service.settings.data_directory,
             uploaded_digest=None if source is None else source.digest,
         )
-        service.queue.submit(
-            study,
-            owner_id=principal.user_id,
-            source_id=body.workload_id,
-            title=body.title,
-            priority=body.priority,
-            required_device_kind=body.device,
-            required_hardware=body.hardware,
-            num_devices=body.num_ranks if body.device == "cuda" else 1,
-        )
+        try:
+            service.queue.submit(
+                study,
+                owner_id=principal.user_id,
+                source_id=body.workload_id,
+                title=body.title,
+                priority=body.priority,
+                required_device_kind=body.device,
+                required_hardware=body.hardware,
+                num_devices=body.num_ranks if body.device == "cuda" else 1,
+            )
+        except WorkloadNotFound as error:  # deleted since it was found
+            raise not_found("workload", body.workload_id or "") from error
     location = {"Location": str(request.url_for("get_study", study_id=study_id).path)}
     return _study_answer(request, service, principal, study_id, status=201, headers=location)
 

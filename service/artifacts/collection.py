@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -31,12 +30,14 @@ def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float,
     record it later.
 
     Args:
+        grace_s: By the clock of the place where the files lie, which may be another host's.
         dry_run: Only count.
 
     Raises:
         CollectionBusy: Files are being put without a pause. What was removed before stays removed.
     """
-    before_s = time.time() - grace_s
+    now_s = artifacts.clock_s()
+    before_s = now_s - grace_s
     old = (file for file in artifacts.list() if file.modified_s < before_s)
     num_files = size_bytes = 0
     while sizes := {file.name: file.size_bytes for file in islice(old, _BATCH)}:
@@ -50,7 +51,7 @@ def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float,
         num_files += len(free)
         size_bytes += sum(sizes[digest] for digest in free)
     if not dry_run:
-        artifacts.delete_abandoned(min(before_s, time.time() - ABANDONED_S))
+        artifacts.delete_abandoned(min(before_s, now_s - ABANDONED_S))
     return Collected(num_files=num_files, size_bytes=size_bytes)
 
 

@@ -152,6 +152,18 @@ class ArtifactStore:
             if _DIGEST.fullmatch(folder + rest):
                 yield StoredFile(name=folder + rest, size_bytes=file.size_bytes, modified_s=file.modified_s)
 
+    def clock_s(self) -> float:
+        """Seconds since 1970 by the clock that dates the files: the time of an empty one just written there."""
+        name = f"{INCOMING}/{new_id()}"
+        try:
+            self._files.write(name, [])
+            found = self._files.find(name)
+        finally:
+            self._files.delete(name)
+        if found is None:
+            raise StoreError(f"a file that was just written to {self.place} is not there: does something delete there?")
+        return found.modified_s
+
     def is_older(self, digest: str, than_s: float) -> bool:
         """Whether a file is there and was put before a time."""
         found = self._files.find(_name(digest))

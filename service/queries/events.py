@@ -55,8 +55,7 @@ def events_after(
         owner_id: Of this user's studies only.
     """
     query = (
-        select(EventRow.event_id, EventRow.study_id, StudyRow.owner_id, EventRow.kind, EventRow.record)
-        .join(StudyRow, StudyRow.study_id == EventRow.study_id)
+        select(EventRow.event_id, EventRow.study_id, EventRow.owner_id, EventRow.kind, EventRow.record)
         .where(EventRow.event_id > after)
         .order_by(EventRow.event_id)
         .limit(limit)
@@ -66,7 +65,7 @@ def events_after(
     if study_id is not None:
         query = query.where(EventRow.study_id == study_id)
     if owner_id is not None:
-        query = query.where(StudyRow.owner_id == owner_id)
+        query = query.where(EventRow.owner_id == owner_id)
     with reading(engine) as session:
         return [
             OwnedEvent(number=row[0], study_id=row[1], owner_id=row[2], kind=row[3], record=row[4])

@@ -62,10 +62,12 @@ def take(
         insert = _INSERTS[engine.dialect.name](IdempotencyKeyRow).values(
             user_id=user_id, key=key, request_sha256=mine.request_sha256, headers=mine.new_id, created_at=now
         )
-        taken = session.execute(insert.on_conflict_do_nothing().returning(IdempotencyKeyRow.key)).one_or_none()
-        if taken is not None:
-            return mine
-        row = session.get_one(IdempotencyKeyRow, (user_id, key), with_for_update=True)
+        row = None
+        while row is None:  # on PostgreSQL who had the key may give it back at this moment
+            taken = session.execute(insert.on_conflict_do_nothing().returning(IdempotencyKeyRow.key)).one_or_none()
+            if taken is not None:
+                return mine
+            row = session.get(IdempotencyKeyRow, (user_id, key), with_for_update=True)
         if row.status is None and row.created_at < stale_before and row.request_sha256 == mine.request_sha256:
             row.created_at = now
             return Taken(request_sha256=row.request_sha256, new_id=row.headers or mine.new_id)

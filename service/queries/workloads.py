@@ -76,9 +76,9 @@ def delete_workload(engine: Engine, source_id: str) -> None:
         StateConflict: Studies refer to it.
     """
     with writing(engine) as session:
+        row = session.get(WorkloadSourceRow, source_id, with_for_update=True)  # no study refers to it from now on
         if session.scalar(select(exists().where(QueueEntryRow.source_id == source_id))):
             raise StateConflict(f"studies refer to workload {source_id}: delete them first")
-        row = session.get(WorkloadSourceRow, source_id)
         if row is not None:
             session.delete(row)
 

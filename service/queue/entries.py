@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from msgspec.structs import replace
 from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
@@ -13,9 +12,9 @@ from service.fencing import database_now
 from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
 from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
-from service.store import lose_trials, write_event, write_study
+from service.store import lose_trials, write_event, write_state
 from tuner import store_rules
-from tuner.errors import StateConflict
+from tuner.errors import StateConflict, WorkloadNotFound
 from tuner.records import Study, StudyState
 from tuner.store_rules import decode
 
@@ -41,6 +40,17 @@ def locked(session: Session, study_id: str) -> Entry:
 def source_of(session: Session, entry: QueueEntryRow) -> Source | None:
     row = None if entry.source_id is None else session.get(WorkloadSourceRow, entry.source_id)
     return None if row is None else Source(kind=row.kind, entry=row.entry, digest=row.digest)
+
+
+def keep_source(session: Session, source_id: str | None) -> None:
+    """Lets nobody delete what was uploaded until the transaction ends.
+
+    Raises:
+        WorkloadNotFound: It is deleted already.
+    """
+    with_lock = {"read": True, "key_share": True}
+    if source_id is not None and session.get(WorkloadSourceRow, source_id, with_for_update=with_lock) is None:
+        raise WorkloadNotFound(f"there is no workload {source_id!r}: it was deleted; upload it again")
 
 
 def is_held(entry: QueueEntryRow, now: datetime) -> bool:
@@ -94,10 +104,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
 
 
 def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
-    record = decode(study.record, Study)
-    if (record.state, record.message) != (state, message):
-        write_study(session, replace(record, state=state, message=message))
-        session.refresh(study)
+    if write_state(session, study, state, message):
         write_event(session, study.study_id, "state", {"state": state.value, "message": message})
 
 

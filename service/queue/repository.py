@@ -30,6 +30,7 @@ from service.queue.entries import (
     entry_of,
     is_held,
     is_of_command_line,
+    keep_source,
     locked,
     select_entries,
     set_state,
@@ -109,6 +110,7 @@ class StudyQueue:
         Raises:
             QuotaExceeded: The owner has as many studies waiting as allowed.
             ChoiceError: A requirement that no worker can ever meet.
+            WorkloadNotFound: What was uploaded is deleted.
             StoreError: There is a study with this id.
         """
         kind = required_device_kind or study.settings.device
@@ -117,6 +119,7 @@ class StudyQueue:
             if session.get(StudyRow, study.study_id) is not None:
                 raise store_rules.study_repeated(study.study_id)
             self._check_queued(session, owner_id)
+            keep_source(session, source_id)
             write_study(session, replace(study, state=StudyState.QUEUED, message=""))
             owned = update(StudyRow).where(StudyRow.study_id == study.study_id)
             session.execute(owned.values(owner_id=owner_id, title=title))

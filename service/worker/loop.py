@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 
 from service.artifacts import open_artifacts
 from service.connections import FULL_ERRNOS
+from service.directories import mark
 from service.housekeeping import keep_house
 from service.isolation import Level
 from service.places import CUDA, VISIBLE_DEVICES
@@ -254,6 +255,7 @@ class Worker:
 
     def _run(self, claim: Claim, keeper: LeaseKeeper) -> StudyState:
         directory = (self._settings.data_directory / "studies" / claim.lease.study_id).absolute()
+        mark(self._engine, self._settings.data_directory, claim.lease.study_id)
         reference = fetch_source(claim.source, claim.study, self._artifacts, directory / "source")
         study = replace(claim.study, workload=reference, directory=str(directory))
         base = SqlStudyStore(self._engine, lease=claim.lease)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +27,8 @@ from tuner.hardware import torch_version
 from tuner.records import HardwareProfile, new_id
 
 NO_GPUS = "none"
+NVIDIA_SMI_TIMEOUT_S = 60
+"""Without persistence mode the driver initialises every device for it."""
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -68,6 +71,43 @@ def use_gpus(gpus: str | None) -> None:
         os.environ[VISIBLE_DEVICES] = "" if gpus == NO_GPUS else ",".join(str(n) for n in parse_numbers(gpus))
 
 
+def named_gpus(text: str) -> tuple[int, ...]:
+    """The numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its order, which is the profile's.
+
+    Where UUIDs are named, numbers are made to follow the PCI bus for all that this process starts, as the driver's do.
+
+    Raises:
+        ChoiceError: A name that is no whole GPU of this machine.
+    """
+    names = [name.strip() for name in text.split(",")]
+    names = names[: names.index("-1")] if "-1" in names else names  # CUDA looks no further
+    if all(name.isdecimal() for name in names):
+        return tuple(map(int, names))
+    uuids = _gpu_uuids()
+    numbers = []
+    for name in names:
+        found = [number for number, uuid in uuids.items() if name == str(number) or uuid.startswith(name)]
+        if len(found) != 1 or not name:
+            raise ChoiceError(
+                f"{VISIBLE_DEVICES} names {name!r}, which is no GPU here that nvidia-smi lists: name whole GPUs by "
+                "number or UUID; parts of one (MIG) cannot be claimed"
+            )
+        numbers += found
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return tuple(numbers)
+
+
+def _gpu_uuids() -> dict[int, str]:
+    """By number; empty where the driver's tool does not answer."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    pairs = (line.partition(",") for line in done.stdout.splitlines())
+    return {int(number): uuid.strip() for number, _, uuid in pairs}
+
+
 def offer_of_this_machine(
     settings: Settings, level: Level, *, name: str, cores: tuple[int, ...], python: str = sys.executable
 ) -> WorkerOffer:
@@ -76,7 +116,7 @@ def offer_of_this_machine(
     gpus: tuple[int, ...] = ()
     if profile.device_kind == CUDA:
         visible = os.environ.get(VISIBLE_DEVICES)
-        gpus = parse_numbers(visible) if visible else tuple(range(len(profile.devices)))
+        gpus = named_gpus(visible)[: len(profile.devices)] if visible else tuple(range(len(profile.devices)))
     return WorkerOffer(
         worker_id=new_id(),
         name=name,

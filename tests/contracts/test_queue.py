@@ -6,14 +6,14 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from builders import sample_environment, sample_hardware, sample_study, sample_trial
+from builders import sample_environment, sample_facts, sample_hardware, sample_study, sample_trial
 from marked import wait_until
 from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, select, text, update
 
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
-from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow
+from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow, WorkloadRow
 from service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
 from service.queue.claiming import claimable
 from service.store import SqlStudyStore
@@ -709,3 +709,19 @@ class TestWorkers:
         assert queue.entry("study").waits_for == "a worker to be free"
         queue.leave("worker")
         assert "steptune worker" in queue.entry("study").waits_for
+
+
+def test_a_change_of_state_leaves_what_other_studies_share(engine, queue):
+    """The workload and the hardware stay as they were last inspected, by whichever study."""
+    store = SqlStudyStore(engine)
+    older, newer = sample_facts(), replace(sample_facts(), name="newer")
+    for study_id, facts in (("old", older), ("new", newer)):
+        submitted(queue, study_id)
+        store.update_study(sample_study(study_id=study_id, facts=facts, state=StudyState.QUEUED))
+    store.set_state("old", StudyState.PAUSED)
+    queue.cancel("old")
+    with reading(engine) as session:
+        assert session.scalars(select(WorkloadRow.name)).all() == ["newer"]
+    assert store.get_study("old") == sample_study(
+        study_id="old", facts=older, state=StudyState.CANCELLED, message="", settings=StudySettings()
+    )

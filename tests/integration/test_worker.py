@@ -17,6 +17,7 @@ from sqlalchemy import update
 from service.artifacts import open_artifacts
 from service.connections import writing
 from service.database import open_store
+from service.directories import remove_directories
 from service.models import QueueEntryRow
 from service.progress import EVENT, data_of, view_of
 from service.queue import QueueEntry, StudyQueue
@@ -177,6 +178,8 @@ class TestRunning:
         entry = site.entry(study_id)
         assert (entry.state, entry.num_claims) == (StudyState.FAILED, 1)
         assert "Broken" in entry.message
+        assert remove_directories(site.store.engine, site.folder / "data", grace_s=-1) == 1
+        assert list((site.folder / "data" / "studies").iterdir()) == []
 
 
 def submit_upload(site: Site, content: bytes, entry: str) -> str:

@@ -51,6 +51,14 @@ def pieces(*texts: bytes) -> Iterator[bytes]:
     yield from texts
 
 
+def test_the_clock_is_that_of_the_files(artifacts):
+    """What is put between two looks lies between them, and looking leaves nothing."""
+    before = artifacts.clock_s()
+    artifacts.put([b"content"])
+    (file,) = artifacts._files.list()
+    assert before <= file.modified_s <= artifacts.clock_s()
+
+
 class TestPutting:
     @pytest.mark.parametrize("move", [False, True])
     def test_a_file_is_found_by_its_digest(self, artifacts, source, move):

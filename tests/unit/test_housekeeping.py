@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from builders import sample_decision, sample_recommendation, sample_study, sample_trial
+from msgspec.structs import replace
 from sqlalchemy import Engine, delete, select
 
 from service.artifacts import ArtifactStore
 from service.artifacts.collection import Collected, collect_garbage
+from service.artifacts.files import LocalFiles
 from service.artifacts.retention import apply_quotas, release_traces, user_artifact_bytes
 from service.connections import create_engine_for, reading, writing
 from service.database import migrate
@@ -131,6 +133,21 @@ class TestCollection:
             session.execute(delete(StudyRow))
         assert collect_garbage(engine, artifacts, grace_s=50).num_files == 1
 
+    def test_age_is_measured_by_the_clock_of_the_files(self, engine, tmp_path):
+        """Whose host may be behind this one."""
+
+        class Behind(LocalFiles):
+            def find(self, name):
+                found = super().find(name)
+                return None if found is None else replace(found, modified_s=found.modified_s - 1000)
+
+        artifacts = ArtifactStore(Behind(tmp_path / "artifacts"))
+        digest = artifacts.put([b"garbage"]).digest
+        assert collect_garbage(engine, artifacts, grace_s=50).num_files == 0
+        age(artifacts, digest, 100)
+        assert collect_garbage(engine, artifacts, grace_s=50).num_files == 1
+        assert list(artifacts._files.list()) == []
+
     def test_a_file_that_is_put_again_is_young_again(self, engine, artifacts):
         """The same trace comes from another trial after its first study was deleted."""
         digest = artifacts.put([b"trace"]).digest
@@ -225,6 +242,29 @@ class TestRetention:
         assert apply_quotas(engine, Settings(max_study_artifact_bytes=200)) == 1
         assert digests(engine) == {small, *large[1:]}
 
+    def test_content_that_trials_of_a_study_share_counts_once(self, engine, store):
+        """And within a study's quota it is free with the study's last row, whoever else has it."""
+        for study_id, candidates in (("mine", (OTHER, OTHER, BASELINE)), ("other", (OTHER,))):
+            add_study(store, study_id)
+            for number, candidate in enumerate(candidates):
+                trial = sample_trial(
+                    trial_id=f"{study_id}-{number}", study_id=study_id, sequence=number, candidate=candidate
+                )
+                store.begin_trials([trial])
+                digest = "cd" * 32 if candidate is OTHER else "ef" * 32
+                store.add_artifact(study_id, trial.trial_id, "trace", digest, 100)
+        assert apply_quotas(engine, Settings(max_study_artifact_bytes=200)) == 0
+        assert apply_quotas(engine, Settings(max_study_artifact_bytes=100)) == 2
+        assert [artifact.digest for artifact in store.artifacts("mine")] == ["ef" * 32]
+        assert len(store.artifacts("other")) == 1
+
+    def test_what_a_user_s_quota_removed_is_not_asked_for_again(self, engine, store, user):
+        """All together take no more than they may after it."""
+        mine = [add_trace(store, add_study(store, f"mine-{n}", owner=user), OTHER, 100) for n in range(2)]
+        other = [add_trace(store, add_study(store, f"other-{n}"), OTHER, 100) for n in range(2)]
+        assert apply_quotas(engine, Settings(max_user_artifact_bytes=100, max_artifact_bytes=300)) == 1
+        assert digests(engine) == {mine[1], *other}
+
     def test_a_user_s_own_quota_wins_over_the_settings(self, engine, store, user):
         """Studies of others are not touched; uploads count, and stay."""
         with writing(engine) as session:
@@ -255,11 +295,14 @@ class TestRetention:
         assert digests(engine) == {last}
 
 
-def test_what_is_expired_is_forgotten(engine, artifacts, user):
-    """Keys after a day, sessions when they end, audit entries after the days of the settings."""
+def test_what_is_expired_is_forgotten(engine, artifacts, user, monkeypatch):
+    """Keys after a day, sessions when they end, audit entries after the days of the settings; by the database's clock,
+    whatever that of this host says.
+    """
+    monkeypatch.setattr("service.housekeeping.database_now", lambda session: NOW + timedelta(days=30))
     with writing(engine) as session:
         for name, hours in (("old", 25), ("new", 23)):
-            at = NOW - timedelta(hours=hours)
+            at = NOW + timedelta(days=30) - timedelta(hours=hours)
             session.add(IdempotencyKeyRow(user_id=user, key=name, request_sha256="", created_at=at))
             session.add(
                 BrowserSessionRow(

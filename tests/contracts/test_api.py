@@ -483,6 +483,15 @@ def test_an_archive_that_leaves_its_folder_is_refused(quick: Served) -> None:
     problem(upload(quick, "evil.zip", archive({"../evil.py": WORKLOAD})), 422, "archive-refused")
 
 
+def test_a_source_that_is_too_large_to_be_parsed_is_refused(quick: Served, monkeypatch) -> None:
+    large = WORKLOAD + "#" * (1 << 18)
+    monkeypatch.setattr("ast.parse", lambda *_, **__: pytest.fail("it is parsed"))
+    for entry in ({}, {"entry": "mine.py:Mine"}):
+        for name, content in {"mine.py": large.encode(), "mine.zip": archive({"mine.py": large})}.items():
+            found = problem(upload(quick, name, content, **entry), 422, "invalid-workload")
+            assert "262,144" in found["detail"]
+
+
 def test_a_repeated_upload_is_kept_once(quick: Served) -> None:
     def send(content: bytes):
         headers = {"Idempotency-Key": "file"}

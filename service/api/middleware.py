@@ -22,6 +22,7 @@ REQUEST_ID = "steptune.request_id"
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 UNMATCHED = "(none)"
 PREFIX = "/api/v1"
+UPLOADS = f"{PREFIX}/workloads"
 _log = logging.getLogger(LOGGER)
 
 SAFETY_HEADERS = {
@@ -111,9 +112,8 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        is_upload = headers.get("content-type", "").lower().startswith("multipart/form-data")
         # Room for the form around the file.
-        limit = self._max_upload_bytes + (1 << 16) if is_upload else self._max_bytes
+        limit = self._max_upload_bytes + (1 << 16) if _is_upload(scope, headers) else self._max_bytes
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > limit:
             await _send_problem(scope, send, _too_large(limit))
@@ -129,6 +129,13 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _is_upload(scope: Scope, headers: Headers) -> bool:
+    """Whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+    return scope["method"] == "POST" and path == UPLOADS and is_form
 
 
 def _too_large(limit: int) -> Refusal:

@@ -142,6 +142,14 @@ def test_a_study_is_paused_resumed_cancelled_and_deleted(service: Served) -> Non
     problem(service("GET", f"/studies/{study_id}"), 404, "study-not-found")
 
 
+@pytest.mark.parametrize("content", ["", "csrf_token=x"])
+def test_an_action_takes_the_form_that_curl_sends(quick: Served, content: str) -> None:
+    path = f"/studies/{quick.submit()['study_id']}/pause"
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Idempotency-Key": "form"}
+    for _ in range(2):
+        assert quick("POST", path, content=content, headers=headers).json()["state"] == "paused"
+
+
 def test_studies_are_listed_by_state_owner_workload_and_hardware(service: Served) -> None:
     study_id, _ = fill(service)
     queued = service.submit()["study_id"]

@@ -1,5 +1,6 @@
 """The conventions of the REST interface: pages, problems, retries, versions, ids, headers, limits."""
 
+import base64
 import io
 import json
 import logging
@@ -198,11 +199,21 @@ def test_pages_below_a_study_are_the_whole_list_in_pieces(quick: Served, part: s
     assert cursor is None
 
 
-@pytest.mark.parametrize("cursor", ["x", "", "MQ", "MTo", "MTonOyBkcm9w", "é", "MTphLmI="])
+LONG_PAIR = base64.urlsafe_b64encode(f"1:{'9' * 30}.1".encode()).decode()
+
+
+@pytest.mark.parametrize("cursor", ["x", "", "MQ", "MTo", "MTonOyBkcm9w", "é", "MTphLmI=", LONG_PAIR])
 def test_what_is_not_a_cursor_is_refused(quick: Served, cursor: str) -> None:
     study_id, _ = fill(quick)
     for path in (f"/studies/{study_id}/trials", f"/studies/{study_id}/findings"):
         problem(quick("GET", path, params={"cursor": cursor}), 400, "invalid-cursor")
+
+
+@pytest.mark.parametrize("number", ["0" * 20 + "9" * 30, "9" * 19, str(1 << 63), "-1", "x"])
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_what_is_not_an_events_number_is_refused(quick: Served, number: str, accept: str) -> None:
+    headers = {"Last-Event-ID": number, "Accept": accept}
+    problem(quick("GET", "/events", headers=headers), 400, "invalid-last-event-id")
 
 
 @pytest.mark.parametrize("limit", ["0", "201", "-1", "many"])

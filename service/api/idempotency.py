@@ -96,7 +96,7 @@ async def _idempotency(
     ] = None,
 ) -> Idempotency:
     """The body has been read already: it is small, as uploads are not read before their sender is known."""
-    is_upload = request.headers.get("content-type", "").startswith("multipart/")
+    is_upload = request.headers.get("content-type", "").lower().startswith("multipart/")
     return Idempotency(idempotency_key, request, b"" if is_upload else await request.body())
 
 

@@ -521,6 +521,12 @@ def test_a_repeated_upload_is_kept_once(quick: Served) -> None:
     problem(send(WORKLOAD.encode() + b"#"), 422, "idempotency-key-reused")
 
 
+def test_an_upload_says_what_it_is_in_any_case(quick: Served) -> None:
+    body = f'--x\r\nContent-Disposition: form-data; name="file"; filename="mine.py"\r\n\r\n{WORKLOAD}\r\n--x--\r\n'
+    headers = {"Content-Type": "Multipart/Form-Data; boundary=x"}
+    assert quick("POST", "/workloads", content=body, headers=headers).status_code == 201
+
+
 def test_a_form_without_a_file_is_refused(quick: Served) -> None:
     boundary = {"Content-Type": "multipart/form-data; boundary=x"}
     body = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nmine\r\n--x--\r\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
 
@@ -160,10 +161,13 @@ def _tail(file: BinaryIO, num_bytes: int) -> bytes:
     if file.read(2) == _GZIP:
         file.seek(0)
         with gzip.open(file) as unpacked:
-            tail = b""
+            chunks, size = deque[bytes](), 0
             while chunk := unpacked.read(_CHUNK_BYTES):
-                tail = (tail + chunk)[-num_bytes:]
-            return tail
+                chunks.append(chunk)
+                size += len(chunk)
+                while size - len(chunks[0]) >= num_bytes:
+                    size -= len(chunks.popleft())
+            return b"".join(chunks)[-num_bytes:]
     file.seek(0, 2)
     file.seek(max(0, file.tell() - num_bytes))
     return file.read(num_bytes)

@@ -1,6 +1,7 @@
 """The conventions of the REST interface: pages, problems, retries, versions, ids, headers, limits."""
 
 import base64
+import gzip
 import io
 import json
 import logging
@@ -13,6 +14,7 @@ import pytest
 from api_builders import API, LOG, TRACE, Served, fill, served, sqlite_url
 from sqlalchemy import update
 
+from service.api import artifacts
 from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
@@ -429,6 +431,14 @@ def test_files_are_saved_and_not_shown(quick: Served) -> None:
     assert quick("GET", f"/trials/{trial_ids[0]}/logs").content == LOG
     assert quick("GET", f"/trials/{trial_ids[0]}/logs", params={"tail_bytes": 3}).content == LOG[-3:]
     problem(quick("GET", f"/trials/{trial_ids[2]}/trace"), 404, "trace-not-found")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4, 5, 8, 19, 20, 21, 1000])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_the_end_of_a_log_is_read_in_pieces(num_bytes: int, pack, monkeypatch) -> None:
+    monkeypatch.setattr(artifacts, "_CHUNK_BYTES", 4)
+    log = bytes(range(20))
+    assert artifacts._tail(io.BytesIO(pack(log)), num_bytes) == log[-num_bytes:]
 
 
 def test_a_breakdown_sums_to_its_steps(quick: Served) -> None:

@@ -68,7 +68,7 @@ def list_trial_artifacts(
     "/artifacts/{artifact_id}",
     summary="Download a file",
     description="As it is kept: traces and timelines are gzip files.",
-    responses={**returns_file(("application/octet-stream", "application/gzip"), "The file."), **refuses(404)},
+    responses={**returns_file(("application/octet-stream", "application/gzip"), "The file."), **refuses(404, 410)},
 )
 def get_artifact(
     service: Service,
@@ -86,7 +86,7 @@ def get_artifact(
     "/trials/{trial_id}/trace",
     summary="Download a trial's trace",
     description="What the profiler recorded, as gzipped JSON: https://ui.perfetto.dev and `steptune analyze` read it.",
-    responses={**returns_file(("application/octet-stream", "application/gzip"), "The trace."), **refuses(404)},
+    responses={**returns_file(("application/octet-stream", "application/gzip"), "The trace."), **refuses(404, 410)},
 )
 def get_trace(service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
@@ -97,7 +97,7 @@ def get_trace(service: Service, principal: Reader, trial_id: TrialId) -> Respons
     "/trials/{trial_id}/timeline",
     summary="Read a trial's timeline",
     description="What the devices did in the profiled steps, thinned out for a picture.",
-    responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404)},
+    responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404, 410)},
 )
 def get_timeline(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
@@ -114,7 +114,7 @@ def get_timeline(request: Request, service: Service, principal: Reader, trial_id
     "/trials/{trial_id}/logs",
     summary="Read a trial's log",
     description="What its processes printed: the last part of it.",
-    responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404)},
+    responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404, 410)},
 )
 def get_logs(
     service: Service,

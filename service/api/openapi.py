@@ -89,6 +89,7 @@ _MEANINGS = {
     405: "The method is not possible here; `Allow` lists what is.",
     406: "None of the accepted media types can be had.",
     409: "The state of the thing does not allow this, or the same request is at work.",
+    410: "It is recorded, but the file itself is not kept any more.",
     412: "It changed since the client read it (`If-Match`).",
     413: "The body is larger than the service accepts.",
     415: "The body has a media type that is not accepted here.",

@@ -433,6 +433,15 @@ def test_files_are_saved_and_not_shown(quick: Served) -> None:
     problem(quick("GET", f"/trials/{trial_ids[2]}/trace"), 404, "trace-not-found")
 
 
+@pytest.mark.parametrize("part", ["trace", "timeline", "logs"])
+def test_a_file_that_is_gone_is_not_a_database_that_is_away(quick: Served, part: str) -> None:
+    _, trial_ids = fill(quick)
+    for file in list(quick.services.artifacts.list()):
+        quick.services.artifacts.delete(file.name)
+    found = problem(quick("GET", f"/trials/{trial_ids[0]}/{part}"), 410, "file-gone")
+    assert quick.services.artifacts.place not in found["detail"]
+
+
 @pytest.mark.parametrize("num_bytes", [1, 4, 5, 8, 19, 20, 21, 1000])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_the_end_of_a_log_is_read_in_pieces(num_bytes: int, pack, monkeypatch) -> None:

@@ -68,10 +68,16 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What one stream sends: one study, or all that somebody may see, after an event."""
+    """What one stream sends: one study, or all that somebody may see, after an event.
+
+    Attributes:
+        owner_id: Whose studies; None for everybody's.
+        visible_to: Who may see it, besides administrators; None for nobody.
+    """
 
     study_id: str | None
     owner_id: str | None
+    visible_to: str | None
     after: int
 
 
@@ -95,13 +101,15 @@ def study_events(
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Response:
-    check_study(service.engine, study_id, principal)
+    visible_to = check_study(service.engine, study_id, principal)
     known = _last_known(after, last_event_id)
     if not _wants_stream(request):
         return _event_page(request, service, page, study_id=study_id, owner_id=None, after=known or 0)
     if known is not None and queries.is_over(service.engine, study_id, known):
         return Response(status_code=204)
-    return _stream(request, service, Followed(study_id=study_id, owner_id=None, after=known or 0))
+    return _stream(
+        request, service, Followed(study_id=study_id, owner_id=None, visible_to=visible_to, after=known or 0)
+    )
 
 
 @router.get(
@@ -125,7 +133,8 @@ def all_events(
     known = _last_known(after, last_event_id)
     if not _wants_stream(request):
         return _event_page(request, service, page, study_id=None, owner_id=owner_id, after=known or 0)
-    return _stream(request, service, Followed(study_id=None, owner_id=owner_id, after=_NOW if known is None else known))
+    begin = _NOW if known is None else known
+    return _stream(request, service, Followed(study_id=None, owner_id=owner_id, visible_to=owner_id, after=begin))
 
 
 _NOW = -1
@@ -236,13 +245,13 @@ class EventStream(StreamingResponse):
                 yield b": still here\n\n"
 
     async def _may_still_read(self) -> bool:
-        """Whether the token or session that opened the stream is still good for it."""
+        """Whether the token or session that opened the stream is still good for all that it sends."""
         access: Access = self._request.app.state.access
         try:
             principal = await self._hub.in_thread(access.authenticate, self._request, None)
         except AccessError:
             return False
-        return AccessScope.READ in principal.scopes
+        return AccessScope.READ in principal.scopes and principal.may_see(self._followed.visible_to)
 
 
 def _lines_of(event: OwnedEvent) -> bytes:

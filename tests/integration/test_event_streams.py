@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import uvicorn
-from api_builders import API, Served, sqlite_url
+from api_builders import API, Served, served, sqlite_url
 from sqlalchemy import delete
+from starlette.requests import Request
 
 from service import event_hub
+from service.api.events import EventStream, Followed
 from service.app import create_app
 from service.connections import writing
 from service.event_hub import EventHub, Subscription
@@ -163,6 +165,24 @@ def _all_events(running: Running):
 
 def _last(running: Running) -> int:
     return _all_events(running)[-1].number
+
+
+def test_a_stream_ends_once_what_it_sends_is_no_longer_for_its_reader(tmp_path) -> None:
+    with served(sqlite_url(tmp_path), tmp_path) as service:
+        own, others = service.submit(user="ann")["study_id"], service.submit(user="bob")["study_id"]
+        headers = [(b"authorization", f"Bearer {service.token('ann')}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": ("127.0.0.1", 1)}
+        request = Request({**scope, "scheme": "http", "app": service.app, "query_string": b""})
+        ann, bob = service.user_id("ann"), service.user_id("bob")
+
+        def may_read(study_id: str | None, owner_id: str | None, visible_to: str | None) -> bool:
+            followed = Followed(study_id=study_id, owner_id=owner_id, visible_to=visible_to, after=0)
+            return asyncio.run(EventStream(request, service.services, followed)._may_still_read())
+
+        assert may_read(own, None, ann)
+        assert may_read(None, ann, ann)
+        assert not may_read(None, None, None)
+        assert not may_read(others, None, bob)
 
 
 # --- the hub ------------------------------------------------------------------------------------

@@ -52,23 +52,27 @@ def tagged(
     return Response(body, status, all_headers, media_type)
 
 
-def check_version(wanted: str | None, version: int) -> None:
+def check_version(wanted: str | None, version: int) -> int | None:
     """Refuses a change of something that changed since the client read it.
 
     Args:
         wanted: The header `If-Match`.
 
+    Returns:
+        The version, for the change itself to be made at no other one; None where any will do.
+
     Raises:
         Refusal: 412, where it is given and does not fit.
     """
     if wanted is None or wanted.strip() == "*":
-        return
+        return None
     if str(version) not in {tag.partition(".")[0] for tag in _tags(wanted)}:
         raise Refusal(
             412,
             "changed-meanwhile",
             f"it is at version {version} now, not {wanted[:100]}: read it, then change it",
         )
+    return version
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str | None:

@@ -27,6 +27,7 @@ from tuner.errors import (
     StorageFull,
     StoreError,
     StudyNotFound,
+    VersionConflict,
     WorkloadError,
 )
 from tuner.records import Record
@@ -155,6 +156,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
+    VersionConflict: (412, "changed-meanwhile"),
     StateConflict: (409, "state-conflict"),
     QuotaExceeded: (403, "quota-exceeded"),
     ArchiveRefused: (422, "archive-refused"),

@@ -133,8 +133,7 @@ def change_study(
     responses={204: {"description": "It is gone."}, **refuses(404, 409, 412)},
 )
 def delete_study(service: Service, principal: Submitter, study_id: StudyId, if_match: IfMatch = None) -> Response:
-    _checked_version(service, principal, study_id, if_match)
-    service.queue.delete(study_id)
+    service.queue.delete(study_id, _checked_version(service, principal, study_id, if_match))
     return Response(status_code=204)
 
 
@@ -209,21 +208,20 @@ def _act(
     study_id: str,
     once: Idempotency,
     if_match: str | None,
-    action: Callable[[str], object],
+    action: Callable[[str, int | None], object],
 ) -> Response:
     """Does something to a study of the caller's, once."""
 
     def work(_: str) -> Response:
-        _checked_version(service, principal, study_id, if_match)
-        action(study_id)
+        action(study_id, _checked_version(service, principal, study_id, if_match))
         return _study_answer(request, service, principal, study_id, status=202)
 
     check_study(service.engine, study_id, principal)
     return once.run(service.engine, principal.user_id, work)
 
 
-def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int:
-    """The version of a study that the caller may change.
+def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
+    """The version at which a study that the caller may change has to be; None where they do not ask for one.
 
     Raises:
         Refusal: 404 where it is not there, 409 where it is the command line's, 412 where it is at another version.
@@ -232,8 +230,7 @@ def _checked_version(service: Services, principal: Principal, study_id: str, if_
     version = queries.version_of_study(service.engine, study_id)
     if version is None:
         raise Refusal(409, "not-in-queue", f"study {study_id} is of the command line: it can only be read here")
-    check_version(if_match, version)
-    return version
+    return check_version(if_match, version)
 
 
 def _study_answer(

@@ -147,34 +147,46 @@ class StudyQueue:
         with reading(self._engine) as session:
             return self._entries(session, study_ids)
 
-    def cancel(self, study_id: str) -> QueueEntry:
+    def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Ends a study for good. One that is running stops soon, and recommends the best so far.
 
+        Args:
+            version: At which the study must be; None for any.
+
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: It has ended already.
         """
-        return self._stop(study_id, "cancel", StudyState.CANCELLED)
+        return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
 
-    def pause(self, study_id: str) -> QueueEntry:
+    def pause(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Stops a study until it is resumed. One that is running stops soon.
 
+        Args:
+            version: At which the study must be; None for any.
+
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: It has ended, or is about to be cancelled.
         """
-        return self._stop(study_id, "pause", StudyState.PAUSED)
+        return self._stop(study_id, "pause", StudyState.PAUSED, version)
 
-    def resume(self, study_id: str) -> QueueEntry:
+    def resume(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Lets a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
+
+        Args:
+            version: At which the study must be; None for any.
 
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: It is not stopped, was cancelled, or is complete.
             QuotaExceeded: The owner has as many studies waiting as allowed.
         """
         with writing(self._engine) as session:
-            study, entry = locked(session, study_id)
+            study, entry = locked(session, study_id, version)
             state = StudyState(study.state)
             if entry.requested == "pause":
                 entry.requested = ""
@@ -189,15 +201,19 @@ class StudyQueue:
             session.flush()
             return self._entry(session, study_id)
 
-    def delete(self, study_id: str) -> None:
+    def delete(self, study_id: str, version: int | None = None) -> None:
         """Forgets a study and everything measured in it.
+
+        Args:
+            version: At which the study must be; None for any.
 
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: A worker is running it.
         """
         with writing(self._engine) as session:
-            _, entry = locked(session, study_id)
+            _, entry = locked(session, study_id, version)
             if is_held(entry, database_now(session)):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
@@ -310,9 +326,9 @@ class StudyQueue:
 
     # --- pieces ----------------------------------------------------------------------------------
 
-    def _stop(self, study_id: str, request: str, state: StudyState) -> QueueEntry:
+    def _stop(self, study_id: str, request: str, state: StudyState, version: int | None) -> QueueEntry:
         with writing(self._engine) as session:
-            study, entry = locked(session, study_id)
+            study, entry = locked(session, study_id, version)
             found = StudyState(study.state)
             if found in (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED) and found is not state:
                 raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")

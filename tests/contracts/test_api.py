@@ -15,6 +15,7 @@ from api_builders import API, LOG, TRACE, Served, fill, served, sqlite_url
 from sqlalchemy import update
 
 from service.api import artifacts
+from service.api import studies as studies_api
 from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
@@ -143,6 +144,30 @@ def test_a_study_is_paused_resumed_cancelled_and_deleted(service: Served) -> Non
     problem(service("POST", f"/studies/{study_id}/resume"), 409, "state-conflict")
     assert service("DELETE", f"/studies/{study_id}").status_code == 204
     problem(service("GET", f"/studies/{study_id}"), 404, "study-not-found")
+
+
+ACTIONS = [("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume"), ("DELETE", ""), ("PATCH", "")]
+
+
+@pytest.mark.parametrize(("method", "action"), ACTIONS)
+def test_who_loses_a_race_for_a_version_is_refused(service: Served, method: str, action: str, monkeypatch) -> None:
+    """Somebody else changes the study after its version was looked at, before it is changed."""
+    study_id = service.submit()["study_id"]
+    tag = service("GET", f"/studies/{study_id}").headers["etag"]
+    found = studies_api.check_version
+
+    def overtaken(wanted: str | None, version: int) -> int | None:
+        service.services.queue.pause(study_id)
+        return found(wanted, version)
+
+    monkeypatch.setattr(studies_api, "check_version", overtaken)
+    body = {"json": {"title": "lost"}} if method == "PATCH" else {}
+    answer = service(method, f"/studies/{study_id}{action}", headers={"If-Match": tag}, **body)
+    problem(answer, 412, "changed-meanwhile")
+    now = service("GET", f"/studies/{study_id}").json()
+    assert (now["state"], now["title"]) == ("paused", "")
+    monkeypatch.undo()
+    assert service(method, f"/studies/{study_id}{action}", **body).status_code in (200, 202, 204)
 
 
 @pytest.mark.parametrize("content", ["", "csrf_token=x"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -200,11 +200,14 @@ class EventStream(StreamingResponse):
         subscription = await self._hub.subscribe(followed.study_id, followed.owner_id)
         self._gauge.inc()
         try:
-            yield b"retry: 2000\n\n"
-            last = subscription.begins_after if followed.after == _NOW else followed.after
+            begins_now = followed.after == _NOW
+            last = subscription.begins_after if begins_now else followed.after
+            # The number is for a client that loses its connection before the first event.
+            yield b"id: %d\nretry: 2000\n\n" % last
             async for event in self._missed(last, subscription.begins_after):
                 yield _lines_of(event)
-            async for line in self._live(subscription, max(last, subscription.begins_after)):
+            old = subscription.old if begins_now else frozenset[int]()
+            async for line in self._live(subscription, max(last, subscription.begins_after), old):
                 yield line
         finally:
             self._hub.unsubscribe(subscription)
@@ -223,13 +226,13 @@ class EventStream(StreamingResponse):
                 yield event
             full = len(found) == _PAGE
 
-    async def _live(self, subscription: Subscription, last: int) -> AsyncIterator[bytes]:
+    async def _live(self, subscription: Subscription, last: int, old: Collection[int]) -> AsyncIterator[bytes]:
         """What happens from now on, until there is nothing more to wait for."""
         checked_s = time.monotonic()
         while True:
             while subscription.waiting:
                 event = subscription.waiting.popleft()
-                if event.number > last:
+                if event.number > last and event.number not in old:
                     yield _lines_of(event)
             if subscription.ended or subscription.too_slow:
                 return

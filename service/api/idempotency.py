@@ -23,7 +23,7 @@ from tuner.records import new_id
 
 KEPT = timedelta(hours=24)
 STALE = timedelta(seconds=10)
-_KEPT_HEADERS = ("content-type", "location", "etag")
+_KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
 class Idempotency:

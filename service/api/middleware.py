@@ -37,16 +37,23 @@ SAFETY_HEADERS = {
 
 
 class RequestMiddleware:
-    """Gives each request an id, answers what nobody caught with a bare 500, and records what came of it."""
+    """Gives each request an id, answers what nobody caught with a bare 500, and records what came of it.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Args:
+        base_path: Below which a proxy serves the application, whether it leaves the path as it is or takes this off.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, base_path: str = "") -> None:
         self._app = app
         self._metrics = metrics
+        self._base_path = base_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._base_path:
+            scope["root_path"] = self._base_path
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _GIVEN_ID.fullmatch(given) else new_id()
         scope[REQUEST_ID] = request_id

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 
 from service.access.principal import Principal
 from service.access.scopes import Scope
-from service.api.answers import answer, check_version
+from service.api.answers import IfMatch, answer, check_version
 from service.api.context import Service, Services, StudyId
 from service.api.idempotency import Idempotency, Once
 from service.api.openapi import COMMON, refuses, returns, unchanged
@@ -30,10 +30,7 @@ router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
 
-IfMatch = Annotated[
-    str | None, Header(max_length=200, description="The ETag that was read: 412 if it was changed since.")
-]
-
+ACCEPTED = returns(StudyDetail, "The study as it is now.", status=202, headers=("Location", "Retry-After"))
 PLAIN = r"^[^\x00-\x1f]*$"
 
 
@@ -142,7 +139,7 @@ def delete_study(service: Service, principal: Submitter, study_id: StudyId, if_m
     status_code=202,
     summary="Cancel a study",
     description="Ends it for good. One that is running stops soon, and recommends the best so far.",
-    responses={**returns(StudyDetail, "The study as it is now.", status=202), **refuses(404, 409, 412)},
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def cancel_study(
     request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
@@ -155,7 +152,7 @@ def cancel_study(
     status_code=202,
     summary="Pause a study",
     description="Stops it until it is resumed. One that is running stops soon; nothing complete is lost.",
-    responses={**returns(StudyDetail, "The study as it is now.", status=202), **refuses(404, 409, 412)},
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def pause_study(
     request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
@@ -168,7 +165,7 @@ def pause_study(
     status_code=202,
     summary="Resume a study",
     description="Lets one that was paused, interrupted or failed wait for a worker again; what is complete stays.",
-    responses={**returns(StudyDetail, "The study as it is now.", status=202), **refuses(404, 409, 412)},
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def resume_study(
     request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
@@ -197,8 +194,12 @@ def _submit(request: Request, service: Services, principal: Principal, body: Stu
             required_hardware=body.hardware,
             num_devices=body.num_ranks if body.device == "cuda" else 1,
         )
-    location = {"Location": str(request.url_for("get_study", study_id=study_id).path)}
-    return _study_answer(request, service, principal, study_id, status=201, headers=location)
+    headers = {"Location": _location(request, study_id)}
+    return _study_answer(request, service, principal, study_id, status=201, headers=headers)
+
+
+def _location(request: Request, study_id: str) -> str:
+    return str(request.url_for("get_study", study_id=study_id).path)
 
 
 def _act(
@@ -214,7 +215,8 @@ def _act(
 
     def work(_: str) -> Response:
         action(study_id, _checked_version(service, principal, study_id, if_match))
-        return _study_answer(request, service, principal, study_id, status=202)
+        headers = {"Location": _location(request, study_id), "Retry-After": "1"}
+        return _study_answer(request, service, principal, study_id, status=202, headers=headers)
 
     check_study(service.engine, study_id, principal)
     return once.run(service.engine, principal.user_id, work)

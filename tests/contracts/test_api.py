@@ -366,6 +366,46 @@ def test_an_unchanged_thing_is_not_sent_again(quick: Served) -> None:
         assert quick("GET", path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
+def test_a_file_that_the_client_has_is_not_sent_again(quick: Served) -> None:
+    study_id, trial_ids = fill(quick)
+    number = quick("GET", f"/studies/{study_id}/artifacts").json()["items"][0]["artifact_id"]
+    for path in (f"/artifacts/{number}", f"/trials/{trial_ids[0]}/trace"):
+        tag = quick("GET", path).headers["etag"]
+        again = quick("GET", path, headers={"If-None-Match": tag})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+
+
+def test_an_accepted_action_says_where_and_when_to_look(quick: Served) -> None:
+    study_id = quick.submit()["study_id"]
+    for action in ("pause", "resume", "cancel"):
+        for _ in range(2):
+            answer = quick("POST", f"/studies/{study_id}/{action}", headers={"Idempotency-Key": action})
+            assert answer.headers["location"] == f"{API}/studies/{study_id}"
+            assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_user_is_made_once(quick: Served) -> None:
+    body, headers = {"name": "new", "scopes": ["read"]}, {"Idempotency-Key": "user"}
+    first, again = (quick("POST", "/users", user="root", scopes="admin", json=body, headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+
+
+def test_places_are_below_the_base_path(tmp_path, recwarn) -> None:
+    with served(sqlite_url(tmp_path), tmp_path, base_path="/steptune") as service:
+        bodies = {
+            "users": {"name": "new", "scopes": ["read"]},
+            "tokens": {"scopes": ["read"]},
+            "studies": {"workload": "zoo:synthetic"},
+        }
+        for name, body in bodies.items():
+            answer = service("POST", f"/{name}", user="root", scopes="admin", json=body)
+            assert answer.headers["location"].startswith(f"/steptune{API}/{name}/")
+            headers = {"Authorization": f"Bearer {service.token('root')}"}
+            assert service.http.get(answer.headers["location"], headers=headers).status_code == 200
+    assert [str(warning.message) for warning in recwarn if "root_path" in str(warning.message)] == []
+
+
 def test_a_change_of_an_old_version_is_refused(service: Served) -> None:
     study_id = service.submit()["study_id"]
     path = f"/studies/{study_id}"

@@ -75,7 +75,6 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Steptune",
         version=tuner.__version__,
-        root_path=settings.base_path,
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,
@@ -103,7 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
         BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes
     )
     app.add_middleware(AccessMiddleware, access=app.state.access)
-    app.add_middleware(RequestMiddleware, metrics=metrics)
+    app.add_middleware(RequestMiddleware, metrics=metrics, base_path=settings.base_path)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     return app
 

@@ -28,6 +28,8 @@ GAP_PATIENCE_S = 2.0
 MAX_WAITING = 2_000
 """Events that wait for one client. One that is slower than that is disconnected, and comes back where it was."""
 _PAGE = 1_000
+_WINDOW = 1_000
+"""A number that is missing so far below the highest one will not come any more."""
 _NUM_THREADS = 4
 _log = logging.getLogger(LOGGER)
 Answer = TypeVar("Answer")
@@ -41,6 +43,7 @@ class Subscription:
         study_id: The one study it follows; None for all that `owner_id` may see.
         owner_id: Whose studies; None for everybody's.
         begins_after: Events up to this number are in the database already, for the client to read there.
+        old: Numbers above it of events that had happened before anybody followed.
         ended: Nothing more will come: the study has ended, or the server is going.
         too_slow: More events came than may wait.
     """
@@ -48,6 +51,7 @@ class Subscription:
     study_id: str | None
     owner_id: str | None
     begins_after: int = 0
+    old: frozenset[int] = frozenset()
     waiting: deque[OwnedEvent] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
@@ -78,6 +82,7 @@ class EventHub:
         self._poll_s = poll_s
         self._subscriptions: set[Subscription] = set()
         self._order = _InOrder(0)
+        self._old: frozenset[int] = frozenset()
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._limiter: CapacityLimiter | None = None
@@ -96,9 +101,13 @@ class EventHub:
         subscription = Subscription(study_id=study_id, owner_id=owner_id)
         async with self._starting:
             if self._task is None or self._task.done():
-                self._order = _InOrder(await self.in_thread(queries.last_number, self._engine))
+                found = await self.in_thread(queries.newest_numbers, self._engine, _WINDOW)
+                begin = _before_gaps(found)
+                self._order = _InOrder(begin)
+                self._old = frozenset(number for number in found if number > begin)
                 self._task = asyncio.create_task(self._run())
             subscription.begins_after = self._order.last
+            subscription.old = self._old
             self._subscriptions.add(subscription)
         if self.closed:
             subscription.end()
@@ -156,19 +165,33 @@ class EventHub:
                     subscription.put(event)
 
 
+def _before_gaps(numbers: list[int]) -> int:
+    """The last number, of the newest in order, below which none is missing: one that is may still be committed."""
+    begin = max(0, numbers[-1] - _WINDOW) if numbers else 0
+    for number in numbers:
+        if number != begin + 1:
+            break
+        begin = number
+    return begin
+
+
 class _InOrder:
-    """Lets events through without gaps in their numbers; a gap that stays is passed over after a while."""
+    """Lets events through without gaps in their numbers; gaps that stay are passed over together after a while."""
 
     def __init__(self, last: int) -> None:
         self.last = last
         self._held: list[OwnedEvent] = []
         self._since_s: float | None = None
+        self._until = 0
+        """The last number that was there when waiting began."""
 
     def add(self, found: list[OwnedEvent], now_s: float) -> list[OwnedEvent]:
         """Those of `found`, which are all above `last` in order, that may be sent."""
-        if self._since_s is not None and now_s - self._since_s >= GAP_PATIENCE_S and found:
-            self.last = found[0].number - 1
         sent = 0
+        if self._since_s is not None and now_s - self._since_s >= GAP_PATIENCE_S:
+            sent = sum(event.number <= self._until for event in found)
+            self.last = self._until
+            self._since_s = None
         while sent < len(found) and found[sent].number == self.last + 1:
             self.last += 1
             sent += 1
@@ -177,6 +200,7 @@ class _InOrder:
             self._since_s = None
         if self._held and self._since_s is None:
             self._since_s = now_s
+            self._until = self._held[-1].number
         return found[:sent]
 
     def holds_back(self, study_id: str | None) -> bool:

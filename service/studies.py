@@ -39,6 +39,8 @@ MIN_TASK_DEADLINE_S = 120.0
 logger = logging.getLogger("steptune.studies")
 COMPRESSION = 3
 """Ten times as fast as the default level, and a tenth larger."""
+LOG_BYTES = 4 << 20
+"""A trial prints as much as it likes; how it ended is what matters."""
 
 
 class FileReplaced(StoreError):
@@ -171,7 +173,7 @@ def keep_profiles(
     finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no file.
 
     Args:
-        logs: Also keep what complete trials printed.
+        logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.
     """
     files = StudyFiles(Path(study.directory))
     wanted = {recommendation.candidate.key} if recommendation else set()
@@ -188,8 +190,12 @@ def keep_profiles(
         for kind, path in found.items():
             if (trial.trial_id, kind) in kept:
                 continue
+            last_bytes = LOG_BYTES if kind == "log" else None
             try:
-                with compressed(files.directory, path) as packed, artifacts.putting(packed) as file:
+                with (
+                    compressed(files.directory, path, last_bytes=last_bytes) as packed,
+                    artifacts.putting(packed) as file,
+                ):
                     store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
             except FileNotFoundError:
                 continue
@@ -198,10 +204,13 @@ def keep_profiles(
 
 
 @contextlib.contextmanager
-def compressed(directory: Path, path: Path) -> Iterator[Path]:
+def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) -> Iterator[Path]:
     """A temporary gzip copy of a file in a study's directory, of a fixed time, so that equal traces are stored once.
 
     User code may write in that directory: no link in it is followed, and the copy is made beside it.
+
+    Args:
+        last_bytes: Copy no more than this much of its end.
 
     Raises:
         FileNotFoundError: The file is not there.
@@ -214,6 +223,8 @@ def compressed(directory: Path, path: Path) -> Iterator[Path]:
     except OSError as error:
         raise FileReplaced(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
     with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
+        if last_bytes is not None:
+            source.seek(max(0, source.seek(0, os.SEEK_END) - last_bytes))
         with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:
             shutil.copyfileobj(source, file)
         sink.flush()

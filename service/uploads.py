@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from service.archives import DEFAULT_LIMITS, checked_parts, find_workloads, unpack
+from service.archives import DEFAULT_LIMITS, check_source_size, checked_parts, find_workloads, unpack
 from service.connections import storage_errors
 from tuner.errors import WorkloadError, WorkloadRejected
 from tuner.workloads.reference import parse_reference
@@ -45,7 +45,7 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
 
     Raises:
         ArchiveRefused: It cannot be unpacked safely.
-        WorkloadError: There is no such workload in it, or several and `entry` is empty.
+        WorkloadError: There is no such workload in it, several and `entry` is empty, or it is too large to be parsed.
     """
     is_file = file_name.endswith(".py")
     if is_file and not _FILE_NAME.fullmatch(file_name):
@@ -54,6 +54,7 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
     digest = _copy(source, path)
     root = folder / "content"
     if is_file:
+        check_source_size(path, file_name)
         root.mkdir()
         (root / file_name).symlink_to(path)
     else:
@@ -90,7 +91,10 @@ def _check_entry(root: Path, entry: str) -> None:
     parts = checked_parts(file, DEFAULT_LIMITS)
     if not colon or not file.endswith(".py") or not parts:
         raise WorkloadRejected(f"`entry` is {entry!r}; write it like folder/train.py:MyWorkload")
+    source = root.joinpath(*parts)
+    if source.is_file():
+        check_source_size(source, file)
     try:
-        parse_reference(f"{root.joinpath(*parts)}:{name}?{query}")
+        parse_reference(f"{source}:{name}?{query}")
     except WorkloadError as error:
         raise type(error)(str(error).replace(f"{root.resolve()}/", "").replace(f"{root}/", "")) from None

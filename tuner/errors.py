@@ -103,6 +103,10 @@ class StateConflict(StoreError):
     """The study is in a state that does not allow what was asked."""
 
 
+class VersionConflict(StateConflict):
+    """The study was changed by somebody else since it was at the version that the caller has read."""
+
+
 class LeaseLost(StoreError):
     """This worker no longer holds the study: another may run it by now, so nothing is written."""
 

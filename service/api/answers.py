@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
-from fastapi import Request
+from fastapi import Header, Request
 from fastapi.responses import Response
 
 from service.api.problems import Refusal
 from tuner.records import Record
 
+IfMatch = Annotated[
+    str | None, Header(max_length=200, description="The ETag that was read: 412 if it was changed since.")
+]
 _encode = msgspec.json.Encoder().encode
 _QUALITY = re.compile(r"[01](\.\d{0,3})?", re.ASCII)
 _TAG = re.compile(r'(?:W/)?"([^"]*)"')
@@ -47,28 +51,37 @@ def tagged(
     digest = hashlib.sha256(body).hexdigest()[:16]
     tag = digest if version is None else f"{version}.{digest}"
     all_headers = {**(headers or {}), "ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
-    if request.method == "GET" and tag in _tags(request.headers.get("if-none-match", "")):
+    if is_known(request, tag):
         return Response(status_code=304, headers=all_headers)
     return Response(body, status, all_headers, media_type)
 
 
-def check_version(wanted: str | None, version: int) -> None:
+def is_known(request: Request, tag: str) -> bool:
+    """Whether the client has what it reads already, in the state with this tag."""
+    return request.method == "GET" and tag in _tags(request.headers.get("if-none-match", ""))
+
+
+def check_version(wanted: str | None, version: int) -> int | None:
     """Refuses a change of something that changed since the client read it.
 
     Args:
         wanted: The header `If-Match`.
 
+    Returns:
+        The version, for the change itself to be made at no other one; None where any will do.
+
     Raises:
         Refusal: 412, where it is given and does not fit.
     """
     if wanted is None or wanted.strip() == "*":
-        return
+        return None
     if str(version) not in {tag.partition(".")[0] for tag in _tags(wanted)}:
         raise Refusal(
             412,
             "changed-meanwhile",
             f"it is at version {version} now, not {wanted[:100]}: read it, then change it",
         )
+    return version
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str | None:

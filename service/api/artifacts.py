@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
 
@@ -12,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from service.access.principal import Principal
 from service.access.scopes import Scope
-from service.api.answers import answer
+from service.api.answers import answer, is_known
 from service.api.context import Service, Services, StudyId, TrialId
 from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from service.api.ownership import check_study, check_trial
@@ -24,6 +25,7 @@ from service.queries import outcomes as queries
 from tuner.trace_records import Timeline
 
 _CHUNK_BYTES = 1 << 18
+FILES = ("application/octet-stream", "application/gzip")
 _GZIP = b"\x1f\x8b"
 MAX_TAIL_BYTES = 10 << 20
 MAX_TIMELINE_BYTES = 64 << 20
@@ -67,9 +69,10 @@ def list_trial_artifacts(
     "/artifacts/{artifact_id}",
     summary="Download a file",
     description="As it is kept: traces and timelines are gzip files.",
-    responses={**returns_file(("application/octet-stream", "application/gzip"), "The file."), **refuses(404)},
+    responses={**returns_file(FILES, "The file."), **unchanged(), **refuses(404, 410)},
 )
 def get_artifact(
+    request: Request,
     service: Service,
     principal: Reader,
     artifact_id: Annotated[int, Path(ge=1, lt=1 << 63, description="Number of a file.")],
@@ -78,25 +81,25 @@ def get_artifact(
     if artifact is None:
         raise not_found("artifact", str(artifact_id))
     check_study(service.engine, artifact.study_id, principal)
-    return _download(service, artifact)
+    return _download(request, service, artifact)
 
 
 @router.get(
     "/trials/{trial_id}/trace",
     summary="Download a trial's trace",
     description="What the profiler recorded, as gzipped JSON: https://ui.perfetto.dev and `steptune analyze` read it.",
-    responses={**returns_file(("application/octet-stream", "application/gzip"), "The trace."), **refuses(404)},
+    responses={**returns_file(FILES, "The trace."), **unchanged(), **refuses(404, 410)},
 )
-def get_trace(service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_trace(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
-    return _download(service, _newest(service, trial_id, "trace"))
+    return _download(request, service, _newest(service, trial_id, "trace"))
 
 
 @router.get(
     "/trials/{trial_id}/timeline",
     summary="Read a trial's timeline",
     description="What the devices did in the profiled steps, thinned out for a picture.",
-    responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404)},
+    responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404, 410)},
 )
 def get_timeline(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
@@ -113,7 +116,7 @@ def get_timeline(request: Request, service: Service, principal: Reader, trial_id
     "/trials/{trial_id}/logs",
     summary="Read a trial's log",
     description="What its processes printed: the last part of it.",
-    responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404)},
+    responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404, 410)},
 )
 def get_logs(
     service: Service,
@@ -134,8 +137,12 @@ def _newest(service: Services, trial_id: str, kind: str) -> ArtifactInfo:
     return artifact
 
 
-def _download(service: Services, artifact: ArtifactInfo) -> Response:
+def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Response:
     """A file in pieces. Browsers keep it and do not show it, whatever it may contain."""
+    tag = artifact.digest[:16]
+    caching = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=caching)
     file = service.artifacts.open(artifact.digest)
     packed = file.read(2) == _GZIP
     file.seek(0)
@@ -143,7 +150,7 @@ def _download(service: Services, artifact: ArtifactInfo) -> Response:
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Length": str(artifact.size_bytes),
-        "ETag": f'"{artifact.digest[:16]}"',
+        **caching,
         "Content-Security-Policy": "sandbox",
     }
     media_type = "application/gzip" if packed else "application/octet-stream"
@@ -160,10 +167,13 @@ def _tail(file: BinaryIO, num_bytes: int) -> bytes:
     if file.read(2) == _GZIP:
         file.seek(0)
         with gzip.open(file) as unpacked:
-            tail = b""
+            chunks, size = deque[bytes](), 0
             while chunk := unpacked.read(_CHUNK_BYTES):
-                tail = (tail + chunk)[-num_bytes:]
-            return tail
+                chunks.append(chunk)
+                size += len(chunk)
+                while size - len(chunks[0]) >= num_bytes:
+                    size -= len(chunks.popleft())
+            return b"".join(chunks)[-num_bytes:]
     file.seek(0, 2)
     file.seek(max(0, file.tell() - num_bytes))
     return file.read(num_bytes)

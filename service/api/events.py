@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -37,6 +38,7 @@ RECHECK_S = 60.0
 """How long a stream outlives the token that opened it."""
 _PAGE = 500
 _MAX_NUMBER = (1 << 63) - 1
+_NUMBER = re.compile(r"[0-9]{1,19}")
 
 router = APIRouter(tags=["events"], responses=COMMON)
 Reader = Annotated[Principal, Requires(AccessScope.READ)]
@@ -66,10 +68,16 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What one stream sends: one study, or all that somebody may see, after an event."""
+    """What one stream sends: one study, or all that somebody may see, after an event.
+
+    Attributes:
+        owner_id: Whose studies; None for everybody's.
+        visible_to: Who may see it, besides administrators; None for nobody.
+    """
 
     study_id: str | None
     owner_id: str | None
+    visible_to: str | None
     after: int
 
 
@@ -93,13 +101,15 @@ def study_events(
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Response:
-    check_study(service.engine, study_id, principal)
+    visible_to = check_study(service.engine, study_id, principal)
     known = _last_known(after, last_event_id)
     if not _wants_stream(request):
         return _event_page(request, service, page, study_id=study_id, owner_id=None, after=known or 0)
     if known is not None and queries.is_over(service.engine, study_id, known):
         return Response(status_code=204)
-    return _stream(request, service, Followed(study_id=study_id, owner_id=None, after=known or 0))
+    return _stream(
+        request, service, Followed(study_id=study_id, owner_id=None, visible_to=visible_to, after=known or 0)
+    )
 
 
 @router.get(
@@ -123,7 +133,8 @@ def all_events(
     known = _last_known(after, last_event_id)
     if not _wants_stream(request):
         return _event_page(request, service, page, study_id=None, owner_id=owner_id, after=known or 0)
-    return _stream(request, service, Followed(study_id=None, owner_id=owner_id, after=_NOW if known is None else known))
+    begin = _NOW if known is None else known
+    return _stream(request, service, Followed(study_id=None, owner_id=owner_id, visible_to=owner_id, after=begin))
 
 
 _NOW = -1
@@ -132,7 +143,7 @@ _NOW = -1
 def _last_known(after: int | None, last_event_id: str | None) -> int | None:
     if last_event_id is None:
         return after
-    if not last_event_id.isdecimal() or not last_event_id.isascii() or int(last_event_id[:20]) > _MAX_NUMBER:
+    if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) > _MAX_NUMBER:
         raise Refusal(400, "invalid-last-event-id", f"Last-Event-ID is {last_event_id[:50]!r}, not an event's number")
     return int(last_event_id)
 
@@ -189,11 +200,14 @@ class EventStream(StreamingResponse):
         subscription = await self._hub.subscribe(followed.study_id, followed.owner_id)
         self._gauge.inc()
         try:
-            yield b"retry: 2000\n\n"
-            last = subscription.begins_after if followed.after == _NOW else followed.after
+            begins_now = followed.after == _NOW
+            last = subscription.begins_after if begins_now else followed.after
+            # The number is for a client that loses its connection before the first event.
+            yield b"id: %d\nretry: 2000\n\n" % last
             async for event in self._missed(last, subscription.begins_after):
                 yield _lines_of(event)
-            async for line in self._live(subscription, max(last, subscription.begins_after)):
+            old = subscription.old if begins_now else frozenset[int]()
+            async for line in self._live(subscription, max(last, subscription.begins_after), old):
                 yield line
         finally:
             self._hub.unsubscribe(subscription)
@@ -212,13 +226,13 @@ class EventStream(StreamingResponse):
                 yield event
             full = len(found) == _PAGE
 
-    async def _live(self, subscription: Subscription, last: int) -> AsyncIterator[bytes]:
+    async def _live(self, subscription: Subscription, last: int, old: Collection[int]) -> AsyncIterator[bytes]:
         """What happens from now on, until there is nothing more to wait for."""
         checked_s = time.monotonic()
         while True:
             while subscription.waiting:
                 event = subscription.waiting.popleft()
-                if event.number > last:
+                if event.number > last and event.number not in old:
                     yield _lines_of(event)
             if subscription.ended or subscription.too_slow:
                 return
@@ -234,13 +248,13 @@ class EventStream(StreamingResponse):
                 yield b": still here\n\n"
 
     async def _may_still_read(self) -> bool:
-        """Whether the token or session that opened the stream is still good for it."""
+        """Whether the token or session that opened the stream is still good for all that it sends."""
         access: Access = self._request.app.state.access
         try:
             principal = await self._hub.in_thread(access.authenticate, self._request, None)
         except AccessError:
             return False
-        return AccessScope.READ in principal.scopes
+        return AccessScope.READ in principal.scopes and principal.may_see(self._followed.visible_to)
 
 
 def _lines_of(event: OwnedEvent) -> bytes:

@@ -23,7 +23,7 @@ from tuner.records import new_id
 
 KEPT = timedelta(hours=24)
 STALE = timedelta(seconds=10)
-_KEPT_HEADERS = ("content-type", "location", "etag")
+_KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
 class Idempotency:
@@ -96,7 +96,7 @@ async def _idempotency(
     ] = None,
 ) -> Idempotency:
     """The body has been read already: it is small, as uploads are not read before their sender is known."""
-    is_upload = request.headers.get("content-type", "").startswith("multipart/")
+    is_upload = request.headers.get("content-type", "").lower().startswith("multipart/")
     return Idempotency(idempotency_key, request, b"" if is_upload else await request.body())
 
 

@@ -22,6 +22,7 @@ REQUEST_ID = "steptune.request_id"
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 UNMATCHED = "(none)"
 PREFIX = "/api/v1"
+UPLOADS = f"{PREFIX}/workloads"
 _log = logging.getLogger(LOGGER)
 
 SAFETY_HEADERS = {
@@ -36,16 +37,23 @@ SAFETY_HEADERS = {
 
 
 class RequestMiddleware:
-    """Gives each request an id, answers what nobody caught with a bare 500, and records what came of it."""
+    """Gives each request an id, answers what nobody caught with a bare 500, and records what came of it.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Args:
+        base_path: Below which a proxy serves the application, whether it leaves the path as it is or takes this off.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, base_path: str = "") -> None:
         self._app = app
         self._metrics = metrics
+        self._base_path = base_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._base_path:
+            scope["root_path"] = self._base_path
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _GIVEN_ID.fullmatch(given) else new_id()
         scope[REQUEST_ID] = request_id
@@ -111,9 +119,8 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        is_upload = headers.get("content-type", "").lower().startswith("multipart/form-data")
         # Room for the form around the file.
-        limit = self._max_upload_bytes + (1 << 16) if is_upload else self._max_bytes
+        limit = self._max_upload_bytes + (1 << 16) if _is_upload(scope, headers) else self._max_bytes
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > limit:
             await _send_problem(scope, send, _too_large(limit))
@@ -129,6 +136,13 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _is_upload(scope: Scope, headers: Headers) -> bool:
+    """Whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+    return scope["method"] == "POST" and path == UPLOADS and is_form
 
 
 def _too_large(limit: int) -> Refusal:

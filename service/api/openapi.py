@@ -27,7 +27,8 @@ DESCRIPTION = """\
 Submit training workloads, follow the search for their fastest configuration, and read what it found.
 
 - **Authentication**: `Authorization: Bearer stp_…` (`steptune token create` makes one).
-- **Lists** are newest first and come in pages: pass `next_cursor` as `cursor` until it is null.
+- **Lists** come in pages: pass `next_cursor` as `cursor` until it is null. Most are newest first; trials, decisions,
+  files and events are in the order in which they came.
 - **Errors** are problem details (RFC 9457), `application/problem+json`.
 - **Retries**: a POST with an `Idempotency-Key` is carried out once within 24 hours, however often it is sent.
 - **Changes**: `ETag` of a GET goes into `If-None-Match` (304 if unchanged) and `If-Match` (412 if changed).
@@ -84,16 +85,17 @@ def refuses(*statuses: int) -> Responses:
 _MEANINGS = {
     400: "A cursor, a header or a body that cannot be read.",
     401: "No token, or one that is unknown, expired or revoked.",
-    403: "The token lacks the scope that this needs.",
+    403: "The token lacks the scope that this needs, or a quota is used up.",
     404: "It does not exist, or belongs to somebody else.",
     405: "The method is not possible here; `Allow` lists what is.",
     406: "None of the accepted media types can be had.",
     409: "The state of the thing does not allow this, or the same request is at work.",
+    410: "It is recorded, but the file itself is not kept any more.",
     412: "It changed since the client read it (`If-Match`).",
     413: "The body is larger than the service accepts.",
     415: "The body has a media type that is not accepted here.",
     422: "The request can be read, but is not valid; `errors` names the fields.",
-    429: "Too many requests, or a quota is used up; `Retry-After` says when to try again.",
+    429: "Too many requests; `Retry-After` says when to try again.",
     500: "A mistake of the service; its log has the request's id.",
     503: "The database cannot be used at the moment; try again.",
     507: "The disk or the database is full.",
@@ -104,9 +106,18 @@ COMMON = refuses(400, 401, 403, 422, 429, 500, 503)
 
 _HEADERS = {
     "ETag": "The state that was read, for `If-None-Match` and `If-Match`.",
-    "Location": "Where the new thing is.",
+    "Location": "Where the thing is.",
+    "Retry-After": "Seconds after which to look again.",
     "Content-Disposition": "A name for the file.",
     "X-Request-ID": "The request's id, as given or as made up.",
+}
+
+_IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "schema": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "description": "The ETag that was read: 304 if it is still that.",
 }
 
 
@@ -134,6 +145,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         whole["components"]["schemas"] = dict(sorted(schemas.items()))
         for path, operations in whole["paths"].items():
             for method, operation in operations.items():
+                if "304" in operation["responses"]:
+                    operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
                 if "requestBody" in operation:
                     operation["responses"] |= {str(status): said for status, said in refuses(413, 415).items()}
                 operation["x-codeSamples"] = [{"lang": "Shell", "source": curl_of(path, method, operation, schemas)}]

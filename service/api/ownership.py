@@ -12,14 +12,18 @@ from service.queries.trials import trial_owner
 from service.queries.workloads import find_workload
 
 
-def check_study(engine: Engine, study_id: str, principal: Principal) -> None:
+def check_study(engine: Engine, study_id: str, principal: Principal) -> str | None:
     """
+    Returns:
+        Whose it is; None for nobody's.
+
     Raises:
         Refusal: 404.
     """
     owner = study_owner(engine, study_id)
     if not owner.exists or not principal.may_see(owner.owner_id):
         raise not_found("study", study_id)
+    return owner.owner_id
 
 
 def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:

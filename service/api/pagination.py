@@ -42,9 +42,7 @@ class Page:
         """
         if self.after is None:
             return None
-        if not self.after.isdecimal() or len(self.after) > 18:
-            raise _invalid(self.after)
-        return int(self.after)
+        return self._number(self.after)
 
     @property
     def after_pair(self) -> tuple[int, int] | None:
@@ -55,10 +53,13 @@ class Page:
         """
         if self.after is None:
             return None
-        first, dot, second = self.after.partition(".")
-        if not (dot and first.isdecimal() and second.isdecimal() and len(self.after) <= 36):
-            raise _invalid(self.after)
-        return int(first), int(second)
+        first, _, second = self.after.partition(".")
+        return self._number(first), self._number(second)
+
+    def _number(self, text: str) -> int:
+        if not text.isdecimal() or len(text) > 18:  # as many as a column takes
+            raise _invalid(self.after or "")
+        return int(text)
 
     def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> tuple[tuple[Item, ...], str | None]:
         """The items of the page, of one more than `limit` that were looked for, and the cursor of the next."""

@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from service.access.errors import AccessError
-from service.artifacts.store import TooLarge
+from service.artifacts.store import ArtifactGone, TooLarge
 from tuner.errors import (
     ArchiveRefused,
     ChoiceError,
@@ -27,6 +27,7 @@ from tuner.errors import (
     StorageFull,
     StoreError,
     StudyNotFound,
+    VersionConflict,
     WorkloadError,
 )
 from tuner.records import Record
@@ -155,6 +156,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
+    VersionConflict: (412, "changed-meanwhile"),
     StateConflict: (409, "state-conflict"),
     QuotaExceeded: (403, "quota-exceeded"),
     ArchiveRefused: (422, "archive-refused"),
@@ -162,6 +164,7 @@ _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
     StudyNotFound: (404, "study-not-found"),
     WorkloadError: (422, "invalid-workload"),
     ChoiceError: (422, "invalid-choice"),
+    ArtifactGone: (410, "file-gone"),
     StorageFull: (507, "storage-full"),
     StoreError: (503, "database-unavailable"),
 }
@@ -174,6 +177,10 @@ async def _known_error(request: Request, error: Exception) -> Response:
         request.scope["steptune.error"] = error
         detail = "the service cannot reach or write its database or its files at the moment; try again"
         return problem_response(request, Refusal(status, code, detail, headers={"Retry-After": "5"}))
+    if isinstance(error, ArtifactGone):
+        request.scope["steptune.error"] = error
+        detail = "the file is recorded, but it is not where files are kept: it was removed, or is elsewhere"
+        return problem_response(request, Refusal(status, code, detail))
     context = {}
     if isinstance(error, QuotaExceeded):
         context = {"quota": error.quota, "value": error.value, "limit": error.limit}

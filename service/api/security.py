@@ -49,7 +49,9 @@ async def csrf_token_of(request: Request) -> str | None:
     header = request.headers.get(CSRF_HEADER)
     if header is not None:
         return header
-    if request.headers.get("Content-Type", "").partition(";")[0].strip() == "application/x-www-form-urlencoded":
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type == "application/x-www-form-urlencoded":
+        await request.body()  # kept, for others to read it too
         field = (await request.form()).get(CSRF_FIELD)
         return field if isinstance(field, str) else None
     return None

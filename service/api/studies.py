@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 
 from service.access.principal import Principal
 from service.access.scopes import Scope
-from service.api.answers import answer, check_version
+from service.api.answers import IfMatch, answer, check_version
 from service.api.context import Service, Services, StudyId
 from service.api.idempotency import Idempotency, Once
 from service.api.openapi import COMMON, refuses, returns, unchanged
@@ -32,10 +32,7 @@ router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
 
-IfMatch = Annotated[
-    str | None, Header(max_length=200, description="The ETag that was read: 412 if it was changed since.")
-]
-
+ACCEPTED = returns(StudyDetail, "The study as it is now.", status=202, headers=("Location", "Retry-After"))
 PLAIN = r"^[^\x00-\x1f]*$"
 
 
@@ -135,8 +132,7 @@ def change_study(
     responses={204: {"description": "It is gone."}, **refuses(404, 409, 412)},
 )
 def delete_study(service: Service, principal: Submitter, study_id: StudyId, if_match: IfMatch = None) -> Response:
-    _checked_version(service, principal, study_id, if_match)
-    service.queue.delete(study_id)
+    service.queue.delete(study_id, _checked_version(service, principal, study_id, if_match))
     return Response(status_code=204)
 
 
@@ -145,7 +141,7 @@ def delete_study(service: Service, principal: Submitter, study_id: StudyId, if_m
     status_code=202,
     summary="Cancel a study",
     description="Ends it for good. One that is running stops soon, and recommends the best so far.",
-    responses={**returns(StudyDetail, "The study as it is now.", status=202), **refuses(404, 409, 412)},
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def cancel_study(
     request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
@@ -158,7 +154,7 @@ def cancel_study(
     status_code=202,
     summary="Pause a study",
     description="Stops it until it is resumed. One that is running stops soon; nothing complete is lost.",
-    responses={**returns(StudyDetail, "The study as it is now.", status=202), **refuses(404, 409, 412)},
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def pause_study(
     request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
@@ -171,7 +167,7 @@ def pause_study(
     status_code=202,
     summary="Resume a study",
     description="Lets one that was paused, interrupted or failed wait for a worker again; what is complete stays.",
-    responses={**returns(StudyDetail, "The study as it is now.", status=202), **refuses(404, 409, 412)},
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def resume_study(
     request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
@@ -203,8 +199,12 @@ def _submit(request: Request, service: Services, principal: Principal, body: Stu
             )
         except WorkloadNotFound as error:  # deleted since it was found
             raise not_found("workload", body.workload_id or "") from error
-    location = {"Location": str(request.url_for("get_study", study_id=study_id).path)}
-    return _study_answer(request, service, principal, study_id, status=201, headers=location)
+    headers = {"Location": _location(request, study_id)}
+    return _study_answer(request, service, principal, study_id, status=201, headers=headers)
+
+
+def _location(request: Request, study_id: str) -> str:
+    return str(request.url_for("get_study", study_id=study_id).path)
 
 
 def _act(
@@ -214,21 +214,21 @@ def _act(
     study_id: str,
     once: Idempotency,
     if_match: str | None,
-    action: Callable[[str], object],
+    action: Callable[[str, int | None], object],
 ) -> Response:
     """Does something to a study of the caller's, once."""
 
     def work(_: str) -> Response:
-        _checked_version(service, principal, study_id, if_match)
-        action(study_id)
-        return _study_answer(request, service, principal, study_id, status=202)
+        action(study_id, _checked_version(service, principal, study_id, if_match))
+        headers = {"Location": _location(request, study_id), "Retry-After": "1"}
+        return _study_answer(request, service, principal, study_id, status=202, headers=headers)
 
     check_study(service.engine, study_id, principal)
     return once.run(service.engine, principal.user_id, work)
 
 
-def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int:
-    """The version of a study that the caller may change.
+def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
+    """The version at which a study that the caller may change has to be; None where they do not ask for one.
 
     Raises:
         Refusal: 404 where it is not there, 409 where it is the command line's, 412 where it is at another version.
@@ -237,8 +237,7 @@ def _checked_version(service: Services, principal: Principal, study_id: str, if_
     version = queries.version_of_study(service.engine, study_id)
     if version is None:
         raise Refusal(409, "not-in-queue", f"study {study_id} is of the command line: it can only be read here")
-    check_version(if_match, version)
-    return version
+    return check_version(if_match, version)
 
 
 def _study_answer(

@@ -93,7 +93,8 @@ def create_token(
     days = access.settings.token_days if body.expires_in_days is None else body.expires_in_days
     token, bearer = access.tokens.issue(user_id, name=body.name, scopes=body.scopes, days=days, by=principal)
     note(request, token_id=token.token_id, user_id=user_id, scopes=" ".join(token.scopes))
-    headers = {"Location": f"{request.url.path}/{token.token_id}", "Cache-Control": "no-store"}
+    location = request.url_for("get_token", token_id=token.token_id).path
+    headers = {"Location": location, "Cache-Control": "no-store"}
     issued = IssuedToken(token=bearer.text, info=token)
     return Response(msgspec.json.encode(issued), 201, headers, "application/json")
 

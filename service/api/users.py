@@ -13,7 +13,9 @@ from pydantic import Field
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.access.users import MAX_NAME, MAX_PRIORITY, User
-from service.api.answers import answer
+from service.api.answers import IfMatch, answer
+from service.api.context import Service
+from service.api.idempotency import Once
 from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.pagination import Paging
 from service.api.problems import Refusal
@@ -80,10 +82,21 @@ class UserPage(Record):
     description="They get in with a token made for them, or by a login elsewhere that gives this name.",
     responses={**returns(User, "The user.", status=201, headers=("Location",)), **refuses(409)},
 )
-def create_user(request: Request, access: RequestAccess, principal: Administrator, body: UserRequest) -> Response:
-    user = access.users.create(body.name, body.scopes, **_limits(body))
-    note(request, user_id=user.user_id, name=user.name, scopes=" ".join(user.scopes))
-    return answer(request, user, status=201, headers={"Location": f"{request.url.path}/{user.user_id}"})
+def create_user(
+    request: Request,
+    service: Service,
+    access: RequestAccess,
+    principal: Administrator,
+    body: UserRequest,
+    once: Once,
+) -> Response:
+    def work(_: str) -> Response:
+        user = access.users.create(body.name, body.scopes, **_limits(body))
+        note(request, user_id=user.user_id, name=user.name, scopes=" ".join(user.scopes))
+        location = request.url_for("get_user", user_id=user.user_id).path
+        return answer(request, user, status=201, headers={"Location": location})
+
+    return once.run(service.engine, principal.user_id, work)
 
 
 @router.get(
@@ -115,10 +128,15 @@ def get_user(request: Request, access: RequestAccess, principal: Administrator, 
     responses={**returns(User, "The user."), **refuses(404, 412)},
 )
 def change_user(
-    request: Request, access: RequestAccess, principal: Administrator, user_id: UserId, body: UserChanges
+    request: Request,
+    access: RequestAccess,
+    principal: Administrator,
+    user_id: UserId,
+    body: UserChanges,
+    if_match: IfMatch = None,
 ) -> Response:
     changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
-    user = access.users.change(user_id, lambda now: _check_unchanged(request, now), **changes)
+    user = access.users.change(user_id, lambda now: _check_unchanged(if_match, now), **changes)
     note(request, **{name: " ".join(value) if name == "scopes" else value for name, value in changes.items()})
     return answer(request, user)
 
@@ -127,12 +145,12 @@ def _limits(body: Limits) -> dict[str, Any]:
     return {name: getattr(body, name) for name in Limits.model_fields}
 
 
-def _check_unchanged(request: Request, user: User) -> None:
+def _check_unchanged(if_match: str | None, user: User) -> None:
     """
     Raises:
         Refusal: 412, where `If-Match` is given and is not the user's ETag.
     """
-    wanted = request.headers.get("If-Match", "*")
+    wanted = if_match or "*"
     tag = hashlib.sha256(msgspec.json.encode(user)).hexdigest()[:16]
     if wanted.strip() != "*" and f'"{tag}"' not in wanted:
         raise Refusal(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")

@@ -32,6 +32,10 @@ class TooLarge(StoreError):
     """More bytes came than were allowed."""
 
 
+class ArtifactGone(StoreError):
+    """A file that was kept is not there."""
+
+
 class ArtifactStore:
     """Files named by the SHA-256 of their content (`ab/cdef...`), each kept once.
 
@@ -106,7 +110,7 @@ class ArtifactStore:
         """The file with this content, to read; seekable.
 
         Raises:
-            StoreError: It is not kept here.
+            ArtifactGone: It is not kept here.
         """
         self.size_bytes(digest)
         return self._files.open(_name(digest))
@@ -115,11 +119,11 @@ class ArtifactStore:
         """The size of the file with this content.
 
         Raises:
-            StoreError: It is not kept here.
+            ArtifactGone: It is not kept here.
         """
         found = self._files.find(_name(digest))
         if found is None:
-            raise StoreError(f"there is no artifact {digest} in {self.place}: it was deleted, or is elsewhere")
+            raise ArtifactGone(f"there is no artifact {digest} in {self.place}: it was deleted, or is elsewhere")
         return found.size_bytes
 
     @contextmanager
@@ -127,7 +131,8 @@ class ArtifactStore:
         """The file on this machine: itself where it lies here (do not change it), else a copy for the context.
 
         Raises:
-            StoreError: It is not kept here, or cannot be copied.
+            ArtifactGone: It is not kept here.
+            StoreError: It cannot be copied.
         """
         self.size_bytes(digest)
         here = self._files.local_path(_name(digest))

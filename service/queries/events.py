@@ -33,9 +33,12 @@ class OwnedEvent:
         return msgspec.json.encode({**parts_of(self.record), "sequence": self.number})
 
 
-def last_number(engine: Engine) -> int:
+def newest_numbers(engine: Engine, window: int) -> list[int]:
+    """The numbers of events, in order, that are less than `window` below the highest one."""
+    highest = select(func.max(EventRow.event_id)).scalar_subquery()
+    query = select(EventRow.event_id).where(EventRow.event_id > highest - window).order_by(EventRow.event_id)
     with reading(engine) as session:
-        return session.scalar(select(func.max(EventRow.event_id))) or 0
+        return list(session.scalars(query))
 
 
 def events_after(

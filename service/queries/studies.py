@@ -16,8 +16,9 @@ from service.connections import querying, reading, writing
 from service.messages import StudyDetail, StudyQueueState, StudySummary
 from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from service.queries.stored import iso, iso_or_none, parts_of
-from tuner.errors import StateConflict
+from tuner.errors import VersionConflict
 from tuner.records import StudyState, Verdict
+from tuner.store_rules import unknown_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +83,28 @@ def version_of_study(engine: Engine, study_id: str) -> int | None:
         return session.scalar(select(QueueEntryRow.version).where(QueueEntryRow.study_id == study_id))
 
 
-def change_study(engine: Engine, study_id: str, version: int, *, title: str | None, priority: int | None) -> None:
+def change_study(
+    engine: Engine, study_id: str, version: int | None, *, title: str | None, priority: int | None
+) -> None:
     """Changes what is not None.
 
+    Args:
+        version: At which the study must be; None for any.
+
     Raises:
-        StateConflict: Somebody changed it since it was at this version.
+        StudyNotFound: It was not submitted to the service.
+        VersionConflict: It is at another version.
     """
-    entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id, QueueEntryRow.version == version)
+    entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id)
+    if version is not None:
+        entry = entry.where(QueueEntryRow.version == version)
     changes = {} if priority is None else {"priority": priority}
     with writing(engine) as session:
-        changed = session.scalars(entry.values(version=version + 1, **changes).returning(QueueEntryRow.study_id)).all()
-        if not changed:
-            raise StateConflict(f"study {study_id} was changed by somebody else at this moment: read it, and try again")
+        changed = entry.values(version=QueueEntryRow.version + 1, **changes).returning(QueueEntryRow.study_id)
+        if not session.scalars(changed).all():
+            if version is None:
+                raise unknown_study(study_id)
+            raise VersionConflict(f"study {study_id} is at version {version} no more: read it again")
         if title is not None:
             session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
 

@@ -14,7 +14,7 @@ from service.queue.records import BEGUN, QueueEntry, Source
 from service.queue.waiting import Entry
 from service.store import lose_trials, write_event, write_state
 from tuner import store_rules
-from tuner.errors import StateConflict, WorkloadNotFound
+from tuner.errors import StateConflict, VersionConflict, WorkloadNotFound
 from tuner.records import Study, StudyState
 from tuner.store_rules import decode
 
@@ -24,16 +24,22 @@ def select_entries(study_ids: Sequence[str] | None = None) -> Select[StudyRow, Q
     return query if study_ids is None else query.where(StudyRow.study_id.in_(study_ids))
 
 
-def locked(session: Session, study_id: str) -> Entry:
+def locked(session: Session, study_id: str, version: int | None = None) -> Entry:
     """A study and its entry, locked in this order: entry, study.
+
+    Args:
+        version: At which the entry must be; None for any.
 
     Raises:
         StudyNotFound: It was not submitted to the service.
+        VersionConflict: It is at another version.
     """
     entry = session.get(QueueEntryRow, study_id, with_for_update=True)
     study = None if entry is None else session.get(StudyRow, study_id, with_for_update=True)
     if entry is None or study is None:
         raise store_rules.unknown_study(study_id)
+    if version is not None and entry.version != version:
+        raise VersionConflict(f"study {study_id} is at version {entry.version} now, not {version}: read it again")
     return study, entry
 
 

@@ -151,35 +151,47 @@ class StudyQueue:
         with reading(self._engine) as session:
             return self._entries(session, study_ids)
 
-    def cancel(self, study_id: str) -> QueueEntry:
+    def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Ends a study for good. One that is running stops soon, and recommends the best so far.
 
+        Args:
+            version: At which the study must be; None for any.
+
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: It has ended already.
         """
-        return self._stop(study_id, "cancel", StudyState.CANCELLED)
+        return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
 
-    def pause(self, study_id: str) -> QueueEntry:
+    def pause(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Stops a study until it is resumed. One that is running stops soon.
 
+        Args:
+            version: At which the study must be; None for any.
+
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: It has ended, or is about to be cancelled.
         """
-        return self._stop(study_id, "pause", StudyState.PAUSED)
+        return self._stop(study_id, "pause", StudyState.PAUSED, version)
 
-    def resume(self, study_id: str) -> QueueEntry:
+    def resume(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Lets a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
+
+        Args:
+            version: At which the study must be; None for any.
 
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: It is not stopped, was cancelled, or is complete.
             QuotaExceeded: The owner has as many studies waiting as allowed.
         """
         self.bury(study_id)
         with writing(self._engine) as session:
-            study, entry = locked(session, study_id)
+            study, entry = locked(session, study_id, version)
             state = StudyState(study.state)
             if entry.requested == "pause":
                 entry.requested = ""
@@ -194,15 +206,19 @@ class StudyQueue:
             session.flush()
             return self._entry(session, study_id)
 
-    def delete(self, study_id: str) -> None:
+    def delete(self, study_id: str, version: int | None = None) -> None:
         """Forgets a study and everything measured in it.
+
+        Args:
+            version: At which the study must be; None for any.
 
         Raises:
             StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
             StateConflict: A worker is running it, or a command.
         """
         with writing(self._engine) as session:
-            study, entry = locked(session, study_id)
+            study, entry = locked(session, study_id, version)
             if is_held(entry, database_now(session)):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
             check_not_of_command_line(study, entry)
@@ -335,10 +351,10 @@ class StudyQueue:
 
     # --- pieces ----------------------------------------------------------------------------------
 
-    def _stop(self, study_id: str, request: str, state: StudyState) -> QueueEntry:
+    def _stop(self, study_id: str, request: str, state: StudyState, version: int | None) -> QueueEntry:
         self.bury(study_id)
         with writing(self._engine) as session:
-            study, entry = locked(session, study_id)
+            study, entry = locked(session, study_id, version)
             found = StudyState(study.state)
             if found in (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED) and found is not state:
                 raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")

@@ -1,5 +1,7 @@
 """The conventions of the REST interface: pages, problems, retries, versions, ids, headers, limits."""
 
+import base64
+import gzip
 import io
 import json
 import logging
@@ -12,6 +14,8 @@ import pytest
 from api_builders import API, LOG, TRACE, Served, fill, served, sqlite_url
 from sqlalchemy import update
 
+from service.api import artifacts
+from service.api import studies as studies_api
 from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
@@ -151,6 +155,38 @@ def test_a_study_is_paused_resumed_cancelled_and_deleted(service: Served) -> Non
     problem(service("GET", f"/studies/{study_id}"), 404, "study-not-found")
 
 
+ACTIONS = [("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume"), ("DELETE", ""), ("PATCH", "")]
+
+
+@pytest.mark.parametrize(("method", "action"), ACTIONS)
+def test_who_loses_a_race_for_a_version_is_refused(service: Served, method: str, action: str, monkeypatch) -> None:
+    """Somebody else changes the study after its version was looked at, before it is changed."""
+    study_id = service.submit()["study_id"]
+    tag = service("GET", f"/studies/{study_id}").headers["etag"]
+    found = studies_api.check_version
+
+    def overtaken(wanted: str | None, version: int) -> int | None:
+        service.services.queue.pause(study_id)
+        return found(wanted, version)
+
+    monkeypatch.setattr(studies_api, "check_version", overtaken)
+    body = {"json": {"title": "lost"}} if method == "PATCH" else {}
+    answer = service(method, f"/studies/{study_id}{action}", headers={"If-Match": tag}, **body)
+    problem(answer, 412, "changed-meanwhile")
+    now = service("GET", f"/studies/{study_id}").json()
+    assert (now["state"], now["title"]) == ("paused", "")
+    monkeypatch.undo()
+    assert service(method, f"/studies/{study_id}{action}", **body).status_code in (200, 202, 204)
+
+
+@pytest.mark.parametrize("content", ["", "csrf_token=x"])
+def test_an_action_takes_the_form_that_curl_sends(quick: Served, content: str) -> None:
+    path = f"/studies/{quick.submit()['study_id']}/pause"
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Idempotency-Key": "form"}
+    for _ in range(2):
+        assert quick("POST", path, content=content, headers=headers).json()["state"] == "paused"
+
+
 def test_studies_are_listed_by_state_owner_workload_and_hardware(service: Served) -> None:
     study_id, _ = fill(service)
     queued = service.submit()["study_id"]
@@ -199,11 +235,21 @@ def test_pages_below_a_study_are_the_whole_list_in_pieces(quick: Served, part: s
     assert cursor is None
 
 
-@pytest.mark.parametrize("cursor", ["x", "", "MQ", "MTo", "MTonOyBkcm9w", "é", "MTphLmI="])
+LONG_PAIR = base64.urlsafe_b64encode(f"1:{'9' * 30}.1".encode()).decode()
+
+
+@pytest.mark.parametrize("cursor", ["x", "", "MQ", "MTo", "MTonOyBkcm9w", "é", "MTphLmI=", LONG_PAIR])
 def test_what_is_not_a_cursor_is_refused(quick: Served, cursor: str) -> None:
     study_id, _ = fill(quick)
     for path in (f"/studies/{study_id}/trials", f"/studies/{study_id}/findings"):
         problem(quick("GET", path, params={"cursor": cursor}), 400, "invalid-cursor")
+
+
+@pytest.mark.parametrize("number", ["0" * 20 + "9" * 30, "9" * 19, str(1 << 63), "-1", "x"])
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_what_is_not_an_events_number_is_refused(quick: Served, number: str, accept: str) -> None:
+    headers = {"Last-Event-ID": number, "Accept": accept}
+    problem(quick("GET", "/events", headers=headers), 400, "invalid-last-event-id")
 
 
 @pytest.mark.parametrize("limit", ["0", "201", "-1", "many"])
@@ -329,6 +375,46 @@ def test_an_unchanged_thing_is_not_sent_again(quick: Served) -> None:
         assert quick("GET", path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
+def test_a_file_that_the_client_has_is_not_sent_again(quick: Served) -> None:
+    study_id, trial_ids = fill(quick)
+    number = quick("GET", f"/studies/{study_id}/artifacts").json()["items"][0]["artifact_id"]
+    for path in (f"/artifacts/{number}", f"/trials/{trial_ids[0]}/trace"):
+        tag = quick("GET", path).headers["etag"]
+        again = quick("GET", path, headers={"If-None-Match": tag})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+
+
+def test_an_accepted_action_says_where_and_when_to_look(quick: Served) -> None:
+    study_id = quick.submit()["study_id"]
+    for action in ("pause", "resume", "cancel"):
+        for _ in range(2):
+            answer = quick("POST", f"/studies/{study_id}/{action}", headers={"Idempotency-Key": action})
+            assert answer.headers["location"] == f"{API}/studies/{study_id}"
+            assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_user_is_made_once(quick: Served) -> None:
+    body, headers = {"name": "new", "scopes": ["read"]}, {"Idempotency-Key": "user"}
+    first, again = (quick("POST", "/users", user="root", scopes="admin", json=body, headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+
+
+def test_places_are_below_the_base_path(tmp_path, recwarn) -> None:
+    with served(sqlite_url(tmp_path), tmp_path, base_path="/steptune") as service:
+        bodies = {
+            "users": {"name": "new", "scopes": ["read"]},
+            "tokens": {"scopes": ["read"]},
+            "studies": {"workload": "zoo:synthetic"},
+        }
+        for name, body in bodies.items():
+            answer = service("POST", f"/{name}", user="root", scopes="admin", json=body)
+            assert answer.headers["location"].startswith(f"/steptune{API}/{name}/")
+            headers = {"Authorization": f"Bearer {service.token('root')}"}
+            assert service.http.get(answer.headers["location"], headers=headers).status_code == 200
+    assert [str(warning.message) for warning in recwarn if "root_path" in str(warning.message)] == []
+
+
 def test_a_change_of_an_old_version_is_refused(service: Served) -> None:
     study_id = service.submit()["study_id"]
     path = f"/studies/{study_id}"
@@ -434,6 +520,23 @@ def test_files_are_saved_and_not_shown(quick: Served) -> None:
     problem(quick("GET", f"/trials/{trial_ids[2]}/trace"), 404, "trace-not-found")
 
 
+@pytest.mark.parametrize("part", ["trace", "timeline", "logs"])
+def test_a_file_that_is_gone_is_not_a_database_that_is_away(quick: Served, part: str) -> None:
+    _, trial_ids = fill(quick)
+    for file in list(quick.services.artifacts.list()):
+        quick.services.artifacts.delete(file.name)
+    found = problem(quick("GET", f"/trials/{trial_ids[0]}/{part}"), 410, "file-gone")
+    assert quick.services.artifacts.place not in found["detail"]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4, 5, 8, 19, 20, 21, 1000])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_the_end_of_a_log_is_read_in_pieces(num_bytes: int, pack, monkeypatch) -> None:
+    monkeypatch.setattr(artifacts, "_CHUNK_BYTES", 4)
+    log = bytes(range(20))
+    assert artifacts._tail(io.BytesIO(pack(log)), num_bytes) == log[-num_bytes:]
+
+
 def test_a_breakdown_sums_to_its_steps(quick: Served) -> None:
     _, trial_ids = fill(quick)
     devices = quick("GET", f"/trials/{trial_ids[0]}/breakdown").json()["devices"]
@@ -505,6 +608,15 @@ def test_an_archive_that_leaves_its_folder_is_refused(quick: Served) -> None:
     problem(upload(quick, "evil.zip", archive({"../evil.py": WORKLOAD})), 422, "archive-refused")
 
 
+def test_a_source_that_is_too_large_to_be_parsed_is_refused(quick: Served, monkeypatch) -> None:
+    large = WORKLOAD + "#" * (1 << 18)
+    monkeypatch.setattr("ast.parse", lambda *_, **__: pytest.fail("it is parsed"))
+    for entry in ({}, {"entry": "mine.py:Mine"}):
+        for name, content in {"mine.py": large.encode(), "mine.zip": archive({"mine.py": large})}.items():
+            found = problem(upload(quick, name, content, **entry), 422, "invalid-workload")
+            assert "262,144" in found["detail"]
+
+
 def test_a_repeated_upload_is_kept_once(quick: Served) -> None:
     def send(content: bytes):
         headers = {"Idempotency-Key": "file"}
@@ -513,6 +625,12 @@ def test_a_repeated_upload_is_kept_once(quick: Served) -> None:
     first = send(WORKLOAD.encode())
     assert send(WORKLOAD.encode()).json() == first.json()
     problem(send(WORKLOAD.encode() + b"#"), 422, "idempotency-key-reused")
+
+
+def test_an_upload_says_what_it_is_in_any_case(quick: Served) -> None:
+    body = f'--x\r\nContent-Disposition: form-data; name="file"; filename="mine.py"\r\n\r\n{WORKLOAD}\r\n--x--\r\n'
+    headers = {"Content-Type": "Multipart/Form-Data; boundary=x"}
+    assert quick("POST", "/workloads", content=body, headers=headers).status_code == 201
 
 
 def test_a_form_without_a_file_is_refused(quick: Served) -> None:

@@ -76,6 +76,13 @@ def test_every_error_is_declared_as_a_problem(path, method, operation) -> None:
         assert {"413", "415"} <= errors.keys()
 
 
+def test_conditions_are_declared() -> None:
+    for path, method, operation in OPERATIONS:
+        headers = {p["name"].lower() for p in operation.get("parameters", []) if p["in"] == "header"}
+        assert ("if-none-match" in headers) == ("304" in operation["responses"]), (method, path)
+        assert ("if-match" in headers) == ("412" in operation["responses"]), (method, path)
+
+
 def test_every_reference_leads_somewhere() -> None:
     names = re.findall(r'"\$ref": ?"#/components/schemas/([^"]+)"', json.dumps(DOCUMENT))
     assert set(names) <= DOCUMENT["components"]["schemas"].keys()

@@ -191,6 +191,15 @@ async def test_an_upload_without_a_length_is_refused_once_it_is_too_large(servic
     assert received < 2 << 20
 
 
+@pytest.mark.parametrize("path", ["/studies", "/workloads/abc", "/session"])
+def test_a_form_that_is_sent_elsewhere_may_be_as_large_as_any_body(service: Served, path: str) -> None:
+    """Bodies that are not uploads are read into memory, before it is known whose they are."""
+    length = service.services.settings.max_body_bytes + 1
+    headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Length": str(length)}
+    answer = service.http.post(f"{API}{path}", content=iter([b"--x"]), headers=headers)
+    assert answer.status_code == 413
+
+
 def test_a_stranger_cannot_make_the_service_read_an_upload(service: Served) -> None:
     sent = []
 

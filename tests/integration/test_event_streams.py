@@ -1,6 +1,7 @@
 """Event streams of a running server: many clients, resuming, and ending."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -8,10 +9,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import uvicorn
-from api_builders import API, Served, sqlite_url
-from sqlalchemy import delete
+from api_builders import API, Served, served, sqlite_url
+from sqlalchemy import delete, select
+from starlette.requests import Request
 
 from service import event_hub
+from service.api.events import EventStream, Followed
 from service.app import create_app
 from service.connections import writing
 from service.event_hub import EventHub, Subscription
@@ -61,7 +64,8 @@ def running(request, tmp_path) -> Iterator[Running]:
 
 
 def ids_of(text: str) -> list[int]:
-    return [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
+    """Of the events; before them comes the number after which the stream begins."""
+    return [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")][1:]
 
 
 async def _follow(client: httpx.AsyncClient, path: str, headers: dict[str, str], began: asyncio.Semaphore) -> str:
@@ -165,6 +169,24 @@ def _last(running: Running) -> int:
     return _all_events(running)[-1].number
 
 
+def test_a_stream_ends_once_what_it_sends_is_no_longer_for_its_reader(tmp_path) -> None:
+    with served(sqlite_url(tmp_path), tmp_path) as service:
+        own, others = service.submit(user="ann")["study_id"], service.submit(user="bob")["study_id"]
+        headers = [(b"authorization", f"Bearer {service.token('ann')}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": ("127.0.0.1", 1)}
+        request = Request({**scope, "scheme": "http", "app": service.app, "query_string": b""})
+        ann, bob = service.user_id("ann"), service.user_id("bob")
+
+        def may_read(study_id: str | None, owner_id: str | None, visible_to: str | None) -> bool:
+            followed = Followed(study_id=study_id, owner_id=owner_id, visible_to=visible_to, after=0)
+            return asyncio.run(EventStream(request, service.services, followed)._may_still_read())
+
+        assert may_read(own, None, ann)
+        assert may_read(None, ann, ann)
+        assert not may_read(None, None, None)
+        assert not may_read(others, None, bob)
+
+
 # --- the hub ------------------------------------------------------------------------------------
 
 
@@ -184,6 +206,53 @@ def test_a_missing_number_is_waited_for_and_then_passed_over() -> None:
     assert order.add(_numbered(9), now_s=1.0) == []
     assert order.add(_numbered(9), now_s=1.0 + event_hub.GAP_PATIENCE_S / 2) == []
     assert [e.number for e in order.add(_numbered(9), now_s=1.1 + event_hub.GAP_PATIENCE_S)] == [9]
+
+
+def test_gaps_that_stay_are_passed_over_together() -> None:
+    order = event_hub._InOrder(3)
+    assert order.add(_numbered(5, 7, 9), now_s=0.0) == []
+    late = event_hub.GAP_PATIENCE_S + 0.1
+    assert [e.number for e in order.add(_numbered(5, 7, 9, 11), now_s=late)] == [5, 7, 9]
+    assert order.last == 9
+    assert order.add(_numbered(11), now_s=late + 0.1) == []
+    assert [e.number for e in order.add(_numbered(10, 11), now_s=late + 0.2)] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "begin"),
+    [([], 0), ([1, 2, 3], 3), ([2, 3], 0), ([1, 2, 4, 6], 2), ([*range(501, 1501)], 1500), ([501, 1500], 501)],
+)
+def test_the_hub_begins_before_the_first_number_that_may_still_come(numbers: list[int], begin: int) -> None:
+    assert event_hub._before_gaps(numbers) == begin
+
+
+def test_an_event_that_is_committed_after_a_later_one_reaches_the_first_follower(tmp_path) -> None:
+    """Who begins now gets it, and what had happened before not."""
+    with served(sqlite_url(tmp_path), tmp_path) as service:
+        engine, study_id = service.services.engine, service.submit()["study_id"]
+        store = SqlStudyStore(engine)
+        for number in range(2):
+            store.add_event(study_id, "progress", {"number": number})
+        with writing(engine) as session:
+            late = session.scalars(select(EventRow).order_by(EventRow.event_id.desc()).offset(1).limit(1)).one()
+            kept = {column.key: getattr(late, column.key) for column in EventRow.__table__.columns}
+            session.delete(late)
+
+        async def follow() -> list[bytes]:
+            services = dataclasses.replace(service.services, events=EventHub(engine, poll_s=0.01))
+            request = Request({"type": "http", "app": service.app, "headers": []})
+            followed = Followed(study_id=None, owner_id=None, visible_to=None, after=-1)
+            lines = EventStream(request, services, followed)._lines()
+            found = [await anext(lines)]
+            with writing(engine) as session:
+                session.add(EventRow(**kept))
+            found.append(await asyncio.wait_for(anext(lines), 30))
+            await services.events.stop()
+            return found + [line async for line in lines]
+
+        first, *events = asyncio.run(follow())
+        assert first == b"id: %d\nretry: 2000\n\n" % (kept["event_id"] - 1)
+        assert ids_of("\n".join([first.decode(), *(line.decode() for line in events)])) == [kept["event_id"]]
 
 
 def test_a_client_that_is_too_slow_is_told_to_come_back() -> None:

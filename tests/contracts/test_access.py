@@ -118,6 +118,17 @@ class TestTokens:
         made, _ = access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=None, by=maker)
         assert made.expires_at == maker.expires_at
 
+    def test_one_made_by_a_session_lives_no_longer_than_the_token_that_opened_it(self, access, people, clock):
+        user = people.user("ada", "read")
+        opener = access.authenticate_token(people.token(user, days=0.25))
+        cookie = access.sessions.open(opener).cookie
+        maker = access.sessions.authenticate(cookie)
+        made, _ = access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=3650, by=maker)
+        assert made.expires_at == opener.expires_at
+        clock.advance(hours=7)
+        with pytest.raises(NotAuthenticated, match="expired"):
+            access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=1, by=maker)
+
     def test_one_made_by_an_administrator_for_somebody_outlives_theirs(self, access, people):
         admin_token = people.token(people.user("root", "admin"))
         maker = access.authenticate_token(admin_token)

@@ -41,7 +41,7 @@ from service.queue.records import (
     WorkerInfo,
     WorkerOffer,
 )
-from service.queue.usage import limits_of
+from service.queue.usage import keep_usage, limits_of
 from service.queue.waiting import waits_for
 from service.queue.workers import known_workers
 from service.store import insert_missing, write_event, write_study
@@ -190,16 +190,19 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def delete(self, study_id: str) -> None:
-        """Forgets a study and everything measured in it.
+        """Forgets a study and everything measured in it; the device time that it took still counts.
 
         Raises:
             StudyNotFound: It was not submitted to the service.
             StateConflict: A worker is running it.
         """
         with writing(self._engine) as session:
-            _, entry = locked(session, study_id)
-            if is_held(entry, database_now(session)):
+            study, entry = locked(session, study_id)
+            now = database_now(session)
+            if is_held(entry, now):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
+            account(entry, now)
+            keep_usage(session, study, entry, now)
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
     def check_not_in_hand(self, study_id: str) -> None:

@@ -140,7 +140,10 @@ class Access:
             TooManyRequests: As `authenticate`.
         """
         try:
-            return self.sessions.open(principal_named(self.users, self.settings, name))
+            principal = principal_named(self.users, self.settings, name)
+            if principal.is_new:
+                self._record_new_user(request, principal)
+            return self.sessions.open(principal)
         except AccessError as error:
             self.count_refusal(request, error)
             raise
@@ -172,6 +175,21 @@ class Access:
             self.check_same_origin(request)
             check_csrf(cookie, csrf_token)
         return principal
+
+    def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
+        """The request itself is a login; that it made a user is an entry of its own, as when an administrator does."""
+        self.audit.record(
+            principal,
+            action="create_user",
+            target=principal.user_id,
+            outcome="done",
+            request_id=request.scope.get("steptune.request_id", ""),
+            detail={
+                "name": principal.name,
+                "scopes": scopes_text(principal.scopes),
+                "address": self.proxies.client_address(request),
+            },
+        )
 
     def _check_proxy_agrees(self, request: HTTPConnection, principal: Principal) -> None:
         name = self.proxies.user_name(request)

@@ -348,6 +348,21 @@ class TestProxyLogin:
         assert (done.status_code, done.headers["Location"]) == (303, "/studies")
         assert proxied.http.get("/api/v1/session", headers=self.HEADER).json()["name"] == "ada"
 
+    def test_logins_and_the_users_that_they_make_are_written_down(self, sqlite_url, tmp_path):
+        settings = {"trusted_proxies": "10.0.0.9", "proxy_user_header": "X-User", "new_user_scopes": "read"}
+        with application(sqlite_url, tmp_path, client="10.0.0.9", **settings) as served:
+            served.http.get("/login", headers=self.HEADER)
+            served.http.cookies.clear()
+            served.http.get("/login", headers={**self.HEADER, "X-Request-ID": "second"})
+            served.http.get("/login", headers=self.HEADER)
+            ada = served.access.users.named("ada")
+            second, first, made = served.entries()
+            assert (made.action, made.target, made.user_id) == ("create_user", ada.user_id, ada.user_id)
+            assert (made.detail["name"], made.detail["scopes"]) == ("ada", "read")
+            for login in (first, second):
+                assert (login.action, login.outcome, login.user_id) == ("login_page", "done", ada.user_id)
+            assert second.request_id == "second"
+
     def test_the_header_alone_is_no_session(self, proxied):
         """The proxy's own cookie rides along with requests of other sites, so ours must be there too."""
         assert proxied.http.get("/api/v1/session", headers=self.HEADER).status_code == 401

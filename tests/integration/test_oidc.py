@@ -59,6 +59,12 @@ class TestLogin:
         came_back(served, provider)
         assert len(served.access.users.page(limit=10)) == 1
 
+    def test_the_login_and_the_user_that_it_makes_are_written_down(self, served, provider):
+        came_back(served, provider)
+        entries = served.entries()
+        assert [entry.action for entry in entries] == ["complete_oidc", "create_user"]
+        assert {entry.user_id for entry in entries} == {entries[1].target}
+
     def test_a_secret_in_the_body_where_the_provider_wants_it_there(self, served, provider):
         provider.methods = ["client_secret_post"]
         came_back(served, provider)

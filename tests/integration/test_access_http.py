@@ -412,7 +412,7 @@ class TestOpenAccess:
 
 
 class TestRates:
-    def test_a_token_has_its_rate(self, sqlite_url, tmp_path):
+    def test_a_user_has_their_rate(self, sqlite_url, tmp_path):
         with application(sqlite_url, tmp_path, requests_per_minute=5) as served:
             ada, grace = served.people.new_token("ada", "read"), served.people.new_token("grace", "read")
             left = [served.as_token(ada, "GET", "/session").headers["RateLimit"] for _ in range(5)]
@@ -422,6 +422,20 @@ class TestRates:
             assert int(refused.headers["Retry-After"]) > 0
             assert refused.headers["RateLimit-Policy"] == '"requests";q=5;w=60'
             assert served.as_token(grace, "GET", "/session").status_code == 200
+
+    def test_more_tokens_and_sessions_are_no_more_requests(self, sqlite_url, tmp_path):
+        with application(sqlite_url, tmp_path, requests_per_minute=3, failed_logins_per_minute=1) as served:
+            first = served.people.new_token("ada", "read")
+            second = served.people.token(served.access.users.named("ada"))
+            statuses = [served.as_token(token, "GET", "/session").status_code for token in (first, second)]
+            statuses += [
+                served.http.post("/api/v1/session", json={"token": first}).status_code,
+                served.http.get("/api/v1/session").status_code,
+                served.http.post("/api/v1/session", json={"token": second}).status_code,
+                served.http.post("/login", data={"token": second}).status_code,
+            ]
+            assert statuses == [200, 200, 201, 429, 429, 429]
+            assert served.http.post("/login", data={"token": "x"}).status_code == 401, "no refused login was counted"
 
     def test_guessing_is_slowed_down_for_its_address_only_and_not_for_the_valid(self, sqlite_url, tmp_path):
         with application(

@@ -18,14 +18,14 @@ _FIRST_START_LOCK = 0x5745_9715
 """Any number that nothing else locks on a PostgreSQL server."""
 
 
-def first_admin_token(engine: Engine, *, days: float | None = None) -> str | None:
+def first_admin_token(engine: Engine, *, days: float) -> str | None:
     """The token of a new administrator where there are no users yet; to be shown once, it cannot be had again.
 
     Of several processes that start at once, one gets it.
 
     Args:
         engine: Its schema checked.
-        days: After how many days it ends; None for never.
+        days: After how many days it ends.
     """
     with writing(engine) as session:
         if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer anyway

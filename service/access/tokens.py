@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.access.errors import NotAuthenticated, NotFound
+from service.access.errors import MissingScope, NotAuthenticated, NotFound
 from service.access.principal import Method, Principal
 from service.access.scopes import Scope, implied, parse_scopes, scopes_text
 from service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
@@ -120,20 +120,25 @@ class TokenStore:
             expires_at=found.expires_at,
         )
 
-    def revoke(self, token_id: str, *, owner_id: str | None = None) -> Token:
+    def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
         """Ends a token and all that were made with it; a second time changes nothing.
 
         Args:
             token_id: Which one.
             owner_id: Whose it must be; None for anybody's.
+            by: Who asks for it through the service: a token ends itself and what was made with it, and others only if
+                it may do what they may.
 
         Raises:
             NotFound: There is no such token.
+            MissingScope: The token may do more than `by`.
         """
         with writing(self._engine) as session:
             row = session.get(ApiTokenRow, token_id, with_for_update=True)
             if row is None or owner_id not in (None, row.user_id):
                 raise _unknown_token(token_id)
+            if by is not None:
+                _check_revoke(session, row, by)
             session.execute(
                 update(ApiTokenRow)
                 .where(ApiTokenRow.token_id.in_(_family(token_id)), ApiTokenRow.revoked_at.is_(None))
@@ -281,6 +286,16 @@ def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float 
         raise ChoiceError(f"{days:g} days: a token ends after more than 0 and at most {_MAX_DAYS} days, or never")
     if len(name) > MAX_NAME or not name.isprintable():
         raise ChoiceError(f"the name of a token has at most {MAX_NAME} printable characters")
+
+
+def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
+    held = effective_scopes(row.scopes, session.get_one(UserRow, row.user_id).scopes)
+    missing = [scope for scope in reversed(Scope) if scope in held - by.scopes]
+    if not missing:
+        return
+    made_by_it = select(ApiTokenRow.token_id).where(ApiTokenRow.token_id.in_(_family(by.token_id or "")))
+    if row.token_id not in session.scalars(made_by_it).all():
+        raise MissingScope(missing[0], scopes_text(by.scopes))
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+import time
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,21 @@ class TestCompose:
         for name in ("postgres", "api"):
             assert services[name]["healthcheck"]["test"][0] == "CMD"
         assert "/readyz" in services["api"]["healthcheck"]["test"][-1]
+
+    @pytest.mark.parametrize(("age_s", "status"), [(0, 0), (3600, 1), (None, 1)])
+    def test_a_worker_is_healthy_while_it_touches_its_file(self, services, tmp_path, age_s, status):
+        path = tmp_path / "alive"
+        if age_s is not None:
+            path.touch()
+            os.utime(path, (time.time() - age_s,) * 2)
+        for name in ("worker", "worker-gpu"):
+            kind, _, *arguments = services[name]["healthcheck"]["test"]
+            assert kind == "CMD"
+            own = services[name]["environment"]["STEPTUNE_ALIVE_FILE"]
+            assert own in arguments[-1]
+            arguments[-1] = arguments[-1].replace(own, str(path))
+            ended = subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
+            assert ended.returncode == status
 
     def test_nothing_is_privileged(self, services):
         """Ordinary users, no capabilities but what PostgreSQL needs to become one, nothing written outside volumes."""

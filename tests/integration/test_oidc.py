@@ -1,6 +1,7 @@
 """Login with OpenID Connect, against a provider that is real but for its users."""
 
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from access_builders import HTTPS, application
@@ -81,6 +82,14 @@ class TestLogin:
         assert came_back(served, provider).status_code == 401, "not asked again at once"
         monkeypatch.setattr(oidc, "REFETCH_S", 0.0)
         assert came_back(served, provider).status_code == 303
+
+    def test_below_a_path_the_provider_sends_browsers_back_below_it(self, sqlite_url, tmp_path, provider):
+        settings = {"public_url": f"{HTTPS}/steptune", "oidc_issuer": provider.issuer, "oidc_client_id": CLIENT_ID}
+        with application(sqlite_url, tmp_path, base_url=HTTPS, root_path="/steptune", **settings) as served:
+            begun = served.http.get("/login/oidc").headers["Location"]
+            assert parse_qs(urlsplit(begun).query)["redirect_uri"] == [f"{HTTPS}/steptune/login/oidc/callback"]
+            from_our_page = served.http.post("/login", data={"token": "x"}, headers={"Origin": HTTPS})
+            assert from_our_page.status_code == 401, "a wrong token, not another site"
 
     def test_it_leads_to_our_own_pages_only(self, served, provider):
         assert came_back(served, provider, "https://evil.example").headers["Location"] == "/login"

@@ -35,6 +35,7 @@ from service.connections import create_engine_for
 from service.event_hub import EventHub
 from service.queue import open_queue
 from service.settings import Settings
+from service.uploads import UploadSpace
 
 RESOURCES = (
     workloads,
@@ -92,6 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
         queue=open_queue(engine, settings),
         artifacts=open_artifacts(settings),
         events=EventHub(engine, settings.event_poll_s),
+        uploads=UploadSpace(settings.data_directory / "uploads"),
     )
     app.include_router(health.router)
     app.include_router(login.router)

@@ -3,9 +3,11 @@
 import io
 import json
 import logging
+import os
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,6 +18,7 @@ from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
 from service.models import IdempotencyKeyRow
+from service.uploads import UPLOADS_AT_ONCE
 from tuner.export import EXPORTERS
 from tuner.records import StudyState
 
@@ -481,6 +484,29 @@ def test_an_archives_workload_is_found_or_named(quick: Served) -> None:
 
 def test_an_archive_that_leaves_its_folder_is_refused(quick: Served) -> None:
     problem(upload(quick, "evil.zip", archive({"../evil.py": WORKLOAD})), 422, "archive-refused")
+
+
+def test_so_many_uploads_are_unpacked_at_once(quick: Served) -> None:
+    """Beside what is kept, and nothing of them is left."""
+    space = quick.services.uploads
+    folder = quick.services.settings.data_directory / "uploads"
+    with ExitStack() as others:
+        taken = [others.enter_context(space.taken()) for _ in range(UPLOADS_AT_ONCE)]
+        assert {path.parent for path in taken} == {folder.absolute()}
+        refused = upload(quick, "mine.py", WORKLOAD.encode())
+        assert problem(refused, 503, "too-many-uploads")
+        assert int(refused.headers["Retry-After"]) > 0
+    assert upload(quick, "mine.py", WORKLOAD.encode()).status_code == 201
+    assert not list(folder.iterdir())
+
+
+def test_what_a_killed_process_left_of_uploads_is_removed(quick: Served) -> None:
+    left = quick.services.settings.data_directory / "uploads" / "left"
+    left.mkdir(parents=True)
+    (left / "upload").write_text("much")
+    os.utime(left, (0, 0))
+    upload(quick, "mine.py", WORKLOAD.encode())
+    assert not left.exists()
 
 
 def test_a_repeated_upload_is_kept_once(quick: Served) -> None:

@@ -76,7 +76,6 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Steptune",
         version=tuner.__version__,
-        root_path=settings.base_path,
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,
@@ -84,6 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
+    app.root_path = settings.base_path  # as an argument FastAPI warns of it
     metrics = Metrics(engine)
     app.state.access = Access(engine, settings)
     app.state.services = Services(

@@ -84,8 +84,9 @@ class TestLogin:
         assert came_back(served, provider).status_code == 303
 
     def test_below_a_path_the_provider_sends_browsers_back_below_it(self, sqlite_url, tmp_path, provider):
-        settings = {"public_url": f"{HTTPS}/steptune", "oidc_issuer": provider.issuer, "oidc_client_id": CLIENT_ID}
-        with application(sqlite_url, tmp_path, base_url=HTTPS, root_path="/steptune", **settings) as served:
+        settings = {"base_path": "/steptune", "public_url": f"{HTTPS}/steptune", "oidc_issuer": provider.issuer}
+        with application(sqlite_url, tmp_path, base_url=HTTPS, oidc_client_id=CLIENT_ID, **settings) as served:
+            assert 'href="/steptune/login/oidc?' in served.http.get("/login").text
             begun = served.http.get("/login/oidc").headers["Location"]
             assert parse_qs(urlsplit(begun).query)["redirect_uri"] == [f"{HTTPS}/steptune/login/oidc/callback"]
             from_our_page = served.http.post("/login", data={"token": "x"}, headers={"Origin": HTTPS})

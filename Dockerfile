@@ -13,7 +13,7 @@ COPY tuner tuner
 COPY service service
 COPY dashboards dashboards
 COPY migrations migrations
-RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[postgresql,s3]"
+RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[postgresql,s3,oidc]"
 
 FROM python:3.12.12-slim-trixie AS service
 RUN apt-get update \

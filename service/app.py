@@ -35,6 +35,7 @@ from service.connections import create_engine_for
 from service.event_hub import EventHub
 from service.queue import open_queue
 from service.settings import Settings
+from service.uploads import UploadSpace
 
 RESOURCES = (
     workloads,
@@ -82,6 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
+    app.root_path = settings.base_path  # as an argument FastAPI warns of it
     queue = open_queue(engine, settings)
     metrics = Metrics(engine, queue)
     app.state.access = Access(engine, settings)
@@ -92,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         queue=queue,
         artifacts=open_artifacts(settings),
         events=EventHub(engine, settings.event_poll_s),
+        uploads=UploadSpace(settings.data_directory / "uploads"),
     )
     app.include_router(health.router)
     app.include_router(login.router)

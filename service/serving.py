@@ -59,11 +59,12 @@ def prepare(settings: Settings) -> None:
         engine = create_engine_for(settings.database_url)
     try:
         check_schema(engine)
-        token = None if settings.insecure_no_auth else first_admin_token(engine)
+        token = None if settings.insecure_no_auth else first_admin_token(engine, days=settings.token_days)
     finally:
         engine.dispose()
     if token is not None:
-        sys.stderr.write(f"The first administrator's token, shown this once:\n{token}\n")
+        ends = f"shown this once, good for {settings.token_days:g} days"
+        sys.stderr.write(f"The first administrator's token, {ends}:\n{token}\n")
 
 
 @contextmanager

@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import BinaryIO
 
 from service.archives import DEFAULT_LIMITS, check_source_size, checked_parts, find_workloads, unpack
@@ -16,6 +21,46 @@ from tuner.workloads.reference import parse_reference
 
 _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 _SHOWN = 10
+UPLOADS_AT_ONCE = 4
+LEFT_S = 24 * 3600.0
+"""A folder of this age was left by a process that was killed."""
+
+
+class UploadSpace:
+    """Where uploads are unpacked to be looked at: beside what is kept, and so many at once.
+
+    An upload may unpack to a gigabyte: without a bound, a few dozen at once would fill the disk.
+
+    Args:
+        folder: Made where it is missing.
+        at_once: Uploads.
+    """
+
+    def __init__(self, folder: Path, at_once: int = UPLOADS_AT_ONCE) -> None:
+        self._folder = folder.absolute()
+        self._free = BoundedSemaphore(at_once)
+
+    @contextmanager
+    def taken(self) -> Iterator[Path | None]:
+        """An empty folder that is gone afterwards; None while there is room for no more."""
+        if not self._free.acquire(blocking=False):
+            yield None
+            return
+        try:
+            with storage_errors(str(self._folder)):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._remove_left()
+                folder = tempfile.TemporaryDirectory(dir=self._folder)
+            with folder as name:
+                yield Path(name)
+        finally:
+            self._free.release()
+
+    def _remove_left(self) -> None:
+        for left in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # another process was faster, or its upload is done
+                if left.stat().st_mtime < time.time() - LEFT_S:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,6 +201,17 @@ def _create_queue() -> None:
     for column in ("worker_id", "ended_at"):
         _index("queue_entries", column)
     op.create_table(
+        "deleted_usage",
+        sa.Column("usage_id", COUNTER, nullable=False),
+        _text("owner_id"),
+        _float("device_seconds"),
+        _time("ended_at"),
+        _key("deleted_usage", "usage_id"),
+        _refers("deleted_usage", "owner_id", "users.user_id", "CASCADE"),
+    )
+    for column in ("owner_id", "ended_at"):
+        _index("deleted_usage", column)
+    op.create_table(
         "resource_slots",
         _text("host_id"),
         _text("kind"),

@@ -15,11 +15,11 @@ from service.access.cookies import SAFE_METHODS, session_cookie
 from service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
 from service.access.logins import principal_named
 from service.access.open_access import check_host_header, local_principal
-from service.access.principal import Method, Principal
+from service.access.principal import Principal
 from service.access.proxies import Proxies
 from service.access.rate_limits import RateLimit, client_of
 from service.access.scopes import Scope, scopes_text
-from service.access.secrets import csrf_token_for, equal, parse_token, sha256
+from service.access.secrets import csrf_token_for, equal, parse_token
 from service.access.sessions import Login, SessionStore
 from service.access.settings import AccessSettings
 from service.access.tokens import TokenStore, utc_now
@@ -86,16 +86,15 @@ class Access:
             raise NotAuthenticated("what was sent is not a token: they look like stp_<id>_<secret>", token_sent=True)
         return self.tokens.authenticate(bearer)
 
-    def limit(self, principal: Principal, request: HTTPConnection) -> dict[str, str]:
+    def limit(self, principal: Principal) -> dict[str, str]:
         """Counts a request; the headers that say what is left.
+
+        All tokens and sessions of a user count together: anybody may make more of them.
 
         Raises:
             TooManyRequests: Nothing was left.
         """
-        cookie = session_cookie(request, self.proxies)
-        if principal.method is Method.SESSION and cookie is not None:
-            return self._requests.spend(sha256(cookie))
-        return self._requests.spend(principal.token_id or principal.user_id)
+        return self._requests.spend(principal.user_id)
 
     def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
         """Counts a refused attempt of an address. Only sending nothing at all does not count.
@@ -123,27 +122,34 @@ class Access:
 
         Raises:
             NotAuthenticated: It is not valid.
-            TooManyRequests, CrossSiteRequest: As `authenticate`.
+            TooManyRequests: Too many refused logins from this address, or requests of this user.
+            CrossSiteRequest: As `authenticate`.
         """
         try:
             self.check_same_origin(request)
-            return self.sessions.open(self.authenticate_token(text))
+            principal = self.authenticate_token(text)
         except AccessError as error:
             self.count_refusal(request, error)
             raise
+        self.limit(principal)
+        return self.sessions.open(principal)
 
     def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
         """Opens a browser's session for whom a proxy or provider vouches.
 
         Raises:
             NotAuthenticated: They are not known here.
-            TooManyRequests: As `authenticate`.
+            TooManyRequests: As `login_with_token`.
         """
         try:
-            return self.sessions.open(principal_named(self.users, self.settings, name))
+            principal = principal_named(self.users, self.settings, name)
         except AccessError as error:
             self.count_refusal(request, error)
             raise
+        if principal.is_new:
+            self._record_new_user(request, principal)
+        self.limit(principal)
+        return self.sessions.open(principal)
 
     @functools.cached_property
     def oidc(self) -> OidcProvider:
@@ -172,6 +178,21 @@ class Access:
             self.check_same_origin(request)
             check_csrf(cookie, csrf_token)
         return principal
+
+    def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
+        """The request itself is a login; that it made a user is an entry of its own, as when an administrator does."""
+        self.audit.record(
+            principal,
+            action="create_user",
+            target=principal.user_id,
+            outcome="done",
+            request_id=request.scope.get("steptune.request_id", ""),
+            detail={
+                "name": principal.name,
+                "scopes": scopes_text(principal.scopes),
+                "address": self.proxies.client_address(request),
+            },
+        )
 
     def _check_proxy_agrees(self, request: HTTPConnection, principal: Principal) -> None:
         name = self.proxies.user_name(request)

@@ -17,14 +17,14 @@ from service.models import UserRow
 FIRST_ADMIN = "admin"
 
 
-def first_admin_token(engine: Engine, *, days: float | None = None) -> str | None:
+def first_admin_token(engine: Engine, *, days: float) -> str | None:
     """The token of a new administrator where there are no users yet; to be shown once, it cannot be had again.
 
     Of several processes that start at once, one gets it.
 
     Args:
         engine: Its schema checked.
-        days: After how many days it ends; None for never.
+        days: After how many days it ends.
     """
     with writing(engine) as session:
         if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer anyway

@@ -25,7 +25,7 @@ def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Pr
     """
     if name in OWN_NAMES:
         raise NotAuthenticated(f"the name {name!r} belongs to the service itself: log in with a token", token_sent=True)
-    user = _user_named(users, settings, name)
+    user, is_new = _user_named(users, settings, name)
     if user.disabled_at is not None:
         raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
     return Principal(
@@ -33,19 +33,21 @@ def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Pr
         name=user.name,
         scopes=implied(parse_scopes(" ".join(user.scopes))),
         method=Method.SESSION,
+        is_new=is_new,
     )
 
 
-def _user_named(users: UserStore, settings: AccessSettings, name: str) -> User:
+def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[User, bool]:
+    """The user, and whether they were made for this login."""
     with suppress(NotFound):
-        return users.named(name)
+        return users.named(name), False
     if not settings.new_user_scopes.strip():
         raise NotAuthenticated(
             f"nobody here is called {name!r}: an administrator makes users with `steptune user create`", token_sent=True
         )
     try:
         with suppress(NameTaken):  # another request of theirs was faster
-            return users.create(name, parse_scopes(settings.new_user_scopes))
+            return users.create(name, parse_scopes(settings.new_user_scopes)), True
     except ChoiceError as error:
         raise NotAuthenticated(str(error), token_sent=True) from error
-    return users.named(name)
+    return users.named(name), False

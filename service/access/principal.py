@@ -26,6 +26,7 @@ class Principal:
         scopes: Those of the token or session, never above the user's, with all that they imply.
         token_id: The token that was sent, or with which the session was opened.
         expires_at: When the token or session ends; None if never.
+        is_new: Whether their login has just made the user.
     """
 
     user_id: str
@@ -34,6 +35,7 @@ class Principal:
     method: Method
     token_id: str | None = None
     expires_at: datetime | None = None
+    is_new: bool = False
 
     @property
     def is_admin(self) -> bool:

@@ -9,7 +9,10 @@ from tuner.errors import ChoiceError
 
 
 class Scope(StrEnum):
-    """A permission. `ADMIN` implies all others; the others imply nothing."""
+    """A permission. `ADMIN` implies all others; the others imply nothing.
+
+    No operation asks for `WORKER` yet: workers use the database and the artifacts themselves.
+    """
 
     READ = "read"
     SUBMIT = "submit"

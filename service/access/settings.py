@@ -50,7 +50,7 @@ class AccessSettings(BaseModel):
         default=7 * 24, gt=0, description="Hours after which a browser has to log in again in any case."
     )
     requests_per_minute: int = Field(
-        default=1200, gt=0, description="Requests a minute of one token or session, for each API process."
+        default=1200, gt=0, description="Requests a minute of one user, for each API process."
     )
     failed_logins_per_minute: int = Field(
         default=20, gt=0, description="Refused tokens a minute from one address, for each API process."

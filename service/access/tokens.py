@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.access.errors import NotAuthenticated, NotFound
+from service.access.errors import MissingScope, NotAuthenticated, NotFound
 from service.access.principal import Method, Principal
 from service.access.scopes import Scope, implied, parse_scopes, scopes_text
 from service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
@@ -87,12 +87,12 @@ class TokenStore:
             scopes: At most the user's.
             days: After how many days it ends; None for never.
             by: Who makes it through the service: it gets no more than they have. One's own ends with the token
-                that made it, and no later.
+                that made it, directly or by a session, and no later.
 
         Raises:
             NotFound: No user has this id.
             ChoiceError: More scopes than allowed, the user is disabled, or the time cannot be used.
-            NotAuthenticated: What `by` used was revoked a moment ago.
+            NotAuthenticated: What `by` used was revoked or expired a moment ago.
         """
         with writing(self._engine) as session:
             return issue_in(session, user_id, name=name, scopes=scopes, days=days, now=self._clock(), by=by)
@@ -120,20 +120,25 @@ class TokenStore:
             expires_at=found.expires_at,
         )
 
-    def revoke(self, token_id: str, *, owner_id: str | None = None) -> Token:
+    def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
         """Ends a token and all that were made with it; a second time changes nothing.
 
         Args:
             token_id: Which one.
             owner_id: Whose it must be; None for anybody's.
+            by: Who asks for it through the service: a token ends itself and what was made with it, and others only if
+                it may do what they may.
 
         Raises:
             NotFound: There is no such token.
+            MissingScope: The token may do more than `by`.
         """
         with writing(self._engine) as session:
             row = session.get(ApiTokenRow, token_id, with_for_update=True)
             if row is None or owner_id not in (None, row.user_id):
                 raise _unknown_token(token_id)
+            if by is not None:
+                _check_revoke(session, row, by)
             session.execute(
                 update(ApiTokenRow)
                 .where(ApiTokenRow.token_id.in_(_family(token_id)), ApiTokenRow.revoked_at.is_(None))
@@ -196,16 +201,16 @@ def issue_in(
     asked = frozenset(scopes)
     _check_issue(user, name, asked, days, by)
     expires_at = None if days is None else now + timedelta(days=days)
-    parent_id = None
+    parent = None
     if by is not None and by.user_id == user_id:  # what an administrator makes for others outlives the maker's token
-        parent_id = _living_parent(session, by)
-        if by.method is Method.TOKEN and by.expires_at is not None:
-            expires_at = min(expires_at or by.expires_at, by.expires_at)
+        parent = _living_parent(session, by, now)
+    if parent is not None and parent.expires_at is not None:
+        expires_at = min(expires_at or parent.expires_at, parent.expires_at)
     bearer = new_token()
     row = ApiTokenRow(
         token_id=bearer.token_id,
         user_id=user_id,
-        parent_id=parent_id,
+        parent_id=None if parent is None else parent.token_id,
         name=name,
         secret_sha256=sha256(bearer.secret),
         scopes=scopes_text(asked),
@@ -231,7 +236,7 @@ def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
     if found.revoked_at is not None:
         raise NotAuthenticated(f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
     if found.expires_at is not None and found.expires_at <= now:
-        raise NotAuthenticated(f"the token expired at {found.expires_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+        raise _expired(found.expires_at)
     if found.disabled_at is not None:
         raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
 
@@ -283,14 +288,30 @@ def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float 
         raise ChoiceError(f"the name of a token has at most {MAX_NAME} printable characters")
 
 
-def _living_parent(session: Session, by: Principal) -> str | None:
-    """The token that makes another, locked so that it cannot be revoked in between."""
+def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
+    held = effective_scopes(row.scopes, session.get_one(UserRow, row.user_id).scopes)
+    missing = [scope for scope in reversed(Scope) if scope in held - by.scopes]
+    if not missing:
+        return
+    made_by_it = select(ApiTokenRow.token_id).where(ApiTokenRow.token_id.in_(_family(by.token_id or "")))
+    if row.token_id not in session.scalars(made_by_it).all():
+        raise MissingScope(missing[0], scopes_text(by.scopes))
+
+
+def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
+    """The token that makes another, itself or by a session; locked so that it cannot be revoked in between."""
     if by.token_id is None:
         return None
     parent = session.get(ApiTokenRow, by.token_id, with_for_update=True)
     if parent is None or parent.revoked_at is not None:
         raise NotAuthenticated("the token was revoked", token_sent=True)
-    return parent.token_id
+    if parent.expires_at is not None and parent.expires_at <= now:
+        raise _expired(parent.expires_at)
+    return parent
+
+
+def _expired(at: datetime) -> NotAuthenticated:
+    return NotAuthenticated(f"the token expired at {at:%Y-%m-%d %H:%M} UTC", token_sent=True)
 
 
 def _family(token_id: str) -> Select[str]:

@@ -2,7 +2,8 @@
 rate limit, and the audit log.
 
 Every request that changes something, and every refusal of somebody who tried, becomes one entry, whatever endpoint it
-went to: none can forget it. The entry is written before the answer is sent.
+went to: none can forget it. A GET changes nothing, but for logins that begin elsewhere: what starts a session says so
+in `request.state.is_change`. The entry is written before the answer is sent.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class AccessMiddleware:
     async def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
         principal: Principal | None = state.get("principal")
         refusal: AccessError | None = state.get("refusal")
-        if not _is_worth_an_entry(scope["method"], principal, refusal):
+        is_change = scope["method"] not in SAFE_METHODS or state.get("is_change", False)
+        if not _is_worth_an_entry(is_change, principal, refusal):
             return
         await run_in_threadpool(self._record, scope, state, principal, refusal, status)
 
@@ -90,10 +92,10 @@ class AccessMiddleware:
             log.exception("an entry of the audit log could not be written: %s %s", scope["method"], scope["path"])
 
 
-def _is_worth_an_entry(method: str, principal: Principal | None, refusal: AccessError | None) -> bool:
+def _is_worth_an_entry(is_change: bool, principal: Principal | None, refusal: AccessError | None) -> bool:
     if isinstance(refusal, TooManyRequests):
         return False  # a flood must not fill the database
     if refusal is not None and principal is None:
         # Without any token it is a browser that has not logged in, or a scanner: of no use, and without end.
         return not isinstance(refusal, NotAuthenticated) or refusal.token_sent
-    return refusal is not None or (principal is not None and method not in SAFE_METHODS)
+    return refusal is not None or (principal is not None and is_change)

@@ -13,6 +13,7 @@ from service.artifacts import ArtifactStore
 from service.event_hub import EventHub
 from service.queue import StudyQueue
 from service.settings import Settings
+from service.uploads import UploadSpace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Services:
     queue: StudyQueue
     artifacts: ArtifactStore
     events: EventHub
+    uploads: UploadSpace
 
 
 async def _services(request: Request) -> Any:

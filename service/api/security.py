@@ -68,7 +68,7 @@ def _authorised(
     with noted_refusals(request):
         principal = access.authenticate(request, csrf_token)
         request.state.principal = principal
-        request.state.rate_limit = access.limit(principal, request)
+        request.state.rate_limit = access.limit(principal)
         for scope in needed.scopes:
             check_scope(principal, Scope(scope))
     return principal

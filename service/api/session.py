@@ -102,6 +102,7 @@ def start_session(request: Request, response: Response, access: Access, login: L
     """Gives a browser its cookie; a session that it had before is over."""
     end_session(request, response, access)
     request.state.principal = login.principal
+    request.state.is_change = True
     secure = access.proxies.is_secure(request)
     set_cookie(response, SESSION, login.cookie, max_age_s=login.max_age_s, secure=secure)
 

@@ -136,11 +136,11 @@ def get_token(request: Request, access: RequestAccess, principal: Caller, token_
     "/{token_id}/revoke",
     summary="Revoke a token",
     description="From now on it is refused, and with it the tokens and browser sessions that were made with it. "
-    "Revoking it again changes nothing.",
+    "Revoking it again changes nothing. A token that may do more than the one that is sent cannot be revoked with it.",
     responses={**returns(Token, "The token."), **refuses(404)},
 )
 def revoke_token(request: Request, access: RequestAccess, principal: Caller, token_id: TokenId) -> Response:
-    return answer(request, access.tokens.revoke(token_id, owner_id=_owner(principal)))
+    return answer(request, access.tokens.revoke(token_id, owner_id=_owner(principal), by=principal))
 
 
 def _owner(principal: Principal) -> str | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -27,6 +25,7 @@ from service.api.pagination import Paging
 from service.api.problems import Refusal
 from service.api.requests import UploadForm, WorkloadRequest
 from service.api.security import Requires
+from service.connections import storage_errors
 from service.messages import WorkloadInfo, WorkloadPage
 from service.queries import workloads as queries
 from service.submission import checked_reference
@@ -83,7 +82,8 @@ async def _read(request: Request) -> WorkloadRequest | SentFile:
 
 async def _sent_file(request: Request) -> SentFile:
     try:
-        form = await request.form(max_files=1, max_fields=8, max_part_size=1 << 14)
+        with storage_errors("the folder for temporary files"):
+            form = await request.form(max_files=1, max_fields=8, max_part_size=1 << 14)
     except MultiPartException as error:
         raise Refusal(400, "malformed-form", f"the form cannot be read: {error.message}") from error
     fields: dict[str, Any] = {name: value for name, value in form.items() if isinstance(value, str)}
@@ -164,8 +164,15 @@ def delete_workload(service: Service, principal: Submitter, workload_id: Workloa
 
 
 def _upload(request: Request, service: Services, principal: Principal, sent: SentFile, once: Once) -> Response:
-    with tempfile.TemporaryDirectory(prefix="steptune-upload-") as folder:
-        upload = receive(sent.file.file, sent.form.file, sent.form.entry, Path(folder))
+    with service.uploads.taken() as folder:
+        if folder is None:
+            raise Refusal(
+                503,
+                "too-many-uploads",
+                "other uploads are being unpacked, as many as may be at once: try again in a few seconds",
+                headers={"Retry-After": "5"},
+            )
+        upload = receive(sent.file.file, sent.form.file, sent.form.entry, folder)
 
         def work(source_id: str) -> Response:
             found = queries.find_workload(service.engine, source_id)

@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models.base import Base, study_key
+from service.models.base import COUNTER, Base, study_key
 
 
 class QueueEntryRow(Base):
@@ -48,6 +48,18 @@ class QueueEntryRow(Base):
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None] = mapped_column(index=True)
+
+
+class DeletedUsageRow(Base):
+    """What a study had used that was deleted: quotas and turns still count it, until it is old."""
+
+    __tablename__ = "deleted_usage"
+
+    usage_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
+    owner_id: Mapped[str] = mapped_column(ForeignKey("users.user_id", ondelete="CASCADE"), index=True)
+    device_seconds: Mapped[float]
+    ended_at: Mapped[datetime] = mapped_column(index=True)
+    """When the study ended; when it was deleted, if it had not."""
 
 
 class WorkerRow(Base):

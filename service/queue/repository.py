@@ -45,7 +45,7 @@ from service.queue.records import (
     WorkerInfo,
     WorkerOffer,
 )
-from service.queue.usage import limits_of
+from service.queue.usage import keep_usage, limits_of
 from service.queue.waiting import is_waiting, waits_for
 from service.queue.workers import known_workers
 from service.store import insert_missing, write_event, write_study
@@ -207,7 +207,7 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def delete(self, study_id: str, version: int | None = None) -> None:
-        """Forgets a study and everything measured in it.
+        """Forgets a study and everything measured in it; the device time that it took still counts.
 
         Args:
             version: At which the study must be; None for any.
@@ -219,9 +219,12 @@ class StudyQueue:
         """
         with writing(self._engine) as session:
             study, entry = locked(session, study_id, version)
-            if is_held(entry, database_now(session)):
+            now = database_now(session)
+            if is_held(entry, now):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
             check_not_of_command_line(study, entry)
+            account(entry, now)
+            keep_usage(session, study, entry, now)
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
     def take_over(self, study_id: str) -> None:

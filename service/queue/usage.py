@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from service.models import QueueEntryRow, StudyRow, UserRow
+from service.models import DeletedUsageRow, QueueEntryRow, StudyRow, UserRow
 from service.queue.records import Quotas
 
 RECENT = timedelta(days=30)
@@ -21,7 +21,7 @@ class Usage:
 
     running: int = 0
     device_seconds: float = 0.0
-    """Of studies that ended in the last 30 days, or have not ended."""
+    """Of studies that ended in the last 30 days, or have not ended; also of those that were deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,12 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
         )
         .group_by(StudyRow.owner_id)
     )
-    for owner_id, seconds in session.execute(ended):
+    deleted = (
+        select(DeletedUsageRow.owner_id, func.sum(DeletedUsageRow.device_seconds))
+        .where(DeletedUsageRow.ended_at > now - RECENT)
+        .group_by(DeletedUsageRow.owner_id)
+    )
+    for owner_id, seconds in [*session.execute(ended), *session.execute(deleted)]:
         found.setdefault(owner_id, Usage()).device_seconds += seconds
     held = (
         select(StudyRow.owner_id, QueueEntryRow.num_devices, QueueEntryRow.claimed_at)
@@ -69,6 +74,17 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
         usage.running += 1
         usage.device_seconds += num_devices * max(0.0, (now - (claimed_at or now)).total_seconds())
     return found
+
+
+def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
+    """Keeps what a study used that is about to be deleted, and forgets what is too old to count."""
+    session.execute(delete(DeletedUsageRow).where(DeletedUsageRow.ended_at <= now - RECENT))
+    if study.owner_id is not None and entry.device_seconds > 0:
+        session.add(
+            DeletedUsageRow(
+                owner_id=study.owner_id, device_seconds=entry.device_seconds, ended_at=entry.ended_at or now
+            )
+        )
 
 
 def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:

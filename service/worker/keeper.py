@@ -32,6 +32,7 @@ class LeaseKeeper:
 
     Args:
         kill: Kills all processes of trials; called from the keeper's thread.
+        on_beat: Called after each heartbeat that succeeded, from the keeper's thread.
         claimed_s: `now_s()` before the claim was made.
     """
 
@@ -44,6 +45,7 @@ class LeaseKeeper:
         heartbeat_s: float,
         claimed_s: float,
         kill: Callable[[], None],
+        on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._lease = lease
@@ -51,6 +53,7 @@ class LeaseKeeper:
         self._heartbeat_s = heartbeat_s
         self._held_until_s = claimed_s + self._safe_s
         self._kill = kill
+        self._on_beat = on_beat
         self._lost = ""
         self._requested = ""
         self._told = False
@@ -138,6 +141,8 @@ class LeaseKeeper:
                 return
             except StoreError:
                 wait_s = min(RETRY_S, self._heartbeat_s)
+            else:
+                self._on_beat()
 
     def _watch_clock(self) -> None:
         while not self._ended.wait(min(WATCH_S, max(0.05, self._held_until_s - now_s()))):

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,9 +190,15 @@ class Worker:
                 self._wait(self._settings.poll_s)
 
     def _wait(self, seconds: float) -> None:
+        self._say_alive()
         end = now_s() + seconds
         while self._stop_at_s is None and (left := end - now_s()) > 0:
             time.sleep(min(LOOK_S, left))
+
+    def _say_alive(self) -> None:
+        if self._settings.alive_file is not None:
+            with suppress(OSError):  # a full disk must not end a study
+                self._settings.alive_file.touch()
 
     # --- a study ---------------------------------------------------------------------------------
 
@@ -211,6 +218,7 @@ class Worker:
             heartbeat_s=settings.heartbeat_s,
             claimed_s=claimed_s,
             kill=self._kill,
+            on_beat=self._say_alive,
         ) as keeper:
             self._keeper = keeper
             if self._stop_at_s is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -28,6 +29,10 @@ class QueueSettings(BaseModel):
         description="A worker that was not heard of for so long is taken for dead; its study goes on.",
     )
     heartbeat_s: float = Field(default=10.0, gt=0, description="Seconds between signs of life of a worker.")
+    alive_file: Path | None = Field(
+        default=None,
+        description="File that a worker touches with every sign of life, for health checks.",
+    )
     poll_s: float = Field(default=1.0, gt=0, description="Seconds between looks of an idle worker at the queue.")
     drain_s: float = Field(
         default=300.0,

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 from pydantic import SecretStr
 from pydantic_core import to_json
@@ -34,7 +35,7 @@ class Supervisor:
     def __init__(self, settings: Settings, arguments: Sequence[str] = ()) -> None:
         own = ["--supervised-by", str(os.getpid())]
         self._command = [sys.executable, "-m", "service.cli.main", "worker", *own, *arguments]
-        self._environment = {**os.environ, **_variables(settings)}
+        self._environment = {**_inherited(), **_variables(settings)}
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -83,6 +84,13 @@ class Supervisor:
             logger.warning("the worker ended with status %d: another starts in %g s", status, pause_s)
             self._stopping.wait(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def _inherited() -> dict[str, str]:
+    """The environment, without secrets that are the server's alone."""
+    fields = Settings.model_fields.items()
+    secret = {f"STEPTUNE_{name.upper()}" for name, field in fields if SecretStr in get_args(field.annotation)}
+    return {name: value for name, value in os.environ.items() if name.upper() not in secret}
 
 
 def _variables(settings: Settings) -> dict[str, str]:

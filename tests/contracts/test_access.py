@@ -1,7 +1,8 @@
 """Users, tokens, sessions, logins and the audit log, on both databases."""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 
 import pytest
@@ -9,7 +10,7 @@ from access_builders import BEGINNING, Clock, People, access_on, texts_of
 from sqlalchemy import event
 
 from service.access.authentication import Access
-from service.access.errors import NameTaken, NotAuthenticated, NotFound
+from service.access.errors import MissingScope, NameTaken, NotAuthenticated, NotFound
 from service.access.first_start import first_admin_token
 from service.access.logins import principal_named
 from service.access.open_access import local_principal
@@ -118,6 +119,17 @@ class TestTokens:
         made, _ = access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=None, by=maker)
         assert made.expires_at == maker.expires_at
 
+    def test_one_made_by_a_session_lives_no_longer_than_the_token_that_opened_it(self, access, people, clock):
+        user = people.user("ada", "read")
+        opener = access.authenticate_token(people.token(user, days=0.25))
+        cookie = access.sessions.open(opener).cookie
+        maker = access.sessions.authenticate(cookie)
+        made, _ = access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=3650, by=maker)
+        assert made.expires_at == opener.expires_at
+        clock.advance(hours=7)
+        with pytest.raises(NotAuthenticated, match="expired"):
+            access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=1, by=maker)
+
     def test_one_made_by_an_administrator_for_somebody_outlives_theirs(self, access, people):
         admin_token = people.token(people.user("root", "admin"))
         maker = access.authenticate_token(admin_token)
@@ -125,6 +137,21 @@ class TestTokens:
         _, made = access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=90, by=maker)
         access.tokens.revoke(parsed(admin_token).token_id)
         access.authenticate_token(made.text)
+
+    def test_one_that_may_do_more_is_revoked_only_by_its_maker(self, access, people):
+        user = people.user("ada", "read submit admin")
+        maker = access.authenticate_token(people.token(user))
+        child, _ = access.tokens.issue(user.user_id, name="", scopes={Scope.SUBMIT}, days=1, by=maker)
+        reader = access.authenticate_token(people.token(user, "read"))
+        peer, other = (parsed(people.token(user, "read")).token_id for _ in range(2))
+        for token_id in (maker.token_id, child.token_id):
+            with pytest.raises(MissingScope):
+                access.tokens.revoke(token_id, by=reader)
+        assert access.tokens.revoke(peer, by=reader).revoked_at is not None
+        access.users.change(user.user_id, scopes={Scope.READ, Scope.ADMIN})
+        weakened = replace(maker, scopes=frozenset({Scope.READ}))
+        for token_id in (child.token_id, other, maker.token_id):
+            assert access.tokens.revoke(token_id, by=weakened).revoked_at is not None
 
     def test_a_revoked_token_makes_no_more(self, access, people):
         user = people.user("ada", "read")
@@ -363,7 +390,7 @@ class TestLoginsElsewhere:
 
     @pytest.mark.parametrize("name", ["admin", "local"])
     def test_nobody_takes_the_services_own_names(self, engine, clock, name):
-        first_admin_token(engine)
+        first_admin_token(engine, days=90)
         local_principal(engine)
         access = access_on(engine, clock, new_user_scopes="read")
         with pytest.raises(NotAuthenticated, match="belongs to the service itself"):
@@ -376,24 +403,26 @@ class TestFirstStart:
 
         def start(_) -> str | None:
             barrier.wait()
-            return first_admin_token(engine)
+            return first_admin_token(engine, days=90)
 
         with ThreadPoolExecutor(6) as pool:
             tokens = [token for token in pool.map(start, range(6)) if token]
         assert len(tokens) == 1
 
     def test_it_administers_and_comes_once(self, engine, access):
-        token = first_admin_token(engine)
-        assert access.authenticate_token(token).is_admin
-        assert first_admin_token(engine) is None
+        token = first_admin_token(engine, days=90)
+        principal = access.authenticate_token(token)
+        assert principal.is_admin
+        assert principal.expires_at > datetime.now(UTC) + timedelta(days=89)
+        assert first_admin_token(engine, days=90) is None
 
     def test_who_has_users_already_gets_none(self, engine, people):
         people.user("ada", "read")
-        assert first_admin_token(engine) is None
+        assert first_admin_token(engine, days=90) is None
 
     def test_the_local_user_does_not_count(self, engine):
         assert local_principal(engine) == local_principal(engine)
-        assert first_admin_token(engine) is not None
+        assert first_admin_token(engine, days=90) is not None
 
 
 class TestAudit:

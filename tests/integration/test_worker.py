@@ -345,6 +345,14 @@ class TestSupervisor:
         none_left(site.mark)
         assert site.queue.workers()[0].state == "gone"
 
+    def test_the_servers_own_secrets_are_not_the_workers(self, monkeypatch) -> None:
+        secrets = {"STEPTUNE_METRICS_TOKEN": "metrics-secret", "steptune_oidc_client_secret": "oidc-secret"}
+        for name, value in secrets.items():
+            monkeypatch.setenv(name, value)
+        supervisor = Supervisor(Settings(_env_file=None, database_url="sqlite:///mine.db"))
+        assert supervisor._environment["STEPTUNE_DATABASE_URL"] == "sqlite:///mine.db"
+        assert not set(secrets.values()) & set(supervisor._environment.values())
+
     def test_it_ends_when_its_parent_is_killed(self, site: Site) -> None:
         script = (
             "import time; from service.settings import Settings; from service.worker.supervisor import Supervisor; "

@@ -83,7 +83,6 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
-    app.root_path = settings.base_path  # as an argument FastAPI warns of it
     queue = open_queue(engine, settings)
     metrics = Metrics(engine, queue)
     app.state.access = Access(engine, settings)

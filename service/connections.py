@@ -16,11 +16,15 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, ProgrammingError
 from sqlalchemy.orm import Session
 
+from service.turns import Turns
 from tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for its turn; our transactions take milliseconds."""
 
+READERS = 4
+"""Threads of a process that read rows at the same time."""
+_TURNS = Turns(READERS)
 _WRITES = {"steptune_writes": True}
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _POSTGRESQL_DISK_FULL = "53100"
@@ -86,8 +90,12 @@ def reading(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def querying(engine: Engine) -> Iterator[Connection]:
-    """As `reading`, for statements that give rows: without the objects of a session a third of the time."""
-    with storage_errors(place_of(engine)), engine.connect() as connection:
+    """As `reading`, for statements that give rows: without the objects of a session a third of the time.
+
+    Threads take turns: drivers let go of the interpreter for every row, and many threads that all want it back spend
+    their time on that.
+    """
+    with storage_errors(place_of(engine)), _TURNS, engine.connect() as connection:
         yield connection
 
 

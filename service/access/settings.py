@@ -43,6 +43,12 @@ class AccessSettings(BaseModel):
         default="email", description="Claim that is the user's name here; an e-mail address must be verified."
     )
     token_days: float = Field(default=90, gt=0, description="After how many days a token ends that says nothing else.")
+    token_recheck_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="Seconds for which a token that was found valid is not looked up again: what another process "
+        "revokes counts after them, what this one revokes at once.",
+    )
     session_idle_minutes: float = Field(
         default=12 * 60, gt=0, description="Minutes without a request after which a browser has to log in again."
     )

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.access.errors import MissingScope, NotAuthenticated, NotFound
+from service.access.known import KnownTokens
 from service.access.principal import Method, Principal
 from service.access.scopes import Scope, implied, parse_scopes, scopes_text
 from service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
@@ -64,11 +65,19 @@ class TokenStore:
     Args:
         engine: Its schema checked.
         clock: Says what time it is.
+        known: Tokens that are not looked up again.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], datetime] = utc_now, known: KnownTokens | None = None
+    ) -> None:
         self._engine = engine
         self._clock = clock
+        self._known = known or KnownTokens(0)
+
+    def recall(self, bearer: BearerToken) -> Principal | None:
+        """Who sent a token, where that was found a moment ago; without the database."""
+        return self._known.recall(bearer, self._clock())
 
     def issue(
         self,
@@ -104,6 +113,7 @@ class TokenStore:
             NotAuthenticated: It is unknown or wrong, has expired, was revoked, or its user is disabled.
         """
         now = self._clock()
+        generation = self._known.generation
         with querying(self._engine) as connection:
             found = connection.execute(_TOKEN_WITH_USER, {"wanted": bearer.token_id}).first()
         right = equal(sha256(bearer.secret), found.secret_sha256 if found else NO_HASH)
@@ -111,7 +121,7 @@ class TokenStore:
             raise NotAuthenticated(_REFUSED, token_sent=True)
         check_alive(found, now)
         self._note_use(bearer.token_id, found.last_used_at, now)
-        return Principal(
+        principal = Principal(
             user_id=found.user_id,
             name=found.user_name,
             scopes=effective_scopes(found.scopes, found.user_scopes),
@@ -119,6 +129,8 @@ class TokenStore:
             token_id=bearer.token_id,
             expires_at=found.expires_at,
         )
+        self._known.remember(bearer, principal, generation)
+        return principal
 
     def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
         """Ends a token and all that were made with it; a second time changes nothing.
@@ -146,7 +158,9 @@ class TokenStore:
                 execution_options={"synchronize_session": False},
             )
             session.refresh(row)
-            return token_of(row)
+            revoked = token_of(row)
+        self._known.forget()
+        return revoked
 
     def get(self, token_id: str, *, owner_id: str | None = None) -> Token:
         """

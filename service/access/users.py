@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.access.errors import NameTaken, NotFound
+from service.access.known import KnownTokens
 from service.access.scopes import Scope, parse_scopes, scopes_text
 from service.connections import reading, writing
 from service.models import BrowserSessionRow, UserRow
@@ -58,10 +59,12 @@ class UserStore:
 
     Args:
         engine: Its schema checked.
+        known: Tokens that are not looked up again, unless their users change.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, known: KnownTokens | None = None) -> None:
         self._engine = engine
+        self._known = known or KnownTokens(0)
 
     def create(self, name: str, scopes: Iterable[Scope], **changes: Any) -> User:
         """A new user; `changes` as in `change`.
@@ -100,7 +103,9 @@ class UserStore:
                 _check_administrators(session)
             if row.disabled_at is not None:
                 session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.user_id == user_id))
-            return user_of(row)
+            changed = user_of(row)
+        self._known.forget()
+        return changed
 
     def get(self, user_id: str) -> User:
         """

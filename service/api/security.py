@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from service.access.authentication import Access, check_scope
@@ -57,7 +58,7 @@ async def csrf_token_of(request: Request) -> str | None:
     return None
 
 
-def _authorised(
+async def _authorised(
     request: Request,
     needed: SecurityScopes,
     _token: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
@@ -66,7 +67,9 @@ def _authorised(
 ) -> Principal:
     access = access_of(request)
     with noted_refusals(request):
-        principal = access.authenticate(request, csrf_token)
+        principal = access.recall(request)
+        if principal is None:
+            principal = await run_in_threadpool(access.authenticate, request, csrf_token)
         request.state.principal = principal
         request.state.rate_limit = access.limit(principal)
         for scope in needed.scopes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Engine, Integer, Select, bindparam, select
@@ -11,6 +10,7 @@ from sqlalchemy import Engine, Integer, Select, bindparam, select
 from service.connections import querying
 from service.messages import BreakdownCategory, DeviceBreakdown, TrialBreakdown
 from service.models import BreakdownRow, CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow, TrialRow
+from service.queries.packed import packed_rows
 from service.queries.stored import parts_of, stored
 
 NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow] | type[FindingRow]
@@ -27,11 +27,12 @@ def list_numbered(
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
     """From the rows, which are few; the record holds every step."""
-    by_device: dict[tuple[int, str], list[Any]] = {}
+    by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}
     with querying(engine) as connection:
-        for row in connection.execute(_BREAKDOWN, {"trial_id": trial_id}):
-            by_device.setdefault((row.rank, row.device), []).append(row)
-    return TrialBreakdown(trial_id=trial_id, devices=tuple(_device(rows) for rows in by_device.values()))
+        rows = packed_rows(connection, _BREAKDOWN, {"trial_id": trial_id})
+    for rank, device, num_steps, category, ns, rescaled_ns in rows:
+        by_device.setdefault((rank, device, num_steps), []).append((category, ns, rescaled_ns))
+    return TrialBreakdown(trial_id=trial_id, devices=tuple(_device(*key, found) for key, found in by_device.items()))
 
 
 def result_part(engine: Engine, trial_id: str, name: str) -> Any:
@@ -47,8 +48,8 @@ _BREAKDOWN = (
     select(
         BreakdownRow.rank,
         BreakdownRow.device,
-        BreakdownRow.category,
         BreakdownRow.num_steps,
+        BreakdownRow.category,
         BreakdownRow.ns,
         BreakdownRow.rescaled_ns,
     )
@@ -67,18 +68,17 @@ def _numbered(kind: NumberedRow) -> Select[int, str]:
     )
 
 
-def _device(rows: list[Any]) -> DeviceBreakdown:
-    step_time_ns = sum(row.ns for row in rows)
+def _device(rank: int, device: str, num_steps: int, rows: list[tuple[str, int, int | None]]) -> DeviceBreakdown:
+    step_time_ns = sum(ns for _, ns, _ in rows)
     return DeviceBreakdown(
-        rank=rows[0].rank,
-        device=rows[0].device,
-        num_steps=rows[0].num_steps,
+        rank=rank,
+        device=device,
+        num_steps=num_steps,
         step_time_ns=step_time_ns,
-        categories=tuple(_categories(rows, step_time_ns)),
+        categories=tuple(
+            BreakdownCategory(
+                category=category, ns=ns, share=ns / step_time_ns if step_time_ns else 0.0, rescaled_ns=rescaled_ns
+            )
+            for category, ns, rescaled_ns in rows
+        ),
     )
-
-
-def _categories(rows: list[Any], step_time_ns: int) -> Iterable[BreakdownCategory]:
-    for row in rows:
-        share = row.ns / step_time_ns if step_time_ns else 0.0
-        yield BreakdownCategory(category=row.category, ns=row.ns, share=share, rescaled_ns=row.rescaled_ns)

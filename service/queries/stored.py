@@ -34,7 +34,11 @@ def value_of(part: Any) -> Any:
     return None if part is None else msgspec.json.decode(part)
 
 
-def iso(time: datetime) -> str:
+def iso(time: datetime | str) -> str:
+    """In UTC. Text without a zone is in UTC already."""
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
     return time.astimezone(UTC).isoformat()
 
 

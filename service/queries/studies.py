@@ -15,6 +15,7 @@ from sqlalchemy import Engine, Integer, Select, bindparam, func, select, update
 from service.connections import querying, reading, writing
 from service.messages import StudyDetail, StudyQueueState, StudySummary
 from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
+from service.queries.packed import packed_rows
 from service.queries.stored import iso, iso_or_none, parts_of
 from tuner.errors import VersionConflict
 from tuner.records import StudyState, Verdict
@@ -49,8 +50,8 @@ def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str
     if before is not None:
         given["before"] = before
     with querying(engine) as connection:
-        rows = connection.execute(_listing(frozenset(given)), {**given, "limit": limit + 1})
-        return [_summary(*row) for row in rows]
+        rows = packed_rows(connection, _listing(frozenset(given)), {**given, "limit": limit + 1})
+    return [_summary(*row) for row in rows]
 
 
 def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
@@ -175,7 +176,7 @@ def _summary(
     workload: str,
     owner_id: str | None,
     state: str,
-    created_at: datetime,
+    created_at: datetime | str,
     hardware: str | None,
     source_id: str | None,
     priority: int | None,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, Integer, Select, bindparam, func, sel
 from service.connections import querying
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
 from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
+from service.queries.packed import packed_rows
 from service.queries.stored import iso, iso_or_none, parts_of, value_of
 from service.queries.studies import Owner
 from tuner.records import TrialState
@@ -36,9 +37,9 @@ def list_trials(
     given = {"study_id": study_id, "state": state, "after": after, "limit": limit + 1}
     given = {name: value for name, value in given.items() if value is not None}
     with querying(engine) as connection:
-        rows = connection.execute(_listing(frozenset(given)), given).all()
-        measured = _measured(connection, [row.trial_id for row in rows])
-        return [TrialSummary(**_summary(row, measured)) for row in rows]
+        rows = packed_rows(connection, _listing(frozenset(given)), given)
+        measured = _measured(connection, [row[0] for row in rows])
+    return [TrialSummary(**_summary(measured, *row)) for row in rows]
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:
@@ -100,36 +101,49 @@ def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
     return query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer))
 
 
-def _measured(connection: Connection, trial_ids: Sequence[str]) -> dict[str, Any]:
-    """Sums over the clean windows of trials, by trial."""
-    return {row.trial_id: row for row in connection.execute(_MEASURED, {"trial_ids": trial_ids})}
+def _measured(connection: Connection, trial_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """Sums over the clean windows of trials, by trial: windows, steps, units, nanoseconds."""
+    return {row[0]: row[1:] for row in packed_rows(connection, _MEASURED, {"trial_ids": trial_ids})}
 
 
-def _summary(row: Any, measured: dict[str, Any]) -> dict[str, Any]:
-    record = parts_of(row.record)
-    sums = measured.get(row.trial_id)
+def _summary(
+    measured: dict[str, list[Any]],
+    trial_id: str,
+    study_id: str,
+    sequence: int,
+    candidate_key: str,
+    purpose: str,
+    group: str,
+    replicate: int,
+    state: str,
+    failure_kind: str | None,
+    stored_record: str,
+) -> dict[str, Any]:
+    """Of the columns of `_COLUMNS`, in their order."""
+    record = parts_of(stored_record)
+    num_windows, num_steps, num_units, duration_ns = measured.get(trial_id, (0, 0, 0, 0))
     return {
-        "trial_id": row.trial_id,
-        "study_id": row.study_id,
-        "sequence": row.sequence,
+        "trial_id": trial_id,
+        "study_id": study_id,
+        "sequence": sequence,
         "candidate": record["candidate"],
-        "candidate_key": row.candidate_key,
-        "purpose": row.purpose,
-        "group": row.trial_group,
-        "replicate": row.replicate,
-        "state": row.state,
-        "failure_kind": row.failure_kind,
+        "candidate_key": candidate_key,
+        "purpose": purpose,
+        "group": group,
+        "replicate": replicate,
+        "state": state,
+        "failure_kind": failure_kind,
         "started_at": record["started_at"],
-        "step_time_ns": float(sums.duration_ns / sums.num_steps) if sums is not None and sums.num_steps else None,
-        "units_per_s": float(sums.num_units) * 1e9 / float(sums.duration_ns) if sums and sums.duration_ns else None,
-        "num_windows": 0 if sums is None else sums.num_windows,
+        "step_time_ns": duration_ns / num_steps if num_steps else None,
+        "units_per_s": num_units * 1e9 / duration_ns if duration_ns else None,
+        "num_windows": num_windows,
     }
 
 
-def _detail(row: Any, measured: dict[str, Any], attempts: list[TrialAttempt]) -> TrialDetail:
+def _detail(row: Any, measured: dict[str, list[Any]], attempts: list[TrialAttempt]) -> TrialDetail:
     result = {} if row.result is None else parts_of(row.result)
     return TrialDetail(
-        **_summary(row, measured),
+        **_summary(measured, *row[: len(_COLUMNS)]),
         attempts=tuple(attempts),
         failure=result.get("failure"),
         guard_passed=(value_of(result.get("guard")) or {}).get("passed"),

@@ -123,7 +123,7 @@ def test_checkpointed_blocks_are_computed_again(tmp_path: Path) -> None:
     from torch.utils.checkpoint import checkpoint
 
     block, watch = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))), Stopwatch()
-    batch = torch.randn(256, 512, requires_grad=True)
+    batch = torch.randn(2048, 512, requires_grad=True)
 
     def forward(inputs: torch.Tensor) -> object:
         return watch.time(lambda: block(inputs))

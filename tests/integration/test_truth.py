@@ -119,7 +119,9 @@ def test_a_product_of_known_length_is_matrix_work(tmp_path: Path) -> None:
 
 
 def test_checkpointed_blocks_are_computed_again(tmp_path: Path) -> None:
-    """The block's forward pass runs twice: once forward, once as recomputation in the backward pass."""
+    """The block's forward pass runs twice: once forward, once as recomputation in the backward pass. Python between its
+    operators is the host's, which on a busy machine is some of the time: hence 10 %.
+    """
     from torch.utils.checkpoint import checkpoint
 
     block, watch = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))), Stopwatch()
@@ -130,9 +132,10 @@ def test_checkpointed_blocks_are_computed_again(tmp_path: Path) -> None:
 
     breakdown = profiled(lambda: checkpoint(forward, batch, use_reentrant=False).sum().backward(), tmp_path)
     phases = breakdown.phases
-    again_ns = sum(watch.laps[-2 * STEPS :][1::2]) * 1e9
+    first_ns, again_ns = (sum(watch.laps[-2 * STEPS :][number::2]) * 1e9 for number in range(2))
     assert phases["recompute"] == breakdown.categories[Category.RECOMPUTE]
-    assert phases["recompute"] == pytest.approx(again_ns, rel=WITHIN)
+    assert phases["recompute"] == pytest.approx(again_ns, rel=2 * WITHIN)
+    assert phases["forward"] == pytest.approx(first_ns, rel=2 * WITHIN)
     assert phases["backward"] > 0
 
 

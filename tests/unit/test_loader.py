@@ -202,14 +202,14 @@ class TestArguments:
 
     def test_what_came_before_its_turn_is_held_too(self) -> None:
         """Windows begin where the old position ends: a batch that is not counted would be the first of the window."""
-        third_is_ready = multiprocessing.Event()
+        other_is_ahead = multiprocessing.Event()
 
         class OutOfOrder(Dataset):
             def __getitem__(self, index: int) -> int:
                 if index == 0:
-                    third_is_ready.wait()
+                    other_is_ahead.wait()
                 if index == 3:
-                    third_is_ready.set()
+                    other_is_ahead.set()
                 return index
 
         arguments = LoaderArguments(num_workers=2, prefetch_factor=2)

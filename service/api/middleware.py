@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.logs import LOGGER
@@ -34,6 +34,7 @@ SAFETY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 """Scripts come from our own files only. There are no CORS headers: pages of others may read nothing."""
+_SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY_HEADERS.items()]
 
 
 class RequestMiddleware:
@@ -54,8 +55,8 @@ class RequestMiddleware:
             return
         if self._base_path:
             scope["root_path"] = self._base_path
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _GIVEN_ID.fullmatch(given) else new_id()
+        wanted = Headers(scope=scope).get("x-request-id", "")
+        request_id = wanted if _GIVEN_ID.fullmatch(wanted) else new_id()
         scope[REQUEST_ID] = request_id
         began = time.perf_counter()
         status = 0
@@ -64,10 +65,9 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = request_id
-                for name, value in SAFETY_HEADERS.items():
-                    headers.setdefault(name, value)
+                given = {name for name, _ in message["headers"]}
+                ours = [header for header in _SAFETY if header[0] not in given]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *ours]
             await send(message)
 
         try:

@@ -18,6 +18,7 @@ from fastapi.openapi.utils import get_openapi
 import tuner
 from service.api.descriptions import field_descriptions, summary_of
 from service.api.problems import MEDIA_TYPE, Problem
+from service.api.security import SESSION_SCHEME
 from tuner.records import Record
 
 REF = "#/components/schemas/{name}"
@@ -138,13 +139,16 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             tags=app.openapi_tags,
         )
-        schemas = whole.setdefault("components", {}).setdefault("schemas", {})
+        whole["components"]["securitySchemes"]["session"] = SESSION_SCHEME
+        schemas = whole["components"].setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors: ours are problems
             schemas.pop(name, None)
         schemas.update(components())
         whole["components"]["schemas"] = dict(sorted(schemas.items()))
         for path, operations in whole["paths"].items():
             for method, operation in operations.items():
+                if "security" in operation:
+                    operation["security"] += [{"session": scopes["token"]} for scopes in operation["security"]]
                 if "304" in operation["responses"]:
                     operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
                 if "requestBody" in operation:

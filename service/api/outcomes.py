@@ -18,6 +18,7 @@ from service.api.openapi import COMMON, refuses, returns, returns_file, unchange
 from service.api.ownership import check_study
 from service.api.pagination import Paging
 from service.api.problems import Refusal
+from service.api.reading import reads_rows
 from service.api.security import Requires
 from service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
 from service.queries import outcomes as queries
@@ -45,6 +46,7 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
     description="What the breakdowns of its trials show, the newest trial first.",
     responses={**returns(TrialFindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_study_findings(
     request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging
 ) -> Response:
@@ -60,6 +62,7 @@ def list_study_findings(
     description="The story of the search: what was tried or not, why, and what came of it.",
     responses={**returns(DecisionPage, "A page of decisions."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_decisions(request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging) -> Response:
     check_study(service.engine, study_id, principal)
     found = queries.list_decisions(service.engine, study_id, limit=page.limit, after=page.after_number)

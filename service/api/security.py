@@ -6,13 +6,14 @@ errors turns into problem details. It also puts the security schemes into the Op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from service.access.authentication import Access, check_scope
 from service.access.cookies import SESSION
@@ -23,23 +24,22 @@ from service.access.scopes import Scope
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
 
-_BEARER = HTTPBearer(
-    scheme_name="token",
+_TOKEN = HTTPBearer(
     bearerFormat="stp_<token id>_<secret>",
     description="A token made by `steptune token create` or `POST /api/v1/tokens`. The scopes of an operation are "
     "`read`, `submit`, `worker` and `admin`, which implies the others.",
-    auto_error=False,
 )
-_COOKIE = APIKeyCookie(
-    name=SESSION,
-    scheme_name="session",
-    description=f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
+SESSION_SCHEME = {
+    "type": "apiKey",
+    "in": "cookie",
+    "name": SESSION,
+    "description": f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
     f"something must also bring the header `{CSRF_HEADER}` with the `csrf_token` that `GET /api/v1/session` gives.",
-    auto_error=False,
-)
+}
+"""The other way to say who one is, wherever a token is one: the OpenAPI document adds it."""
 
 
-def access_of(request: Request) -> Access:
+async def access_of(request: Request) -> Access:
     """What `create_app` put there."""
     access: Access = request.app.state.access
     return access
@@ -58,23 +58,27 @@ async def csrf_token_of(request: Request) -> str | None:
     return None
 
 
-async def _authorised(
-    request: Request,
-    needed: SecurityScopes,
-    _token: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
-    _session: Annotated[str | None, Security(_COOKIE)],
-    csrf_token: Annotated[str | None, Depends(csrf_token_of)],
-) -> Principal:
-    access = access_of(request)
-    with noted_refusals(request):
-        principal = access.recall(request)
-        if principal is None:
-            principal = await run_in_threadpool(access.authenticate, request, csrf_token)
-        request.state.principal = principal
-        request.state.rate_limit = access.limit(principal)
-        for scope in needed.scopes:
-            check_scope(principal, Scope(scope))
-    return principal
+class _Authorised(SecurityBase):
+    """One dependency and not one for each header: solving it takes FastAPI longer than what is done in it."""
+
+    model = _TOKEN
+    scheme_name = "token"
+
+    def __init__(self, scopes: Sequence[Scope]) -> None:
+        self._scopes = scopes
+
+    async def __call__(self, request: Request) -> Principal:
+        access = await access_of(request)
+        with noted_refusals(request):
+            principal = access.recall(request)
+            if principal is None:
+                csrf_token = await csrf_token_of(request)
+                principal = await run_in_threadpool(access.authenticate, request, csrf_token)
+            request.state.principal = principal
+            request.state.rate_limit = access.limit(principal)
+            for scope in self._scopes:
+                check_scope(principal, scope)
+        return principal
 
 
 @contextmanager
@@ -94,7 +98,7 @@ def note(request: Request, **detail: object) -> None:
 
 def Requires(*scopes: Scope) -> Any:
     """The caller, who has all of `scopes`; without any, whoever is known."""
-    return Security(_authorised, scopes=[scope.value for scope in scopes])
+    return Security(_Authorised(scopes), scopes=[scope.value for scope in scopes])
 
 
 RequestAccess = Annotated[Access, Depends(access_of)]

@@ -18,6 +18,7 @@ from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.ownership import check_study, own_workload
 from service.api.pagination import Paging
 from service.api.problems import Refusal, not_found
+from service.api.reading import reads_rows
 from service.api.requests import StudyChange, StudyRequest
 from service.api.security import Requires
 from service.messages import StudyDetail, StudyPage
@@ -42,6 +43,7 @@ PLAIN = r"^[^\x00-\x1f]*$"
     description="Yours, the newest first; all of them for administrators.",
     responses={**returns(StudyPage, "A page of studies."), **unchanged()},
 )
+@reads_rows
 def list_studies(
     request: Request,
     service: Service,
@@ -87,6 +89,7 @@ def list_studies(
     description="What was asked, on what it runs, how far it is. Its ETag goes into `If-Match` of a change.",
     responses={**returns(StudyDetail, "The study."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def get_study(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
     return _study_answer(request, service, principal, study_id)
 

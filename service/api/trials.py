@@ -17,6 +17,7 @@ from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.ownership import check_study, check_trial
 from service.api.pagination import Page, Paging
 from service.api.problems import not_found
+from service.api.reading import reads_rows
 from service.api.security import Requires
 from service.messages import (
     CollectivePage,
@@ -46,6 +47,7 @@ NumberedPage = type[KernelPage] | type[GapPage] | type[CollectivePage] | type[Fi
     description="In the order in which they began.",
     responses={**returns(TrialPage, "A page of trials."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_trials(
     request: Request,
     service: Service,
@@ -66,6 +68,7 @@ def list_trials(
     description="What it ran and what came of it. Windows, breakdown, kernels and the rest have their places below it.",
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def get_trial(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
     trial = queries.find_trial(service.engine, trial_id)
@@ -80,6 +83,7 @@ def get_trial(request: Request, service: Service, principal: Reader, trial_id: T
     description="Timed, unprofiled stretches of whole steps, in the order in which they were measured.",
     responses={**returns(WindowPage, "A page of windows."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_windows(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     check_trial(service.engine, trial_id, principal)
     windows = value_of(profiles.result_part(service.engine, trial_id, "windows")) or []
@@ -94,6 +98,7 @@ def list_windows(request: Request, service: Service, principal: Reader, trial_id
     description="Exclusive categories of the profiled steps' time; they sum to the steps exactly.",
     responses={**returns(TrialBreakdown, "The breakdown."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def get_breakdown(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
     return answer(request, profiles.breakdown_of(service.engine, trial_id))
@@ -105,6 +110,7 @@ def get_breakdown(request: Request, service: Service, principal: Reader, trial_i
     description="Those with the most time in the profiled steps of the first rank.",
     responses={**returns(KernelPage, "A page of kernels."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_kernels(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     return _numbered(request, service, principal, trial_id, page, KernelStatsRow, KernelPage)
 
@@ -115,6 +121,7 @@ def list_kernels(request: Request, service: Service, principal: Reader, trial_id
     description="Where the device did nothing, by cause and by the kernel that ends the gap; the most time first.",
     responses={**returns(GapPage, "A page of gaps."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_gaps(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     return _numbered(request, service, principal, trial_id, page, GapStatsRow, GapPage)
 
@@ -125,6 +132,7 @@ def list_gaps(request: Request, service: Service, principal: Reader, trial_id: T
     description="Calls that exchange data between ranks, by name and message size; the most time first.",
     responses={**returns(CollectivePage, "A page of collectives."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_collectives(
     request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
 ) -> Response:
@@ -137,6 +145,7 @@ def list_collectives(
     description="What its breakdown shows, with evidence and advice; the most that could be saved first.",
     responses={**returns(FindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def list_trial_findings(
     request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
 ) -> Response:
@@ -149,6 +158,7 @@ def list_trial_findings(
     description="Whether it still was the same training: every check, and the loss curve beside the reference's.",
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )
+@reads_rows
 def get_guard(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
     check_trial(service.engine, trial_id, principal)
     verdict = profiles.result_part(service.engine, trial_id, "guard")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Integer, Select, bindparam, func, select
+from sqlalchemy import Engine, Float, Integer, Select, bindparam, cast, func, select
 
 from service.connections import querying
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
@@ -38,8 +37,7 @@ def list_trials(
     given = {name: value for name, value in given.items() if value is not None}
     with querying(engine) as connection:
         rows = packed_rows(connection, _listing(frozenset(given)), given)
-        measured = _measured(connection, [row[0] for row in rows])
-    return [TrialSummary(**_summary(measured, *row)) for row in rows]
+    return [TrialSummary(**_summary(*row)) for row in rows]
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:
@@ -56,7 +54,7 @@ def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:
         if row is None:
             return None
         attempts = [_attempt(found) for found in connection.execute(_ATTEMPTS, {"trial_id": trial_id})]
-        return _detail(row, _measured(connection, [trial_id]), attempts)
+        return _detail(row, attempts)
 
 
 # Making a statement takes longer than running it, so those of reads are made once.
@@ -65,7 +63,6 @@ _OWNER = (
     .join(TrialRow, TrialRow.study_id == StudyRow.study_id)
     .where(TrialRow.trial_id == bindparam("trial_id"))
 )
-_TRIAL = select(*_COLUMNS, TrialRow.result).where(TrialRow.trial_id == bindparam("trial_id"))
 _ATTEMPTS = (
     select(
         TrialAttemptRow.number,
@@ -77,17 +74,32 @@ _ATTEMPTS = (
     .where(TrialAttemptRow.trial_id == bindparam("trial_id"))
     .order_by(TrialAttemptRow.number)
 )
-_MEASURED = (
-    select(
-        WindowRow.trial_id,
-        func.count().label("num_windows"),
-        func.sum(WindowRow.num_steps).label("num_steps"),
-        func.sum(WindowRow.num_units).label("num_units"),
-        func.sum(WindowRow.duration_ns).label("duration_ns"),
+
+
+def _measured(trials: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+    """Trials, in the order in which they began, with sums over their clean windows after their columns."""
+    found = trials.cte("found")
+    sums = (
+        select(
+            WindowRow.trial_id,
+            func.count().label("num_windows"),
+            *(
+                cast(func.sum(column), Float).label(column.name)
+                for column in (WindowRow.num_steps, WindowRow.num_units, WindowRow.duration_ns)
+            ),
+        )
+        .where(WindowRow.trial_id.in_(select(found.c.trial_id)), WindowRow.void.is_(None))
+        .group_by(WindowRow.trial_id)
+        .subquery("sums")
     )
-    .where(WindowRow.trial_id.in_(bindparam("trial_ids", expanding=True)), WindowRow.void.is_(None))
-    .group_by(WindowRow.trial_id)
-)
+    return (
+        select(found, sums.c.num_windows, sums.c.num_steps, sums.c.num_units, sums.c.duration_ns)
+        .outerjoin(sums, sums.c.trial_id == found.c.trial_id)
+        .order_by(found.c.sequence)
+    )
+
+
+_TRIAL = _measured(select(TrialRow.result, *_COLUMNS).where(TrialRow.trial_id == bindparam("trial_id")))
 
 
 @functools.cache
@@ -98,16 +110,10 @@ def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
         query = query.where(TrialRow.state == bindparam("state"))
     if "after" in given:
         query = query.where(TrialRow.sequence > bindparam("after"))
-    return query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer))
-
-
-def _measured(connection: Connection, trial_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """Sums over the clean windows of trials, by trial: windows, steps, units, nanoseconds."""
-    return {row[0]: row[1:] for row in packed_rows(connection, _MEASURED, {"trial_ids": trial_ids})}
+    return _measured(query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer)))
 
 
 def _summary(
-    measured: dict[str, list[Any]],
     trial_id: str,
     study_id: str,
     sequence: int,
@@ -118,10 +124,13 @@ def _summary(
     state: str,
     failure_kind: str | None,
     stored_record: str,
+    num_windows: int | None,
+    num_steps: float | None,
+    num_units: float | None,
+    duration_ns: float | None,
 ) -> dict[str, Any]:
-    """Of the columns of `_COLUMNS`, in their order."""
+    """Of the columns of `_COLUMNS`, in their order, and the sums of `_measured`, which are None without windows."""
     record = parts_of(stored_record)
-    num_windows, num_steps, num_units, duration_ns = measured.get(trial_id, (0, 0, 0, 0))
     return {
         "trial_id": trial_id,
         "study_id": study_id,
@@ -134,16 +143,17 @@ def _summary(
         "state": state,
         "failure_kind": failure_kind,
         "started_at": record["started_at"],
-        "step_time_ns": duration_ns / num_steps if num_steps else None,
-        "units_per_s": num_units * 1e9 / duration_ns if duration_ns else None,
-        "num_windows": num_windows,
+        "step_time_ns": duration_ns / num_steps if duration_ns and num_steps else None,
+        "units_per_s": num_units * 1e9 / duration_ns if duration_ns and num_units is not None else None,
+        "num_windows": num_windows or 0,
     }
 
 
-def _detail(row: Any, measured: dict[str, list[Any]], attempts: list[TrialAttempt]) -> TrialDetail:
-    result = {} if row.result is None else parts_of(row.result)
+def _detail(row: Any, attempts: list[TrialAttempt]) -> TrialDetail:
+    stored_result, *columns = row
+    result = {} if stored_result is None else parts_of(stored_result)
     return TrialDetail(
-        **_summary(measured, *row[: len(_COLUMNS)]),
+        **_summary(*columns),
         attempts=tuple(attempts),
         failure=result.get("failure"),
         guard_passed=(value_of(result.get("guard")) or {}).get("passed"),

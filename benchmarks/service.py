@@ -230,10 +230,12 @@ async def closed_loop(port: int, token: str, path: Callable[[], str], seconds: f
     async with Connection(port, token) as connection:
         for _ in range(50):
             await connection.get(path())
+    stolen_s = psutil.cpu_times().steal
     begin = time.perf_counter()
     end = begin + seconds
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     elapsed = time.perf_counter() - begin
+    stolen = (psutil.cpu_times().steal - stolen_s) / elapsed / psutil.cpu_count()
     milliseconds = sorted(1e3 * value for value in latencies)
     return {
         "requests_per_s": round(len(latencies) / elapsed),
@@ -241,6 +243,7 @@ async def closed_loop(port: int, token: str, path: Callable[[], str], seconds: f
         "p99_ms": round(milliseconds[int(0.99 * len(milliseconds))], 2),
         "max_ms": round(milliseconds[-1], 2),
         "num_requests": len(latencies),
+        "stolen_by_other_machines": round(stolen, 3),
         "median_bytes": round(statistics.median(sizes)),
     }
 

@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc]" --group dev
 	@touch $@
 
 install: $(VENV)/.installed
@@ -45,6 +45,7 @@ bench: install
 
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
+	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
 
 gpu-test: install
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -23,6 +22,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 import tuner.errors
+from service.app import create_app
 from service.cli.console import INTERRUPTED
 from service.cli.main import USER_ERROR, app
 from service.probing import workload_with_everything
@@ -248,40 +248,22 @@ SETTINGS_TEXT = """\
 # Settings
 
 Read from the environment, or from a file `.env` in the current folder. All have usable defaults; a command's option
-wins over the setting.
+wins over the setting; `steptune serve` has one for each that is no secret.
 """
 
 
 def settings() -> str:
-    meanings = _attributes(Settings)
     rows = []
     for name, field in Settings.model_fields.items():
         default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
-        meaning = field.description or meanings.get(name)
-        assert meaning, f"Settings.{name} has no meaning: describe it under Attributes"
+        meaning = field.description
+        assert meaning, f"Settings.{name} has no description"
         rows.append((f"`{_prefix()}{name.upper()}`", default, meaning))
     return f"{SETTINGS_TEXT}\n{_table(('variable', 'default', 'meaning'), rows)}"
 
 
 def _prefix() -> str:
     return str(Settings.model_config.get("env_prefix", "")).upper()
-
-
-def _attributes(documented: type) -> dict[str, str]:
-    """The entries of a docstring's `Attributes:`, by name."""
-    _, _, section = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:\n")
-    entries: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        entry = re.match(r" {4}(\w+): (.*)", line)
-        if entry:
-            name = entry[1]
-            entries[name] = entry[2]
-        elif name and line.startswith(" " * 8):
-            entries[name] += f" {line.strip()}"
-        else:
-            name = ""
-    return entries
 
 
 # --- strategies -------------------------------------------------------------------------------
@@ -426,6 +408,15 @@ def _parameter(parameter: Any, written: str) -> tuple[str, str, str]:
     return f"`{written}{value}`", f"`{_shown(default)}`" if has_default and not parameter.required else "", meaning
 
 
+# --- the REST interface -------------------------------------------------------------------------
+
+
+def openapi() -> str:
+    """Of an application whose database is never opened."""
+    app = create_app(Settings(_env_file=None, database_url="sqlite://"))
+    return msgspec.json.format(msgspec.json.encode(app.openapi()), indent=1).decode()
+
+
 # --- Markdown ---------------------------------------------------------------------------------
 
 
@@ -471,6 +462,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/categories.md": categories,
     "reference/command-line.md": command_line,
     "reference/errors.md": errors,
+    "reference/openapi.json": openapi,
     "reference/settings.md": settings,
     "reference/strategies.md": strategies,
 }
@@ -478,7 +470,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def written(page: str) -> str:
     """The text of a page as it should be."""
-    return f"{NOTE}\n\n{PAGES[page]().rstrip()}\n"
+    text = PAGES[page]().rstrip()
+    return f"{text}\n" if page.endswith(".json") else f"{NOTE}\n\n{text}\n"
 
 
 def stale() -> list[str]:

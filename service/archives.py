@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
 from service.connections import FULL_ERRNOS
-from tuner.errors import ArchiveRefused, StorageFull
+from tuner.errors import ArchiveRefused, StorageFull, WorkloadRejected
 
 _CHUNK_BYTES = 1 << 16
 _FREE_RATIO_BYTES = 1 << 20
@@ -33,7 +33,10 @@ _FREE_RATIO_BYTES = 1 << 20
 _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (b"\xfd7zXZ\x00", "xz"), (b"BZh", "bz2"))
 _MAX_HEADER_BYTES = 1 << 20
 _CENTRAL_ENTRY = re.compile(rb"PK\x01\x02")
-MAX_SOURCE_BYTES = 1 << 20
+MAX_SOURCE_BYTES = 1 << 18
+"""Of one Python file that is parsed: doing so takes hundreds of times its size, and seconds."""
+MAX_SEARCHED_BYTES = 1 << 21
+"""Of all Python files of one archive in which a workload is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,12 +320,47 @@ def find_workloads(root: Path) -> list[str]:
     """References (`folder/train.py:MyWorkload`, relative to the root) of what looks like a workload, by reading only.
 
     That is a class that derives from something called a Workload, or has a model, a dataset and a loss.
+
+    Raises:
+        WorkloadRejected: There is too much to parse.
     """
     found = []
-    for path in sorted(root.rglob("*.py")):
-        if path.is_file() and path.stat().st_size <= MAX_SOURCE_BYTES:
-            found += [f"{path.relative_to(root)}:{name}" for name in _workload_classes(path)]
+    for path in _searched(root):
+        found += [f"{path.relative_to(root)}:{name}" for name in _workload_classes(path)]
     return found
+
+
+def check_source_size(path: Path, name: str) -> None:
+    """
+    Raises:
+        WorkloadRejected: The file, which is called `name`, is too large to be parsed.
+    """
+    size = path.stat().st_size
+    if size > MAX_SOURCE_BYTES:
+        raise WorkloadRejected(
+            f"{shown(name)} has {size:,} bytes, and a file with a workload may have {MAX_SOURCE_BYTES:,}: "
+            "move data or other code to other files, and upload them all as an archive"
+        )
+
+
+def _searched(root: Path) -> list[Path]:
+    """All Python files below a folder, in order."""
+    paths = [path for path in sorted(root.rglob("*.py")) if path.is_file()]
+    sizes = [path.stat().st_size for path in paths]
+    total, largest = sum(sizes), max(sizes, default=0)
+    if largest > MAX_SOURCE_BYTES:
+        name = shown(str(paths[sizes.index(largest)].relative_to(root)))
+        raise _too_much(f"{name} has {largest:,}", MAX_SOURCE_BYTES)
+    if total > MAX_SEARCHED_BYTES:
+        raise _too_much(f"its Python files have {total:,}", MAX_SEARCHED_BYTES)
+    return paths
+
+
+def _too_much(what: str, limit: int) -> WorkloadRejected:
+    return WorkloadRejected(
+        f"{what} bytes, and a workload is looked for in no more than {limit:,}: name it with `entry`, like "
+        "train.py:MyWorkload"
+    )
 
 
 def _workload_classes(path: Path) -> list[str]:
@@ -335,5 +373,11 @@ def _workload_classes(path: Path) -> list[str]:
 
 def _is_workload(node: ast.ClassDef) -> bool:
     methods = {member.name for member in node.body if isinstance(member, ast.FunctionDef)}
-    bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-    return any(base.endswith("Workload") for base in bases) or {"model", "dataset", "loss"} <= methods
+    return any(_last_name(base).endswith("Workload") for base in node.bases) or {"model", "dataset", "loss"} <= methods
+
+
+def _last_name(base: ast.expr) -> str:
+    """Of `a.b.Name` the last part. An expression may be nested too deeply to be looked at as a whole."""
+    if isinstance(base, ast.Attribute):
+        return base.attr
+    return base.id if isinstance(base, ast.Name) else ""

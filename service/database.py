@@ -12,18 +12,16 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, func, inspect, select
 
 import service
+from service import advisory_locks
 from service.connections import create_engine_for, place_of, reading, writing
 from service.store import SqlStudyStore
 from tuner import __version__
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
 
-__all__ = ["check_schema", "create_engine_for", "migrate", "open_store"]
+__all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
 MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
 """Beside the package, in a checkout as in an installation."""
-
-_MIGRATION_LOCK = 0x5745_9713
-"""Any number that no other application of the same PostgreSQL server locks."""
 
 
 class _Schema(Enum):
@@ -38,6 +36,15 @@ def open_store(url: str) -> SqlStudyStore:
     Raises:
         StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
     """
+    return SqlStudyStore(open_engine(url))
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for a database of this version's schema; as `open_store`, for what needs more than studies.
+
+    Raises:
+        StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+    """
     engine = create_engine_for(url)
     try:
         if _schema_of(engine) is _Schema.EMPTY:
@@ -46,7 +53,7 @@ def open_store(url: str) -> SqlStudyStore:
     except BaseException:
         engine.dispose()
         raise
-    return SqlStudyStore(engine)
+    return engine
 
 
 def migrate(database: Engine | str) -> None:
@@ -68,7 +75,7 @@ def migrate(database: Engine | str) -> None:
     with writing(database) as session:
         connection = session.connection()
         if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
-            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            connection.execute(select(func.pg_advisory_xact_lock(advisory_locks.MIGRATION)))
         # Another process may have migrated it while this one waited for its turn.
         if _state(connection, place_of(database)) is not _Schema.CURRENT:
             config = _alembic_config()
@@ -94,6 +101,21 @@ def check_schema(engine: Engine) -> None:
         )
 
 
+def known_revisions() -> tuple[str, ...]:
+    """The revisions that this version knows, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions())
+
+
+def revision_of(engine: Engine) -> str | None:
+    """The revision of a database of ours, known or not; None if it has no tables.
+
+    Raises:
+        StoreError: It is the database of another application.
+    """
+    with reading(engine) as session:
+        return _revision(session.connection(), place_of(engine))
+
+
 def _schema_of(engine: Engine) -> _Schema:
     with reading(engine) as session:
         return _state(session.connection(), place_of(engine))
@@ -105,21 +127,24 @@ def _state(connection: Connection, place: str) -> _Schema:
     Raises:
         SchemaTooNew, StoreError: As `check_schema`.
     """
-    revision = MigrationContext.configure(connection).get_current_revision()
-    scripts = ScriptDirectory.from_config(_alembic_config())
+    revision = _revision(connection, place)
     if revision is None:
-        tables = inspect(connection).get_table_names()
-        if tables:
-            raise StoreError(
-                f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another"
-            )
         return _Schema.EMPTY
-    if revision not in {script.revision for script in scripts.walk_revisions()}:
+    known = known_revisions()
+    if revision not in known:
         raise SchemaTooNew(
             f"{place} is at revision {revision!r}, which Steptune {__version__} does not know: "
             "a newer version wrote it; install that version, or name another database"
         )
-    return _Schema.CURRENT if revision == scripts.get_current_head() else _Schema.OUTDATED
+    return _Schema.CURRENT if revision == known[0] else _Schema.OUTDATED
+
+
+def _revision(connection: Connection, place: str) -> str | None:
+    revision = MigrationContext.configure(connection).get_current_revision()
+    tables = inspect(connection).get_table_names() if revision is None else []
+    if tables:
+        raise StoreError(f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another")
+    return revision
 
 
 def _alembic_config() -> Config:

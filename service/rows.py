@@ -8,6 +8,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from service.fencing import Lease
 from service.models import (
     ArtifactRow,
     BreakdownRow,
@@ -93,11 +94,13 @@ def trial_row(trial: Trial) -> TrialRow:
     )
 
 
-def attempt_row(trial: Trial) -> TrialAttemptRow:
+def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
     return TrialAttemptRow(
         trial_id=trial.trial_id,
         number=trial.attempts,
         outcome=trial.state.value,
+        fence=0 if lease is None else lease.fence,
+        worker_id=None if lease is None else lease.worker_id,
         started_at=parse_time(trial.started_at),
     )
 
@@ -138,9 +141,9 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
     )
 
 
-def event_row(event: Event, at: datetime) -> EventRow:
+def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:
     """The database gives the event its number."""
-    return EventRow(study_id=event.study_id, kind=event.kind, at=at, record=encode(event))
+    return EventRow(study_id=event.study_id, owner_id=owner_id, kind=event.kind, at=at, record=encode(event))
 
 
 def trial_of(row: TrialRow) -> Trial:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from sqlalchemy.engine import make_url
 
 from service.isolation import Level, Resources, SandboxRequest, choose
+from service.isolation.devices import visible_gpus
+from service.places import VISIBLE_DEVICES
 from service.settings import Settings
 from tuner.errors import StorageFull
 from tuner.trials.runner import LocalRunner
@@ -58,6 +61,7 @@ def isolated_runner(
         resources=resources,
         network=settings.isolation_network,
         readable=tuple(path.absolute() for path in settings.readable),
+        gpus=visible_gpus(os.environ.get(VISIBLE_DEVICES)),
         hidden=own_files(settings),
     )
     with level.sandbox(request) as sandbox:

@@ -1,31 +1,111 @@
-"""Settings, from the environment (`STEPTUNE_...`) or a `.env` file; all defaults are usable."""
+"""Settings, from flags, the environment (`STEPTUNE_...`) or a `.env` file; all defaults are usable."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal, Self
 
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.engine import make_url
+
+from service.access.settings import AccessSettings
+from service.isolation.settings import IsolationSettings
+from service.worker.settings import QueueSettings
+from tuner.errors import ChoiceError
 
 
-class Settings(BaseSettings):
-    """Where Steptune keeps things.
+class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
+    """What the service and the commands need to know. Secrets have no flag: a list of processes would show them."""
 
-    Attributes:
-        database_url: SQLAlchemy URL of the database.
-        data_directory: Studies' working files and kept traces.
-        isolation: How trials are kept from this machine: none, limits, bubblewrap, or strongest (the first of these,
-            from the right, that works here). Not set, it is none for commands that a user types, and strongest for a
-            worker.
-        isolation_network: Whether isolated trials may use the network; loopback they always may.
-        readable: Files and folders that isolated trials may read beside the workload's own folder: a JSON list.
-        study_disk_bytes: What the files of one isolated study may take; not set, half of what is free.
+    model_config = SettingsConfigDict(
+        env_prefix="STEPTUNE_", env_file=".env", extra="ignore", hide_input_in_errors=True
+    )
+
+    database_url: str = Field(
+        default="sqlite:///steptune.db",
+        description="SQLAlchemy URL of the database: sqlite:///… or postgresql+psycopg://…",
+    )
+    database_password_file: Path | None = Field(
+        default=None, description="File that holds the password which the database's URL leaves out."
+    )
+    data_directory: Path = Field(default=Path(".steptune"), description="Studies' working files and kept traces.")
+
+    artifacts_url: str | None = Field(
+        default=None,
+        description="Where traces and uploads are kept: a folder, or a URL such as s3://bucket/steptune; not set, "
+        "`artifacts` in the data directory.",
+    )
+    artifact_grace_s: float = Field(
+        default=24 * 3600.0, gt=0, description="A file to which nothing refers is removed when it is this old."
+    )
+    max_artifact_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Of all studies together, or none; the oldest traces of ended studies go first.",
+    )
+    max_user_artifact_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Of the studies and uploads of one user, where the user has no quota of their own.",
+    )
+    max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Of one study.")
+
+    audit_days: float = Field(default=365.0, gt=0, description="How long the audit log is kept.")
+
+    # --- the server
+    host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")
+    port: int = Field(
+        default=8700, ge=0, le=65535, description="Port on which `serve` listens; 0 takes any that is free."
+    )
+    base_path: str = Field(default="", description="Path below which a proxy serves Steptune, as in /steptune.")
+    embedded_worker: bool = Field(
+        default=True, description="Run a worker beside the server, as a supervised child process."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe log lines that `serve` writes, as JSON, to standard error."
+    )
+    shutdown_timeout_s: float = Field(
+        default=20.0, gt=0, description="Seconds that requests at work have to finish when the server is told to stop."
+    )
+    max_body_bytes: int = Field(default=1 << 20, gt=0, description="Largest body of a request that is not an upload.")
+    max_upload_bytes: int = Field(default=256 << 20, gt=0, description="Largest uploaded workload, file or archive.")
+    event_poll_s: float = Field(default=0.25, gt=0, description="Seconds between looks at the database for new events.")
+    max_event_streams: int = Field(default=1000, gt=0, description="Event streams that one server process keeps open.")
+    metrics_token: SecretStr | None = Field(
+        default=None, description="Bearer token for /metrics. Without it, /metrics answers to the same machine only."
+    )
+
+    @field_validator("base_path")
+    @classmethod
+    def _plain_path(cls, value: str) -> str:
+        value = value.rstrip("/")
+        if value and not value.startswith("/"):
+            raise ValueError(f"{value!r} does not begin with a slash; write it like /steptune")
+        return value
+
+    @model_validator(mode="after")
+    def _with_password(self) -> Self:
+        if self.database_password_file is not None and self.database_url.startswith("postgresql"):
+            try:
+                password = self.database_password_file.read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise ValueError(f"database_password_file cannot be read: {error}") from error
+            url = make_url(self.database_url).set(password=password)
+            self.database_url = url.render_as_string(hide_password=False)
+        return self
+
+
+def load_settings(**given: Any) -> Settings:
+    """The settings, with those that a command was given before all others.
+
+    Raises:
+        ChoiceError: One of them cannot be; the message names it.
     """
-
-    model_config = SettingsConfigDict(env_prefix="STEPTUNE_", env_file=".env", extra="ignore")
-
-    database_url: str = "sqlite:///steptune.db"
-    data_directory: Path = Path(".steptune")
-    isolation: str | None = None
-    isolation_network: bool = False
-    readable: tuple[Path, ...] = ()
-    study_disk_bytes: int | None = None
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        name = str(mistake["loc"][0]) if mistake["loc"] else "settings"
+        found = f" (found {mistake['input']!r})" if mistake["loc"] else ""
+        raise ChoiceError(f"{name}: {mistake['msg']}{found}") from None

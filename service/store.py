@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from msgspec import json
 from msgspec.structs import replace
-from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, update
+from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service import rows
 from service.connections import reading, writing
+from service.fencing import Lease, hold
 from service.models import (
     ArtifactRow,
     Base,
     DecisionRow,
     EventRow,
     HardwareProfileRow,
+    QueueEntryRow,
     RecommendationRow,
     StudyRow,
     TrialAttemptRow,
@@ -47,10 +51,17 @@ class SqlStudyStore:
 
     Args:
         engine: From `service.database.create_engine_for`, its schema checked; closed with the store.
+        lease: Of the worker that writes: what it writes to its study is refused with LeaseLost once the lease is over.
+            Without one, anybody may write: the command line, which asks the queue first.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, lease: Lease | None = None) -> None:
         self._engine = engine
+        self._lease = lease
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
 
     def close(self) -> None:
         """Closes all connections."""
@@ -62,12 +73,12 @@ class SqlStudyStore:
         with writing(self._engine) as session:
             if session.get(StudyRow, study.study_id) is not None:
                 raise store_rules.study_repeated(study.study_id)
-            _write_study(session, study)
+            write_study(session, study)
 
     def update_study(self, study: Study) -> None:
-        with writing(self._engine) as session:
+        with self._writing(study.study_id) as session:
             stored = decode(_study_row(session, study.study_id).record, Study)
-            _write_study(
+            write_study(
                 session,
                 replace(
                     stored,
@@ -89,14 +100,16 @@ class SqlStudyStore:
             return [decode(record, Study) for record in session.scalars(query)]
 
     def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
-        with writing(self._engine) as session:
-            stored = decode(_study_row(session, study_id).record, Study)
-            _write_study(session, replace(stored, state=state, message=message))
+        with self._writing(study_id) as session:
+            row = _study_row(session, study_id)
+            changed = write_state(session, row, state, message)
+            if self._lease is not None and changed:
+                write_event(session, study_id, "state", {"state": state.value, "message": message})
 
     # --- trials ----------------------------------------------------------------------------------
 
     def begin_trials(self, trials: Sequence[Trial]) -> None:
-        with writing(self._engine) as session:
+        with self._writing(*{trial.study_id for trial in trials}) as session:
             for trial in trials:
                 store_rules.check_begins(trial)
                 _study_row(session, trial.study_id)
@@ -110,25 +123,18 @@ class SqlStudyStore:
                     raise store_rules.trial_repeated(trial)
                 session.add(rows.trial_row(trial))
                 session.flush()  # the attempt refers to it
-                session.add(rows.attempt_row(trial))
+                session.add(rows.attempt_row(trial, self._lease))
 
     def complete_trials(self, results: Sequence[TrialResult]) -> None:
-        with writing(self._engine) as session:
+        held = () if self._lease is None else (self._lease.study_id,)
+        with self._writing(*held, num_lost=0) as session:
             for result in results:
-                _complete(session, result)
+                _complete(session, result, self._lease)
 
     def lose_running_trials(self, study_id: str) -> int:
-        loss = (
-            update(TrialRow)
-            .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
-            .values(state=TrialState.LOST.value)
-            .returning(TrialRow.trial_id)
-        )
-        with writing(self._engine) as session:
+        with self._writing(study_id) as session:
             _study_row(session, study_id)
-            lost = session.scalars(loss).all()
-            _end_attempts(session, lost, TrialState.LOST)
-            return len(lost)
+            return lose_trials(session, study_id)
 
     def trials(self, study_id: str) -> list[Trial]:
         query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
@@ -151,7 +157,7 @@ class SqlStudyStore:
 
     def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:
         ordered = store_rules.in_order(decisions)
-        with writing(self._engine) as session:
+        with self._writing(study_id) as session:
             _study_row(session, study_id)
             session.execute(delete(DecisionRow).where(DecisionRow.study_id == study_id))
             session.add_all(rows.decision_row(study_id, decision) for decision in ordered)
@@ -162,7 +168,7 @@ class SqlStudyStore:
             return [decode(record, Decision) for record in session.scalars(query)]
 
     def save_recommendation(self, recommendation: Recommendation) -> None:
-        with writing(self._engine) as session:
+        with self._writing(recommendation.study_id) as session:
             _study_row(session, recommendation.study_id)
             _upsert(session, rows.recommendation_row(recommendation))
 
@@ -198,13 +204,15 @@ class SqlStudyStore:
 
     # --- events and artifacts --------------------------------------------------------------------
 
-    def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
-        at = datetime.now(UTC)
-        with writing(self._engine) as session:
-            # The lock on the study makes events visible in the order of their numbers.
-            _study_row(session, study_id)
-            event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
-            session.add(rows.event_row(event, at))
+    def add_event(self, study_id: str, kind: str, data: dict[str, Any], *, again: bool = False) -> None:
+        """As the protocol says.
+
+        Args:
+            again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.
+        """
+        with self._writing(study_id, version=QueueEntryRow.version) as session:  # no change of the study itself
+            if not again or _newest_data(session, study_id, kind) != json.decode(json.encode(data)):
+                write_event(session, study_id, kind, data)
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:
         query = (
@@ -214,12 +222,15 @@ class SqlStudyStore:
             return [rows.event_of(row) for row in session.scalars(query)]
 
     def add_artifact(self, study_id: str, trial_id: str | None, kind: str, digest: str, size_bytes: int) -> None:
-        with writing(self._engine) as session:
+        with self._writing(study_id) as session:
             _study_row(session, study_id)
             if trial_id is not None:
                 trial = session.get(TrialRow, trial_id)
                 if trial is None or trial.study_id != study_id:
                     raise store_rules.unknown_trial(trial_id)
+            same = {"study_id": study_id, "trial_id": trial_id, "kind": kind, "digest": digest}
+            if session.scalars(select(ArtifactRow.artifact_id).filter_by(**same)).first() is not None:
+                return
             session.add(
                 ArtifactRow(
                     study_id=study_id,
@@ -235,6 +246,22 @@ class SqlStudyStore:
         query = select(ArtifactRow).where(ArtifactRow.study_id == study_id).order_by(ArtifactRow.artifact_id)
         with reading(self._engine) as session:
             return [rows.artifact_of(row) for row in session.scalars(query)]
+
+    @contextmanager
+    def _writing(self, *study_ids: str, **changes: Any) -> Iterator[Session]:
+        """One writing transaction on these studies, which their lease still allows.
+
+        Args:
+            changes: To the queue entry, where there is a lease.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        with writing(self._engine) as session:
+            if self._lease is not None:
+                for study_id in study_ids:
+                    hold(session, self._lease, study_id, **changes)
+            yield session
 
 
 _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
@@ -252,12 +279,13 @@ def _study_row(session: Session, study_id: str) -> StudyRow:
     return row
 
 
-def _complete(session: Session, result: TrialResult) -> None:
+def _complete(session: Session, result: TrialResult, lease: Lease | None) -> None:
     """Writes a result unless its trial has one; the condition is part of the statement."""
     state = store_rules.state_after(result)
     completion = (
         update(TrialRow)
         .where(TrialRow.trial_id == result.trial_id, TrialRow.state == TrialState.RUNNING.value)
+        .where(TrialRow.study_id == lease.study_id if lease is not None else true())
         .values(
             state=state.value,
             failure_kind=None if result.failure is None else result.failure.kind.value,
@@ -271,8 +299,37 @@ def _complete(session: Session, result: TrialResult) -> None:
     session.add_all(rows.result_rows(result))
 
 
-def _write_study(session: Session, study: Study) -> None:
-    """Inserts or replaces a study, and what it refers to."""
+def lose_trials(session: Session, study_id: str) -> int:
+    """Marks all running trials of a study as lost; returns how many."""
+    loss = (
+        update(TrialRow)
+        .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
+        .values(state=TrialState.LOST.value)
+        .returning(TrialRow.trial_id)
+    )
+    lost = session.scalars(loss).all()
+    _end_attempts(session, lost, TrialState.LOST)
+    return len(lost)
+
+
+def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
+    """Appends an event; the lock on the study makes events visible in the order of their numbers."""
+    owner_id = _study_row(session, study_id).owner_id
+    at = datetime.now(UTC)
+    event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
+    session.add(rows.event_row(event, at, owner_id))
+    session.flush()
+
+
+def _newest_data(session: Session, study_id: str, kind: str) -> dict[str, Any] | None:
+    """The data of the last event of a kind."""
+    of_kind = select(EventRow).where(EventRow.study_id == study_id, EventRow.kind == kind)
+    row = session.scalars(of_kind.order_by(EventRow.event_id.desc()).limit(1)).one_or_none()
+    return None if row is None else rows.event_of(row).data
+
+
+def write_study(session: Session, study: Study) -> None:
+    """Inserts or replaces a study, and what it refers to, as it was just inspected."""
     if study.facts is not None:
         _upsert(session, rows.workload_row(study.facts))
     if study.environment is not None:
@@ -280,14 +337,33 @@ def _write_study(session: Session, study: Study) -> None:
     _upsert(session, rows.study_row(study))
 
 
+def write_state(session: Session, row: StudyRow, state: StudyState, message: str) -> bool:
+    """Changes the state of a study, and nothing that it shares with others; says whether it was another one before."""
+    stored = decode(row.record, Study)
+    row.state, row.record = state.value, encode(replace(stored, state=state, message=message))
+    session.flush()
+    return (stored.state, stored.message) != (state, message)
+
+
+def insert_missing(session: Session, row: Base) -> None:
+    """Inserts a row unless there is one with its key."""
+    table, values = _table_and_values(row)
+    insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
+    session.execute(insert.on_conflict_do_nothing())
+
+
 def _upsert(session: Session, row: Base) -> None:
     """Inserts a row, or replaces the columns that it sets, also when another process inserts it at this moment."""
-    table = cast(Table, row.__table__)
-    insert = _INSERTS[session.get_bind().dialect.name](table)
-    given = [column for column in table.columns if column.name in row.__dict__]
-    insert = insert.values({column.name: getattr(row, column.name) for column in given})
-    others = {column.name: insert.excluded[column.name] for column in given if not column.primary_key}
+    table, values = _table_and_values(row)
+    insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
+    others = {name: insert.excluded[name] for name in values if not table.columns[name].primary_key}
     session.execute(insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=others))
+
+
+def _table_and_values(row: Base) -> tuple[Table, dict[str, Any]]:
+    """The columns that a row sets."""
+    table = cast(Table, row.__table__)
+    return table, {c.name: getattr(row, c.name) for c in table.columns if c.name in row.__dict__}
 
 
 def _full_id(session: Session, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import logging
 import os
 import shutil
 import tempfile
@@ -14,15 +15,17 @@ from pathlib import Path
 
 import tuner
 from dashboards.report import render_report
-from service.artifacts import ArtifactStore
+from service.artifacts import ArtifactStore, open_artifacts
+from service.artifacts.retention import KEPT_VERDICTS
 from service.connections import FULL_ERRNOS
 from service.isolation import Level
+from service.places import this_place
 from service.running import chosen_level, isolated_runner
 from service.settings import Settings
-from tuner.errors import StorageFull, StoreError
+from tuner.errors import RunnerError, StorageFull, StoreError
 from tuner.export import EXPORTERS, Exporter
 from tuner.protocols import StudyStore
-from tuner.records import Recommendation, Study, StudySettings, new_id
+from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from tuner.search.driver import StudyDriver, StudyView
 from tuner.search.space import check_names
 from tuner.trials.runner import LocalRunner
@@ -33,8 +36,15 @@ from tuner.workloads.zoo import zoo_entry
 
 REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0
+logger = logging.getLogger("steptune.studies")
 COMPRESSION = 3
 """Ten times as fast as the default level, and a tenth larger."""
+LOG_BYTES = 4 << 20
+"""A trial prints as much as it likes; how it ended is what matters."""
+
+
+class FileReplaced(StoreError):
+    """Where a file should be is none that can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +122,14 @@ def run_study(
     Args:
         level: How its trials are isolated; by default as the settings say, or not at all.
     """
-    with local_runner(study, service_settings, python=python, level=level) as runner:
-        driver = StudyDriver(study, store, runner, on_change=on_change)
-        recommendation = driver.run()
-    keep_profiles(study, store, recommendation, ArtifactStore(service_settings.data_directory / "artifacts"))
+    try:
+        with local_runner(study, service_settings, python=python, level=level) as runner:
+            driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
+            recommendation = driver.run()
+    except RunnerError as error:
+        store.set_state(study.study_id, StudyState.FAILED, str(error))
+        raise
+    keep_profiles(study, store, recommendation, open_artifacts(service_settings))
     remove_working_files(study)
     return recommendation
 
@@ -147,50 +161,70 @@ def local_runner(
         yield runner
 
 
-def keep_profiles(study: Study, store: StudyStore, recommendation: Recommendation, artifacts: ArtifactStore) -> None:
+def keep_profiles(
+    study: Study,
+    store: StudyStore,
+    recommendation: Recommendation | None,
+    artifacts: ArtifactStore,
+    *,
+    logs: bool = False,
+) -> None:
     """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists.
+    finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no file.
+
+    Args:
+        logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.
     """
     files = StudyFiles(Path(study.directory))
-    wanted = {recommendation.candidate.key}
+    wanted = {recommendation.candidate.key} if recommendation else set()
     for decision in store.decisions(study.study_id):
-        if decision.candidate is not None and decision.verdict in (
-            "measured",
-            "accepted",
-            "confirmed",
-            "not_confirmed",
-        ):
+        if decision.candidate is not None and decision.verdict in KEPT_VERDICTS:
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
         found = {"timeline": files.timelines(trial.trial_id)}
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
+        if logs and trial.result is not None:
+            found["log"] = files.logs / f"{trial.trial_id}.log"
         for kind, path in found.items():
             if (trial.trial_id, kind) in kept:
                 continue
-            with contextlib.suppress(FileNotFoundError), compressed(files.directory, path) as packed:
-                digest = artifacts.put(packed)
-                store.add_artifact(study.study_id, trial.trial_id, kind, digest, packed.stat().st_size)
+            last_bytes = LOG_BYTES if kind == "log" else None
+            try:
+                with (
+                    compressed(files.directory, path, last_bytes=last_bytes) as packed,
+                    artifacts.putting(packed) as file,
+                ):
+                    store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
+            except FileNotFoundError:
+                continue
+            except FileReplaced as error:
+                logger.debug("study %s: %s", study.study_id, error)
 
 
 @contextlib.contextmanager
-def compressed(directory: Path, path: Path) -> Iterator[Path]:
+def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) -> Iterator[Path]:
     """A temporary gzip copy of a file in a study's directory, of a fixed time, so that equal traces are stored once.
 
     User code may write in that directory: no link in it is followed, and the copy is made beside it.
 
+    Args:
+        last_bytes: Copy no more than this much of its end.
+
     Raises:
         FileNotFoundError: The file is not there.
-        StoreError: Something else has taken its place.
+        FileReplaced: Something else has taken its place.
     """
     try:
         source = open_below(directory, path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
+        raise FileReplaced(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
     with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
+        if last_bytes is not None:
+            source.seek(max(0, source.seek(0, os.SEEK_END) - last_bytes))
         with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:
             shutil.copyfileobj(source, file)
         sink.flush()

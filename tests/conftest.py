@@ -7,7 +7,7 @@ import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
-pytest_plugins = ["postgres"]
+pytest_plugins = ["postgres", "databases"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start background jobs with SIGINT ignored, and what is ignored stays so in child processes.

@@ -155,6 +155,13 @@ class StudyRun:
         self.store.create_study(study)
         self.study_id = study.study_id
         self.stages: list[str] = []
+        self.place = ""
+        self.other_hardware = False
+
+    def move_to(self, machine: Machine, place: str) -> None:
+        """Goes on elsewhere, when run again."""
+        machine.now_s = self.machine.now_s
+        self.machine, self.place = machine, place
 
     def driver(self) -> StudyDriver:
         return StudyDriver(
@@ -164,6 +171,8 @@ class StudyRun:
             strategies=self.strategies,
             clock=self.machine.clock,
             on_change=lambda view: self.stages.append(view.stage),
+            place=self.place,
+            other_hardware=self.other_hardware,
         )
 
     def run(self) -> Recommendation:

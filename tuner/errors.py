@@ -14,7 +14,11 @@
      │   ├─ StudyNotFound        no study has this id
      │   ├─ SchemaOutdated       the database is older than this version: migrate it
      │   ├─ SchemaTooNew         the database was written by a newer version
-     │   └─ StorageFull          the disk or the database is full
+     │   ├─ StorageFull          the disk or the database is full
+     │   ├─ StoreUnavailable     the database is busy, or cannot be reached at this moment
+     │   ├─ StateConflict        a study is in a state that does not allow what was asked
+     │   └─ LeaseLost            a worker no longer holds the study that it writes to
+     ├─ QuotaExceeded            a user may not use more than they do
      ├─ BaselineFailed           the user's own configuration could not be measured
      ├─ RecommendationError      a recommendation file that cannot be read or applied
      └─ RunnerError              Steptune's own machinery failed (not the user's code)
@@ -89,6 +93,38 @@ class SchemaTooNew(StoreError):
 
 class StorageFull(StoreError):
     """The disk or the database is full."""
+
+
+class StoreUnavailable(StoreError):
+    """The database is busy, restarts, or cannot be reached: what was asked may succeed later."""
+
+
+class StateConflict(StoreError):
+    """The study is in a state that does not allow what was asked."""
+
+
+class VersionConflict(StateConflict):
+    """The study was changed by somebody else since it was at the version that the caller has read."""
+
+
+class LeaseLost(StoreError):
+    """This worker no longer holds the study: another may run it by now, so nothing is written."""
+
+
+class QuotaExceeded(SteptuneError):
+    """A user has reached the limit of what they may use.
+
+    Attributes:
+        quota: Its name, as in the settings.
+        value: What it would be.
+        limit: What it may be.
+    """
+
+    def __init__(self, message: str, *, quota: str, value: float, limit: float) -> None:
+        super().__init__(message)
+        self.quota = quota
+        self.value = value
+        self.limit = limit
 
 
 class BaselineFailed(SteptuneError):

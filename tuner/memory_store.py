@@ -167,6 +167,9 @@ class MemoryStudyStore:
             trial = self._trials.get(trial_id) if trial_id is not None else None
             if trial_id is not None and (trial is None or trial.study_id != study_id):
                 raise store_rules.unknown_trial(trial_id)
+            wanted = (study_id, trial_id, kind, digest)
+            if any((a.study_id, a.trial_id, a.kind, a.digest) == wanted for a in self._artifacts):
+                return
             self._artifacts.append(
                 Artifact(
                     study_id=study_id,

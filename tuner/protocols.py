@@ -214,7 +214,7 @@ class StudyStore(Protocol):
         ...
 
     def add_artifact(self, study_id: str, trial_id: str | None, kind: str, digest: str, size_bytes: int) -> None:
-        """Records that a file belongs to a study or to one of its trials.
+        """Records that a file belongs to a study or to one of its trials; once, however often it is said.
 
         Args:
             trial_id: None for a file of the whole study.

@@ -72,6 +72,8 @@ class Numerics(StrEnum):
 
 
 class SampleUnit(StrEnum):
+    """What the throughput counts."""
+
     SAMPLE = "sample"
     TOKEN = "token"
 
@@ -98,6 +100,8 @@ class StepPhase(StrEnum):
 
 
 class FailureKind(StrEnum):
+    """Why a trial ended early."""
+
     OUT_OF_MEMORY = "out_of_memory"
     UNSUPPORTED = "unsupported"
     NUMERICS = "numerics"
@@ -117,9 +121,13 @@ class Purpose(StrEnum):
     COMPANION = "companion"
     AUDIT = "audit"
     CONFIRM = "confirm"
+    MOVED = "moved"
+    """Reference or incumbent again, in another place than the figures before."""
 
 
 class TrialState(StrEnum):
+    """Where a trial is in its life. A running one whose process died is lost."""
+
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -127,6 +135,8 @@ class TrialState(StrEnum):
 
 
 class StudyState(StrEnum):
+    """Where a study is in its life. Completed, cancelled and failed ones have ended."""
+
     QUEUED = "queued"
     RUNNING = "running"
     PAUSED = "paused"
@@ -166,6 +176,9 @@ class Candidate(Record):
 
     Only strategies, and within them only parameters, that differ from what the user runs today are
     listed. So the hash of a candidate does not change when Steptune learns a new strategy.
+
+    Attributes:
+        choices: By strategy: what differs from what the user runs today.
     """
 
     choices: dict[str, Choice] = {}
@@ -198,6 +211,12 @@ BASELINE = Candidate()
 
 
 class DatasetFacts(Record):
+    """What was found out about a dataset.
+
+    Attributes:
+        load_deterministic: The same of `load(index)`.
+    """
+
     kind: str
     """"map" or "iterable"."""
     length: int | None
@@ -216,6 +235,16 @@ class DatasetFacts(Record):
 
 
 class ModelFacts(Record):
+    """What was found out about a model.
+
+    Attributes:
+        num_parameters: Elements of all parameters.
+        parameter_bytes: What they take.
+        num_parameter_tensors: How many tensors they are.
+        num_blocks: Repeated blocks; 0 where there are none.
+        has_batch_statistics: It has layers that normalise over the batch.
+    """
+
     num_parameters: int
     parameter_bytes: int
     num_parameter_tensors: int
@@ -230,6 +259,14 @@ class ModelFacts(Record):
 
 
 class OptimizerFacts(Record):
+    """What was found out about an optimizer.
+
+    Attributes:
+        name: Its class.
+        module: Where the class is defined.
+        state_bytes: What its state takes after one step.
+    """
+
     name: str
     module: str
     implementation: str
@@ -240,7 +277,27 @@ class OptimizerFacts(Record):
 
 
 class WorkloadFacts(Record):
-    """What Steptune found out about a workload once, without importing it into the parent."""
+    """What Steptune found out about a workload once, without importing it into the parent.
+
+    Attributes:
+        reference: How the user named it.
+        name: Its class.
+        global_batch: Samples of one step, over all ranks.
+        sample_unit: What the throughput counts.
+        dataset: Its data.
+        model: Its model.
+        optimizer: Its optimizer.
+        steps_per_epoch: None where the dataset has no length.
+        batch_bytes: Of the first batch.
+        batch_splittable: A batch can be cut into micro-batches.
+        varying_shapes: Batches differ in shape.
+        units_per_batch: Mean samples or tokens of a batch.
+        custom_step: The workload has a training step of its own.
+        sample_loss: Of the first batch.
+        prepare_ns: What its `prepare` took.
+        import_ns: What importing it took.
+        model_ns: What making its model took.
+    """
 
     reference: str
     name: str
@@ -275,6 +332,14 @@ class WorkloadFacts(Record):
 
 
 class Device(Record):
+    """A device that trains.
+
+    Attributes:
+        name: Of the product.
+        memory_bytes: Its memory.
+        capability: Of a CUDA device, like "9.0".
+    """
+
     kind: str
     """"cpu" or "cuda"."""
     name: str
@@ -283,7 +348,14 @@ class Device(Record):
 
 
 class HardwareProfile(Record):
-    """What figures depend on. Never host names or addresses."""
+    """What figures depend on. Never host names or addresses.
+
+    Attributes:
+        devices: Those that a study may use.
+        num_cores: Cores of the processor that may be used.
+        cpu_name: Of the product.
+        memory_bytes: Of the host.
+    """
 
     devices: tuple[Device, ...]
     num_cores: int
@@ -319,7 +391,16 @@ class Calibration(Record):
 
 
 class Environment(Record):
-    """What strategies may rely on: the hardware, and the software beside it."""
+    """What strategies may rely on: the hardware, and the software beside it.
+
+    Attributes:
+        hardware: What figures depend on.
+        calibration: Its measured ceilings.
+        num_ranks: Processes of the training.
+        start_methods: How processes can be started: "fork", "spawn".
+        free_disk_bytes: When the study began.
+        free_memory_bytes: When the study began.
+    """
 
     hardware: HardwareProfile
     calibration: Calibration = Calibration()
@@ -377,7 +458,12 @@ class TrialSpec(Record):
 
 
 class MeasureSettings(Record):
-    """How the windows of a group of trials are taken."""
+    """How the windows of a group of trials are taken.
+
+    Attributes:
+        min_rounds: Rounds before the measurement may stop.
+        max_rounds: Rounds after which it stops.
+    """
 
     window_s: float = 0.2
     """Aimed-at length of one window of the slowest trial of the group."""
@@ -393,7 +479,11 @@ class MeasureSettings(Record):
 
 
 class InputActivity(Record):
-    """What those who make batches (worker processes, or the main thread) did during a window."""
+    """What those who make batches (worker processes, or the main thread) did during a window.
+
+    Attributes:
+        num_workers: Worker processes; 0 where the main thread makes batches.
+    """
 
     num_workers: int
     wait_ns: int
@@ -405,7 +495,19 @@ class InputActivity(Record):
 
 
 class Window(Record):
-    """One timed, unprofiled stretch of whole steps."""
+    """One timed, unprofiled stretch of whole steps.
+
+    Attributes:
+        num_steps: Whole steps in it.
+        num_samples: Samples in it.
+        num_units: Samples or tokens in it, by the workload's unit.
+        duration_ns: From its first step's beginning to its last one's end.
+        step_p20_ns: 20th percentile of the steps' times.
+        step_p50_ns: Median of the steps' times.
+        step_p80_ns: 80th percentile of the steps' times.
+        queue_depth_end: The same when it ended.
+        input: What those who make batches did; None where it was not watched.
+    """
 
     round: int
     """Windows of one round belong together: the trials of a group took turns in it."""
@@ -437,7 +539,14 @@ class Window(Record):
 
 
 class Startup(Record):
-    """Where the time went before the first measured window."""
+    """Where the time went before the first measured window.
+
+    Attributes:
+        warm_up_ns: Steps before the first window.
+        warm_up_steps: How many there were.
+        steady: Their times had settled.
+        compile_cold: Nothing compiled for this candidate was cached.
+    """
 
     build_ns: int
     """From the request to a built job, the next field included."""
@@ -454,7 +563,14 @@ class Startup(Record):
 
 
 class MemoryPeak(Record):
-    """Peak memory of one rank. On a CPU only `resident_bytes` is not zero."""
+    """Peak memory of one rank. On a CPU only `resident_bytes` is not zero.
+
+    Attributes:
+        rank: The process.
+        allocated_bytes: By tensors, on the device.
+        reserved_bytes: By torch's allocator, on the device.
+        device_bytes: Of the whole process, on the device.
+    """
 
     rank: int
     resident_bytes: int
@@ -535,7 +651,17 @@ class Breakdown(Record):
 
 
 class KernelStats(Record):
-    """All runs of one kernel."""
+    """All runs of one kernel.
+
+    Attributes:
+        name: As the trace has it.
+        category: Of the breakdown.
+        count: Runs in the profiled steps.
+        total_ns: Of all runs.
+        mean_ns: Of one run.
+        max_ns: Of the longest run.
+        tensor_cores: It uses them.
+    """
 
     name: str
     category: str
@@ -551,7 +677,13 @@ class KernelStats(Record):
 
 
 class GapSite(Record):
-    """All gaps, or parts of gaps, with one cause that end with one kernel."""
+    """All gaps, or parts of gaps, with one cause that end with one kernel.
+
+    Attributes:
+        category: What the gaps are blamed on.
+        count: How many there are.
+        total_ns: Of all of them.
+    """
 
     category: str
     kernel_after: str
@@ -561,7 +693,14 @@ class GapSite(Record):
 
 
 class CollectiveStats(Record):
-    """All calls of one collective with messages of one size, over the ranks that were analysed."""
+    """All calls of one collective with messages of one size, over the ranks that were analysed.
+
+    Attributes:
+        name: "allreduce", "allgather", …
+        group: The process group.
+        group_size: Its ranks.
+        dtype: Of the message; empty where the trace does not say.
+    """
 
     name: str
     group: str
@@ -592,7 +731,15 @@ class TrialProfile(Record):
 
 
 class Finding(Record):
-    """One thing that a breakdown shows, with its evidence and what to do about it."""
+    """One thing that a breakdown shows, with its evidence and what to do about it.
+
+    Attributes:
+        rule: Its rule, as docs/diagnosis.md lists them.
+        message: What was seen.
+        advice: What to do about it.
+        strategies: Those that can help.
+        evidence: Figures behind it, by name.
+    """
 
     rule: str
     severity: str
@@ -606,6 +753,16 @@ class Finding(Record):
 
 
 class GuardCheck(Record):
+    """One comparison with the reference.
+
+    Attributes:
+        name: What is compared.
+        passed: Within the tolerance.
+        observed: The largest difference.
+        tolerance: What it may be.
+        detail: Where it was; empty where there is nothing to say.
+    """
+
     name: str
     kind: str
     """"pointwise", "curve" or "loader"."""
@@ -616,7 +773,15 @@ class GuardCheck(Record):
 
 
 class GuardVerdict(Record):
-    """Whether a candidate still is the same training, as far as `num_steps` steps show."""
+    """Whether a candidate still is the same training, as far as `num_steps` steps show.
+
+    Attributes:
+        passed: All checks did.
+        num_steps: Steps that were compared.
+        checks: Each comparison.
+        losses: Of the candidate, by step.
+        reference_losses: Of the reference, by step.
+    """
 
     passed: bool
     num_steps: int
@@ -636,7 +801,13 @@ class GuardVerdict(Record):
 
 
 class Effect(Record):
-    """Whether a choice did what it says, seen in the running job."""
+    """Whether a choice did what it says, seen in the running job.
+
+    Attributes:
+        strategy: The strategy.
+        took: It did.
+        detail: What was seen.
+    """
 
     strategy: str
     took: bool
@@ -644,6 +815,17 @@ class Effect(Record):
 
 
 class Failure(Record):
+    """Why and where a trial ended early.
+
+    Attributes:
+        kind: For programs.
+        phase: In which it happened.
+        message: For people.
+        rank: The process that failed first.
+        signal: That ended it; None where it ended by itself.
+        traceback: Of the exception; empty without one.
+    """
+
     kind: FailureKind
     phase: Phase
     message: str
@@ -678,6 +860,8 @@ class TrialResult(Record):
     isolation: str = "none"
     phases_ns: dict[str, int] = {}
     trace_digest: str | None = None
+    place: str = ""
+    """Which machine and devices of it, without its name; rates of different places are not compared."""
 
     @property
     def ok(self) -> bool:
@@ -701,7 +885,12 @@ class TrialResult(Record):
 
 
 class Move(Record):
-    """One strategy set to one choice."""
+    """One strategy set to one choice.
+
+    Attributes:
+        strategy: The strategy.
+        choice: What it is set to.
+    """
 
     strategy: str
     choice: Choice
@@ -728,7 +917,18 @@ class Suggestion(Record):
 
 
 class Decision(Record):
-    """One row of the story of a search: what was tried or not, why, and what came of it."""
+    """One row of the story of a search: what was tried or not, why, and what came of it.
+
+    Attributes:
+        sequence: Its place in the search.
+        stage: Of the search.
+        reason: For people.
+        candidate: What was tried, or would have been.
+        moves: How it differs from the incumbent.
+        trial_ids: The trials behind it.
+        predicted_bound: The most it could have gained, as a share of the incumbent's step.
+        measured_se: Standard error of `measured_gain`.
+    """
 
     sequence: int
     stage: str
@@ -746,13 +946,27 @@ class Decision(Record):
 
 
 class Interval(Record):
+    """Where a figure lies with some probability.
+
+    Attributes:
+        low: Its lower end.
+        high: Its upper end.
+        level: The probability.
+    """
+
     low: float
     high: float
     level: float = 0.95
 
 
 class Gain(Record):
-    """Rate of the recommendation over the baseline's; 1.0 is no gain."""
+    """Rate of the recommendation over the baseline's; 1.0 is no gain.
+
+    Attributes:
+        ratio: The estimate.
+        num_blocks: Paired comparisons behind it.
+        num_finalists: Candidates that were compared at the end.
+    """
 
     ratio: float
     interval: Interval
@@ -764,7 +978,16 @@ class Gain(Record):
 
 
 class Part(Record):
-    """One accepted change of the recommendation."""
+    """One accepted change of the recommendation.
+
+    Attributes:
+        strategy: The strategy.
+        choice: What it is set to.
+        interval: Of `gain`; None where there are too few trials.
+        bound: The most it was predicted to gain, as a share of the step.
+        reason: For people.
+        numerics: What it does to the numbers.
+    """
 
     strategy: str
     choice: Choice
@@ -777,7 +1000,13 @@ class Part(Record):
 
 
 class Certificate(Record):
-    """What is known about everything that was not recommended."""
+    """What is known about everything that was not recommended.
+
+    Attributes:
+        not_tried: Each with its reason.
+        audits: Pruned choices that were tried all the same.
+        audit_violations: Those that gained more than their bound.
+    """
 
     remaining_bound: float
     """The most that any untried, legal choice could still gain, as a share of the step."""
@@ -793,6 +1022,16 @@ class Certificate(Record):
 
 
 class Alternative(Record):
+    """Another candidate that was measured.
+
+    Attributes:
+        candidate: What it changes.
+        gain: Rate over the baseline's.
+        peak_memory_bytes: Of its hungriest rank.
+        numerics: What it does to the numbers.
+        guard: What the guard said.
+    """
+
     candidate: Candidate
     gain: float
     peak_memory_bytes: int
@@ -801,6 +1040,15 @@ class Alternative(Record):
 
 
 class Cost(Record):
+    """What finding the recommendation took.
+
+    Attributes:
+        tuning_s: All of the study.
+        num_trials: Trials that were run.
+        compile_s: What the recommendation compiles before it is fast.
+        payback_tuning_steps: Steps after which the study has paid for itself.
+    """
+
     tuning_s: float
     num_trials: int
     compile_s: float = 0.0
@@ -810,7 +1058,38 @@ class Cost(Record):
 
 
 class Recommendation(Record):
-    """The answer of a study."""
+    """The answer of a study.
+
+    Attributes:
+        study_id: The study.
+        created_at: ISO 8601, UTC.
+        workload: The reference that the user gave.
+        workload_signature: Of similar workloads.
+        global_batch: Samples of one step.
+        sample_unit: What the throughput counts.
+        verdict: What is claimed.
+        candidate: What to change.
+        choices: The complete choice of every strategy.
+        environment_variables: To be set before torch is imported.
+        hardware: On which it was measured.
+        baseline_units_per_s: Of today's settings.
+        units_per_s: Of the recommendation.
+        gain: With its intervals; None where the baseline has no rate.
+        parts: Each accepted change.
+        shares_before: Of the step by category, with today's settings.
+        shares_after: The same with the recommendation.
+        bottleneck_before: What took the most time.
+        bottleneck_after: What takes the most time now.
+        guard: Whether it is the same training.
+        certificate: About what was not recommended.
+        cost: Of finding it.
+        num_ranks: Processes of the training.
+        alternatives: Other good candidates.
+        peak_memory_bytes: Of the hungriest rank.
+        baseline_peak_memory_bytes: The same with today's settings.
+        schema_version: Of this record.
+        steptune_version: That made it.
+    """
 
     study_id: str
     created_at: str
@@ -845,7 +1124,22 @@ class Recommendation(Record):
 
 
 class StudySettings(Record):
-    """What the user asked of a study."""
+    """What the user asked of a study.
+
+    Attributes:
+        budget_s: Seconds that the search may take.
+        max_trials: Most trials; None for as many as the budget allows.
+        allow: Numerics that need consent and have it.
+        only: Strategies to try; empty for all.
+        skip: Strategies not to try.
+        seed: Of the search, the samples and the initial state.
+        measure: How windows are taken.
+        num_ranks: Processes of the training.
+        device: "cpu" or "cuda"; None for CUDA where there is one.
+        memory_limit_bytes: Most memory of a trial.
+        confirm_blocks: Paired comparisons of each finalist with the baseline.
+        num_finalists: Candidates that are compared at the end.
+    """
 
     budget_s: float = 300.0
     max_trials: int | None = None
@@ -910,7 +1204,15 @@ class Artifact(Record):
 
 
 class Event(Record):
-    """Something that happened; append-only, in order."""
+    """Something that happened; append-only, in order.
+
+    Attributes:
+        sequence: Its number: it grows over all studies.
+        study_id: The study.
+        at: ISO 8601, UTC.
+        kind: "state", "trials_ended", "recommended", …
+        data: More, by kind.
+    """
 
     sequence: int
     study_id: str

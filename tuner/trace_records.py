@@ -158,6 +158,10 @@ class Timeline(Record):
 
     A bucket has one category, or is of the least width and has what happens in it summed up exactly, so
     that the sums over buckets are those of the breakdown.
+
+    Attributes:
+        rank: The process.
+        device: Its device, or its CPU.
     """
 
     rank: int

@@ -19,6 +19,7 @@ STUDY_INDEXES = (
     ("owner_id", "study_id"),
     ("owner_id", "state", "study_id"),
     ("workload_id", "study_id"),
+    ("workload", "study_id"),
     ("hardware_fingerprint", "study_id"),
 )
 
@@ -77,6 +78,7 @@ def _create_access() -> None:
         "api_tokens",
         _text("token_id"),
         _text("user_id"),
+        _text("parent_id", nullable=True),
         _text("name"),
         _text("secret_sha256"),
         _text("scopes"),
@@ -86,14 +88,15 @@ def _create_access() -> None:
         _time("last_used_at", nullable=True),
         _key("api_tokens", "token_id"),
         _refers("api_tokens", "user_id", "users.user_id", "CASCADE"),
+        _refers("api_tokens", "parent_id", "api_tokens.token_id", "CASCADE"),
     )
     _index("api_tokens", "user_id", "token_id")
+    _index("api_tokens", "parent_id")
     op.create_table(
         "browser_sessions",
         _text("session_sha256"),
         _text("user_id"),
         _text("token_id", nullable=True),
-        _text("csrf_sha256"),
         _text("scopes"),
         _time("created_at"),
         _time("expires_at"),
@@ -179,7 +182,6 @@ def _create_queue() -> None:
         _text("required_hardware", nullable=True),
         _int("num_devices", default="1"),
         _text("place", default=""),
-        _text("waits_for", default=""),
         _text("requested", default=""),
         _text("worker_id", nullable=True),
         _int("fence", default="0"),
@@ -195,8 +197,20 @@ def _create_queue() -> None:
         _refers("queue_entries", "source_id", "workload_sources.source_id"),
         _refers("queue_entries", "worker_id", "workers.worker_id", "SET NULL"),
     )
-    for column in ("source_id", "worker_id", "ended_at"):
+    _index("queue_entries", "source_id", "study_id")
+    for column in ("worker_id", "ended_at"):
         _index("queue_entries", column)
+    op.create_table(
+        "deleted_usage",
+        sa.Column("usage_id", COUNTER, nullable=False),
+        _text("owner_id"),
+        _float("device_seconds"),
+        _time("ended_at"),
+        _key("deleted_usage", "usage_id"),
+        _refers("deleted_usage", "owner_id", "users.user_id", "CASCADE"),
+    )
+    for column in ("owner_id", "ended_at"):
+        _index("deleted_usage", column)
     op.create_table(
         "resource_slots",
         _text("host_id"),
@@ -220,3 +234,10 @@ def _extend_studies() -> None:
         op.drop_index(f"ix_studies_{column}", "studies")
     for columns in STUDY_INDEXES:
         _index("studies", *columns)
+    op.add_column("events", _text("owner_id", nullable=True))  # studies had no owners
+    _index("events", "owner_id", "event_id")
+    op.drop_index("ix_trials_study_id_state", "trials")
+    _index("trials", "study_id", "state", "sequence")
+    for column in ("study_id", "trial_id"):
+        op.drop_index(f"ix_artifacts_{column}", "artifacts")
+        _index("artifacts", column, "artifact_id")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.database import open_store
-from service.settings import Settings
+from service.settings import Settings, load_settings
 from service.store import SqlStudyStore
 
 INTERRUPTED = 130
@@ -56,7 +56,7 @@ def print_json(value: Any) -> None:
 def settings_with(database: str | None, isolation: str | None = None) -> Settings:
     """The settings, with what was given on the command line."""
     given = {"database_url": database, "isolation": isolation}
-    return Settings().model_copy(update={name: value for name, value in given.items() if value})
+    return load_settings(**{name: value for name, value in given.items() if value})
 
 
 @contextmanager

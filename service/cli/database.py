@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from service.cli.console import output, print_json, settings_with
+from dashboards import units
+from service.artifacts import open_artifacts
+from service.backups import back_up
+from service.backups import restore as restore_backup
+from service.cli.console import output, print_json, say, settings_with
 from service.cli.options import AsJson, Database
-from service.database import migrate
+from service.connections import without_password
+from service.database import migrate, open_engine
+from service.housekeeping import keep_house
 
-app = typer.Typer(help="The database.", no_args_is_help=True)
+BackupFile = Annotated[Path, typer.Argument(help="File of the backup.", metavar="FILE")]
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps `upgrade` a command of its own while it is the only one."""
+app = typer.Typer(help="The database, and the files that its rows refer to.", no_args_is_help=True)
 
 
 @app.command()
@@ -22,6 +28,67 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     settings = settings_with(database)
     migrate(settings.database_url)
     if as_json:
-        print_json({"database": settings.database_url, "upgraded": True})
+        print_json({"database": without_password(settings.database_url), "upgraded": True})
     else:
         output.print("the database has this version's schema")
+
+
+@app.command()
+def gc(database: Database = None, as_json: AsJson = False) -> None:
+    """Remove what is expired: files nobody refers to, traces beyond quotas, old keys, sessions and audit entries.
+
+    Workers of a service do it by themselves.
+    """
+    settings = settings_with(database)
+    engine = open_engine(settings.database_url)
+    try:
+        report = keep_house(engine, open_artifacts(settings), settings)
+    finally:
+        engine.dispose()
+    if as_json:
+        print_json(report)
+        return
+    output.print(
+        f"{report.num_files} files removed, {units.memory(report.size_bytes)}; {report.num_traces} traces given up"
+    )
+
+
+@app.command()
+def backup(
+    path: BackupFile,
+    without_artifacts: Annotated[
+        bool, typer.Option("--without-artifacts", help="The rows only, without traces and uploads.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the database and the files that it refers to into FILE, as they are at one moment; may be in use."""
+    settings = settings_with(database)
+    artifacts = None if without_artifacts else open_artifacts(settings)
+    report = back_up(settings.database_url, artifacts, path, force=force)
+    if as_json:
+        print_json(report)
+        return
+    files = units.counted(report.num_artifacts, "file")
+    output.print(f"{path}  the database and {files}, {units.memory(report.size_bytes)}", soft_wrap=True, markup=False)
+    if report.num_missing:
+        say(f"{units.counted(report.num_missing, 'file')} that rows refer to were not there", style="yellow")
+
+
+@app.command()
+def restore(
+    path: BackupFile,
+    force: Annotated[bool, typer.Option("--force", help="Replace what the database holds.")] = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a backup back; stop servers and workers first, and restore only files that you trust."""
+    settings = settings_with(database)
+    report = restore_backup(settings.database_url, open_artifacts(settings), path, force=force)
+    if as_json:
+        print_json(report)
+        return
+    output.print(f"restored the database and {units.counted(report.num_artifacts, 'file')}")
+    if not report.is_current:
+        say(f"its schema is {report.revision}: run `steptune db upgrade` next", style="yellow")

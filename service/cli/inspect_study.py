@@ -12,6 +12,8 @@ from rich.text import Text
 
 from service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with, short_name
 from service.cli.options import AsJson, Database, Isolation, Python, StudyId
+from service.cli.remote import Token, TokenFile, Url, connected, study_id_of
+from service.cli.remote_export import export_remote
 from service.store import SqlStudyStore
 from tuner.errors import StoreError, StudyNotFound
 from tuner.records import Recommendation, Study, StudyState, Verdict
@@ -99,9 +101,19 @@ def export(
     ] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", help="Folder, or `-` for standard output.")] = Path(),
     database: Database = None,
+    url: Url = None,
+    token: Token = None,
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study's recommendation in formats that other tools read; all of them and the report by default."""
+    """Write a study's recommendation in formats that other tools read; all of them and the report by default.
+
+    With --url, that of a study of a service, without the report.
+    """
+    if url and database is None:
+        with connected(url, token, token_file) as client:
+            export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
+        return
     from service.studies import write_exports, write_report
     from tuner.export import EXPORTERS, exporter_named
 

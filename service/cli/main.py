@@ -10,7 +10,22 @@ import typer
 from rich.text import Text
 
 import tuner
-from service.cli import analyze, catalogue, compare, database, diagnose, inspect_study, tune
+from service.cli import (
+    analyze,
+    catalogue,
+    compare,
+    database,
+    diagnose,
+    inspect_study,
+    queue,
+    serve,
+    submit,
+    token,
+    tune,
+    user,
+    watch,
+    worker,
+)
 from service.cli.console import INTERRUPTED, errors, say
 from tuner.errors import SteptuneError
 
@@ -29,7 +44,14 @@ catalogue.register(app)
 diagnose.register(app)
 analyze.register(app)
 compare.register(app)
+serve.register(app)
+worker.register(app)
+submit.register(app)
+watch.register(app)
+queue.register(app)
 app.add_typer(database.app, name="db")
+app.add_typer(token.app, name="token")
+app.add_typer(user.app, name="user")
 
 
 @app.callback(invoke_without_command=True)

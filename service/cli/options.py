@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tuner.errors import ChoiceError
+from tuner.records import Numerics
 
 Database = Annotated[
     str | None,
@@ -56,3 +57,22 @@ def _known_device(name: str | None) -> str | None:
     if name not in (None, "cpu", "cuda"):
         raise ChoiceError(f"--device {name}: a device is `cpu` or `cuda`")
     return name
+
+
+def parse_names(values: list[str] | None) -> tuple[str, ...]:
+    """Names that were given one by one, or with commas between them."""
+    return tuple(name.strip() for value in values or [] for name in value.split(",") if name.strip())
+
+
+def parse_allowed(values: list[str]) -> tuple[Numerics, ...]:
+    """Numerics that need to be allowed.
+
+    Raises:
+        ChoiceError: Another name.
+    """
+    allowed = []
+    for name in parse_names(values):
+        if name not in (Numerics.LOSSY, Numerics.RECIPE):
+            raise ChoiceError(f"--allow {name}: only `lossy` and `recipe` need to be allowed")
+        allowed.append(Numerics(name))
+    return tuple(allowed)

@@ -11,13 +11,25 @@ import typer
 from service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from service.cli.inspect_study import resolve
 from service.cli.live import live_progress
-from service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, StudyId, WorkloadName
+from service.cli.options import (
+    AsJson,
+    Database,
+    Device,
+    ForeignLoad,
+    Isolation,
+    Python,
+    Seed,
+    StudyId,
+    WorkloadName,
+    parse_allowed,
+    parse_names,
+)
 from service.quantities import parse_bytes, parse_duration_s
 from service.settings import Settings
 from service.store import SqlStudyStore
-from tuner.errors import ChoiceError, StorageFull, StoreError
+from tuner.errors import StorageFull, StoreError
 from tuner.hardware import check_platform
-from tuner.records import MeasureSettings, Numerics, Study, StudySettings, StudyState
+from tuner.records import MeasureSettings, Study, StudySettings, StudyState
 
 if TYPE_CHECKING:
     from service.isolation import Level
@@ -87,9 +99,9 @@ def tune(
     settings = StudySettings(
         budget_s=parse_duration_s(budget),
         max_trials=trials,
-        allow=_allowed(allow or []),
-        only=_names(only),
-        skip=_names(skip),
+        allow=parse_allowed(allow or []),
+        only=parse_names(only),
+        skip=parse_names(skip),
         seed=seed,
         num_ranks=ranks,
         device=device,
@@ -114,6 +126,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
+    from service.queue import StudyQueue
     from service.running import chosen_level
     from service.studies import check_unchanged, check_writable
 
@@ -126,6 +139,7 @@ def resume(
         if study.state is StudyState.COMPLETED:
             raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
         check_unchanged(study)
+        StudyQueue(store.engine).take_over(study.study_id)
         _run(study, store, service_settings, output_folder, python, level, as_json)
 
 
@@ -185,16 +199,3 @@ class _terminated_as_interrupt:
     @staticmethod
     def _interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
-
-
-def _names(values: list[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for value in values or [] for name in value.split(",") if name.strip())
-
-
-def _allowed(values: list[str]) -> tuple[Numerics, ...]:
-    allowed = []
-    for name in _names(values):
-        if name not in (Numerics.LOSSY, Numerics.RECIPE):
-            raise ChoiceError(f"--allow {name}: only `lossy` and `recipe` need to be allowed")
-        allowed.append(Numerics(name))
-    return tuple(allowed)

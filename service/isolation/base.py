@@ -55,6 +55,7 @@ class SandboxRequest:
         resources: What they may take.
         network: Whether they may use it; loopback they always may.
         readable: Files and folders that the workload reads beside its own, datasets above all.
+        gpus: NVIDIA's that they have, by their numbers in the order of the PCI bus; None for all.
         hidden: The service's own files: the database, other studies.
     """
 
@@ -64,6 +65,7 @@ class SandboxRequest:
     resources: Resources
     network: bool = False
     readable: tuple[Path, ...] = ()
+    gpus: tuple[int, ...] | None = None
     hidden: tuple[Path, ...] = ()
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from service.isolation.base import Level, SandboxRequest
+from service.isolation.devices import device_nodes, device_variables
 from service.isolation.environment import USER, clean_environment
 from service.isolation.users import become, give, open_to_others, own_user
 from service.isolation.visible import interpreter_paths, system_paths, workload_paths
@@ -29,7 +30,6 @@ from tuner.trials.study_files import StudyFiles
 TEMPORARY = "/tmp"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Without a network, names of hosts lead nowhere: ranks of one machine meet on the loopback device."""
-DEVICES = ("nvidia*", "nvidia-caps/*", "kfd", "dri/*")
 _AS_ROOT = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
@@ -42,6 +42,7 @@ class Bubblewrap(Level):
     @contextlib.contextmanager
     def sandbox(self, request: SandboxRequest) -> Iterator[Sandbox]:
         environment = clean_environment(os.environ) | ({} if request.network else LOOPBACK)
+        environment |= device_variables(request.gpus)
         own, folder = workload_paths(request.workload, request.hidden)
         own = [*own, *request.readable]
         command = self._command(request, environment, own)
@@ -82,7 +83,7 @@ class Bubblewrap(Level):
             *("--proc", "/proc", "--dev", "/dev"),
             *("--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"),
             *("--perms", "1777", "--size", size, "--tmpfs", TEMPORARY),
-            *_devices(),
+            *(argument for path in device_nodes(request.gpus) for argument in ("--dev-bind", str(path), str(path))),
             *_mounts(shown, study),
             *("--symlink", str(StudyFiles(study).compiler_headers), f"{TEMPORARY}/torchinductor_{USER}"),
             *("--remount-ro", "/", "--remount-ro", "/dev"),
@@ -121,13 +122,6 @@ def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
                 yield from ("--perms", "0755", "--dir", str(folder))
         yield from ("--bind" if path == study else "--ro-bind", str(path), str(path))
         mounted.append(path)
-
-
-def _devices() -> Iterator[str]:
-    for pattern in DEVICES:
-        for path in sorted(Path("/dev").glob(pattern)):
-            if not path.is_dir():
-                yield from ("--dev-bind", str(path), str(path))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from service.models.access import (
     WorkloadSourceRow,
 )
 from service.models.base import Base
-from service.models.queue import QueueEntryRow, ResourceSlotRow, WorkerRow
+from service.models.queue import DeletedUsageRow, QueueEntryRow, ResourceSlotRow, WorkerRow
 from service.models.studies import (
     ArtifactRow,
     BreakdownRow,
@@ -38,6 +38,7 @@ __all__ = [
     "BrowserSessionRow",
     "CollectiveStatsRow",
     "DecisionRow",
+    "DeletedUsageRow",
     "EventRow",
     "FindingRow",
     "GapStatsRow",

@@ -41,6 +41,8 @@ class ApiTokenRow(Base):
 
     token_id: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key())
+    parent_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
+    """The token with which it was made; it ends with it."""
     name: Mapped[str]
     secret_sha256: Mapped[str]
     scopes: Mapped[str]
@@ -59,7 +61,6 @@ class BrowserSessionRow(Base):
     user_id: Mapped[str] = mapped_column(_user_key(), index=True)
     token_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
     """The token it was opened with; it ends with it."""
-    csrf_sha256: Mapped[str]
     scopes: Mapped[str]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
@@ -96,6 +97,7 @@ class IdempotencyKeyRow(Base):
     status: Mapped[int | None]
     """NULL while the first request is at work."""
     headers: Mapped[str | None]
+    """Of the answer, as JSON; before there is one, the id for what the request makes."""
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 

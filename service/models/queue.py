@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models.base import Base, study_key
+from service.models.base import COUNTER, Base, study_key
 
 
 class QueueEntryRow(Base):
     """A study that was submitted to the service: its state is the study's (queued, running, …)."""
 
     __tablename__ = "queue_entries"
+    __table_args__ = (Index(None, "source_id", "study_id"),)
 
     study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
-    source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"), index=True)
+    source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"))
     """What was uploaded; NULL for a zoo entry or a module on the worker."""
     version: Mapped[int] = mapped_column(server_default="1")
     """Grows with every change that a reader can see: the ETag."""
@@ -32,9 +33,7 @@ class QueueEntryRow(Base):
     """A fingerprint of a hardware profile, or a part of its label."""
     num_devices: Mapped[int] = mapped_column(server_default="1")
     place: Mapped[str] = mapped_column(server_default="")
-    """Host and devices on which its last figures were measured."""
-    waits_for: Mapped[str] = mapped_column(server_default="")
-    """Why nobody runs it, for a person."""
+    """Host and devices that the last claim took."""
     requested: Mapped[str] = mapped_column(server_default="")
     """What the user wants of a running study: "", "cancel" or "pause"."""
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.worker_id", ondelete="SET NULL"), index=True)
@@ -43,12 +42,24 @@ class QueueEntryRow(Base):
     lease_until: Mapped[datetime | None]
     num_claims: Mapped[int] = mapped_column(server_default="0")
     num_lost: Mapped[int] = mapped_column(server_default="0")
-    """Claims whose worker died."""
+    """Claims whose worker died, since a trial was last completed."""
     device_seconds: Mapped[float] = mapped_column(server_default="0")
     """Devices times the time that workers held it."""
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None] = mapped_column(index=True)
+
+
+class DeletedUsageRow(Base):
+    """What a study had used that was deleted: quotas and turns still count it, until it is old."""
+
+    __tablename__ = "deleted_usage"
+
+    usage_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
+    owner_id: Mapped[str] = mapped_column(ForeignKey("users.user_id", ondelete="CASCADE"), index=True)
+    device_seconds: Mapped[float]
+    ended_at: Mapped[datetime] = mapped_column(index=True)
+    """When the study ended; when it was deleted, if it had not."""
 
 
 class WorkerRow(Base):

@@ -45,6 +45,7 @@ class StudyRow(Base):
         Index(None, "owner_id", "study_id"),
         Index(None, "owner_id", "state", "study_id"),
         Index(None, "workload_id", "study_id"),
+        Index(None, "workload", "study_id"),
         Index(None, "hardware_fingerprint", "study_id"),
     )
 
@@ -66,7 +67,7 @@ class TrialRow(Base):
     """One trial. `record` is the trial as it began; `state` and `result` are what came of it."""
 
     __tablename__ = "trials"
-    __table_args__ = (UniqueConstraint("study_id", "sequence"), Index(None, "study_id", "state"))
+    __table_args__ = (UniqueConstraint("study_id", "sequence"), Index(None, "study_id", "state", "sequence"))
 
     trial_id: Mapped[str] = mapped_column(primary_key=True)
     study_id: Mapped[str] = mapped_column(study_key())
@@ -237,11 +238,15 @@ class ArtifactRow(Base):
     """A file, kept once under its digest however many trials have it."""
 
     __tablename__ = "artifacts"
-    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012
+    __table_args__ = (
+        Index(None, "study_id", "artifact_id"),
+        Index(None, "trial_id", "artifact_id"),
+        {"sqlite_autoincrement": True},
+    )
 
     artifact_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
-    study_id: Mapped[str] = mapped_column(study_key(), index=True)
-    trial_id: Mapped[str | None] = mapped_column(trial_key(), index=True)
+    study_id: Mapped[str] = mapped_column(study_key())
+    trial_id: Mapped[str | None] = mapped_column(trial_key())
     kind: Mapped[str]
     digest: Mapped[str] = mapped_column(index=True)
     size_bytes: Mapped[int]
@@ -252,10 +257,16 @@ class EventRow(Base):
     """Something that happened. Rows are only ever added, and numbers are never used again."""
 
     __tablename__ = "events"
-    __table_args__ = (Index(None, "study_id", "event_id"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        Index(None, "study_id", "event_id"),
+        Index(None, "owner_id", "event_id"),
+        {"sqlite_autoincrement": True},
+    )
 
     event_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
     study_id: Mapped[str] = mapped_column(study_key())
+    owner_id: Mapped[str | None]
+    """The study's, which never changes: here, so that an index has it before the numbers."""
     kind: Mapped[str]
     at: Mapped[datetime]
     record: Mapped[str]

@@ -3,7 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -22,7 +22,11 @@ from builders import (
 )
 from msgspec.structs import replace
 
+from service.connections import writing
 from service.database import open_store
+from service.fencing import Lease
+from service.models import QueueEntryRow, WorkerRow
+from service.store import SqlStudyStore
 from tuner.errors import StoreError, StudyNotFound
 from tuner.memory_store import MemoryStudyStore
 from tuner.protocols import StudyStore
@@ -37,14 +41,70 @@ def sqlite_url(tmp_path) -> str:
     return f"sqlite:///{tmp_path}/steptune.db"
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "fenced sqlite", "fenced postgresql"])
 def store(request, sqlite_url) -> Iterator[StudyStore]:
     if request.param == "memory":
         yield MemoryStudyStore()
     else:
-        store = open_store(sqlite_url if request.param == "sqlite" else request.getfixturevalue("postgres_url"))
-        yield store
+        store = open_store(request.getfixturevalue("postgres_url") if "postgresql" in request.param else sqlite_url)
+        yield FencedStores(store) if "fenced" in request.param else store
         store.close()
+
+
+class FencedStores:
+    """A worker's view: each study is held by a lease, and written to under it."""
+
+    def __init__(self, store: SqlStudyStore) -> None:
+        self._store = store
+        self._of_study: dict[str, SqlStudyStore] = {}
+        self._of_trial: dict[str, SqlStudyStore] = {}
+
+    def create_study(self, study) -> None:
+        self._store.create_study(study)
+        lease = Lease(study_id=study.study_id, worker_id="worker", fence=1)
+        now = datetime.now(UTC)
+        with writing(self._store.engine) as session:
+            session.merge(
+                WorkerRow(
+                    worker_id="worker",
+                    name="",
+                    host_id="",
+                    state="busy",
+                    device_kind="cpu",
+                    devices="[]",
+                    isolation="none",
+                    version="",
+                    started_at=now,
+                    heartbeat_at=now,
+                )
+            )
+            session.flush()
+            session.add(
+                QueueEntryRow(
+                    study_id=study.study_id,
+                    worker_id="worker",
+                    fence=1,
+                    queued_at=now,
+                    lease_until=now + timedelta(hours=1),
+                )
+            )
+        self._of_study[study.study_id] = SqlStudyStore(self._store.engine, lease=lease)
+
+    def begin_trials(self, trials) -> None:
+        store = self._of_study.get(trials[0].study_id, self._store)
+        store.begin_trials(trials)
+        self._of_trial |= {trial.trial_id: store for trial in trials}
+
+    def complete_trials(self, results) -> None:
+        self._of_trial.get(results[0].trial_id, self._store).complete_trials(results)
+
+    def __getattr__(self, name: str):
+        def call(first=None, *arguments, **named):
+            arguments = arguments if first is None else (first, *arguments)
+            store = self._of_study.get(str(getattr(first, "study_id", first)), self._store)
+            return getattr(store, name)(*arguments, **named)
+
+        return call
 
 
 @pytest.fixture
@@ -382,6 +442,14 @@ class TestArtifacts:
         )
         assert (export.trial_id, export.kind) == (None, "export")
         assert datetime.fromisoformat(export.created_at) >= datetime.fromisoformat(trace.created_at)
+
+    def test_what_was_said_before_is_not_said_twice(self, begun):
+        """A commit whose end nobody saw is sent again."""
+        for trial_id in (TRIAL_ID, TRIAL_ID, None, None):
+            begun.add_artifact(STUDY_ID, trial_id, "trace", DIGEST, 1234)
+        begun.add_artifact(STUDY_ID, TRIAL_ID, "timeline", DIGEST, 1234)
+        found = [(artifact.trial_id, artifact.kind) for artifact in begun.artifacts(STUDY_ID)]
+        assert found == [(TRIAL_ID, "trace"), (None, "trace"), (TRIAL_ID, "timeline")]
 
     def test_the_trial_must_be_one_of_the_study(self, begun):
         """Neither an unknown trial nor one of another study is accepted."""

@@ -2,11 +2,13 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from marked import VARIABLE, marked, new_mark, none_left
 from trial_builders import THREE_THREADS, Prepared, prepare, reference
 
+from tuner.errors import WorkloadError
 from tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
 
 WORKERS = Candidate(choices={"data_loading": {"num_workers": 1}})
@@ -126,6 +128,33 @@ class TestDying:
         failure = failure_of(study, run_deed(study, deed, "window", **NO_GUARD))
         assert (failure.kind, failure.phase) == (FailureKind.CRASH, Phase.MEASURE)
         assert f"exited with status {status}" in failure.message
+
+
+class TestKilledByOthers:
+    """An operator's `kill -9` says nothing of the workload: what it ended runs again, twice at most."""
+
+    def test_what_was_killed_runs_again(self, tmp_path: Path) -> None:
+        left = tmp_path / "left"
+        left.write_text("2")
+        prepared = prepare(reference("misbehaving", "Killed", left=str(left)), tmp_path / "study")
+        try:
+            assert left.read_text() == "0"
+            left.write_text("1")
+            assert prepared.run_baseline().ok
+            left.write_text("3")
+            result = prepared.run_baseline()
+            assert result.failure is not None
+            assert (result.failure.kind, result.failure.signal) == (FailureKind.CRASH, signal.SIGKILL)
+            assert left.read_text() == "0"
+        finally:
+            prepared.runner.close()
+
+    def test_a_task_that_is_killed_every_time_fails(self, tmp_path: Path) -> None:
+        left = tmp_path / "left"
+        left.write_text("9")
+        with pytest.raises(WorkloadError, match="killed by SIGKILL"):
+            prepare(reference("misbehaving", "Killed", left=str(left)), tmp_path / "study")
+        assert left.read_text() == "6"
 
 
 class TestLoaderWorkers:

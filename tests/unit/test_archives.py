@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.archives import ArchiveLimits, find_workloads, unpack
-from tuner.errors import ArchiveRefused
+from service.archives import MAX_SOURCE_BYTES, ArchiveLimits, find_workloads, unpack
+from tuner.errors import ArchiveRefused, WorkloadRejected
 
 SMALL = ArchiveLimits(members=20, total_bytes=4 << 20, file_bytes=3 << 20, depth=5, name_bytes=200)
 Entry = tuple[str, bytes]
@@ -268,3 +268,20 @@ class TestFindingWorkloads:
         (tmp_path / "nested.py").write_text("(" * 5000)
         (tmp_path / "null.py").write_bytes(b"x = 1\0")
         assert find_workloads(tmp_path) == ["pkg/train.py:Mine", "pkg/train.py:Duck"]
+
+    def test_a_base_that_is_nested_deeply_is_looked_at(self, tmp_path: Path) -> None:
+        (tmp_path / "deep.py").write_text(f"class Deep({'x.' * 1500}Workload): ...\n")
+        (tmp_path / "other.py").write_text(f"class Other({'x.' * 1500}y): ...\n")
+        assert find_workloads(tmp_path) == ["deep.py:Deep"]
+
+    @pytest.mark.parametrize(
+        ("sizes", "said"),
+        [([10, MAX_SOURCE_BYTES + 1], "'b.py' has 262,145 bytes"), ([MAX_SOURCE_BYTES] * 9, "have 2,359,296 bytes")],
+    )
+    def test_more_than_can_be_parsed_is_refused(self, tmp_path: Path, sizes: list[int], said: str, monkeypatch) -> None:
+        monkeypatch.setattr("service.archives.ast.parse", lambda source: pytest.fail("it is parsed"))
+        for name, size in zip("abcdefghi", sizes, strict=False):
+            (tmp_path / f"{name}.py").write_text("#" * size)
+        with pytest.raises(WorkloadRejected, match=said) as caught:
+            find_workloads(tmp_path)
+        assert "name it with `entry`" in str(caught.value)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,3 +154,26 @@ class TestDifference:
         assert difference.probability_above(0.02) == pytest.approx(0.5)
         assert difference.probability_above(0.0) == pytest.approx(0.97725, abs=1e-4)
         assert difference.ratio == pytest.approx(math.exp(0.02))
+
+
+class TestPlaces:
+    GAINS = gains_of(base=0.0, a=0.15, b=-0.10, both=0.35)
+
+    @classmethod
+    def placed(cls, place, candidates, *, level):
+        found = rates(candidates, cls.GAINS, level=lambda order: level, seed=len(place))
+        return [replace(observation, place=place) for observation in found]
+
+    def test_rates_of_two_places_say_nothing_about_each_other(self):
+        """Not that both are equal either: what is known of A is what was known before anything was measured."""
+        model = EffectModel([*self.placed("x", [BASE] * 4, level=0.0), *self.placed("y", [A] * 4, level=1.0)])
+        found = model.difference(A, BASE)
+        prior_sd = math.hypot(MAIN_EFFECT_SD, OWN_EFFECT_SD)
+        assert found.sd == pytest.approx(prior_sd, rel=0.05)
+        assert abs(found.mean) < 0.1 * prior_sd
+
+    def test_a_baseline_in_both_places_connects_them(self):
+        there = self.placed("y", [BASE, A, BASE, A], level=1.0)
+        found = EffectModel([*self.placed("x", [BASE] * 4, level=0.0), *there]).difference(A, BASE)
+        assert abs(found.mean - 0.15) < 3 * found.sd
+        assert found.sd < 2 * NOISE_SD

@@ -1,7 +1,9 @@
 """Parts of isolation that can be looked at without running anybody's code."""
 
 import os
+import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.isolation import LEVELS, Unavailable, choose, level_named
+from service.isolation import LEVELS, Resources, SandboxRequest, Unavailable, choose, devices, level_named
 from service.isolation.bubblewrap import Bubblewrap
 from service.isolation.environment import ALLOWED, clean_environment
 from service.isolation.users import closed_to_others, give
@@ -76,6 +78,48 @@ class TestVisible:
             (project / f"image{number}").touch()
         with pytest.raises(IsolationUnavailable, match="put the workload into a folder of its own"):
             visible_parts(project, ())
+
+
+class TestDevices:
+    @pytest.fixture(autouse=True)
+    def machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three GPUs whose nodes are numbered against the order of the bus; one of them is not in this container."""
+        nodes, driver = tmp_path / "dev", tmp_path / "driver"
+        for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1", "kfd"):
+            (nodes / name).parent.mkdir(parents=True, exist_ok=True)
+            (nodes / name).touch()
+        for address, minor in (("0000:1b", 3), ("0000:43", 2), ("0000:52", 0)):
+            (driver / address).mkdir(parents=True)
+            (driver / address / "information").write_text(f"Model: \t Some\nDevice Minor: \t {minor}\n")
+        monkeypatch.setattr(devices, "NODES", nodes)
+        monkeypatch.setattr(devices, "DRIVER", driver)
+
+    @pytest.mark.parametrize(("gpus", "shown"), [((0,), {"nvidia3"}), ((1,), {"nvidia0"}), ((), set()), ((7,), set())])
+    def test_only_the_claimed_gpus_are_shown_with_what_their_driver_needs(self, gpus, shown) -> None:
+        control = {"nvidiactl", "nvidia-uvm", "nvidia-cap1", "kfd"}
+        assert {path.name for path in devices.device_nodes(gpus)} == control | shown
+
+    def test_all_are_shown_where_none_were_claimed_by_number(self) -> None:
+        assert devices.visible_gpus(None) is devices.visible_gpus("MIG-1") is None
+        assert devices.visible_gpus("") == ()
+        assert {"nvidia0", "nvidia3"} <= {path.name for path in devices.device_nodes(None)}
+
+    def test_they_are_counted_from_zero_in_the_order_that_was_asked_for(self) -> None:
+        assert devices.device_variables(devices.visible_gpus("5,3"))["CUDA_VISIBLE_DEVICES"] == "1,0"
+
+    def test_the_sandbox_binds_them(self, tmp_path: Path) -> None:
+        (tmp_path / "study").mkdir()
+        request = SandboxRequest(
+            study_directory=tmp_path / "study",
+            workload="zoo:synthetic",
+            python=sys.executable,
+            resources=Resources.of_this_machine(tmp_path),
+            gpus=(1,),
+        )
+        command = Bubblewrap()._command(request, {}, [])
+        bound = {Path(path).name for option, path in pairwise(command) if option == "--dev-bind"}
+        assert "nvidia0" in bound
+        assert "nvidia3" not in bound
 
 
 class TestChoosing:

@@ -114,6 +114,21 @@ class Misbehaving(Regression):
             STEP_DEEDS[self._deed]()
 
 
+class Killed(Regression):
+    """Somebody kills its process while it builds the model, as often as a file says."""
+
+    def __init__(self, left: str) -> None:
+        super().__init__()
+        self._left = Path(left)
+
+    def model(self) -> torch.nn.Module:
+        left = int(self._left.read_text())
+        if left:
+            self._left.write_text(str(left - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().model()
+
+
 def _is_measured() -> bool:
     """Whether this step belongs to a window; a workload cannot know, so the stack is asked."""
     frame = sys._getframe()

@@ -100,7 +100,7 @@ def judge(
         The finalists, the best first; those of fewer than two complete blocks have no gain.
     """
     judged = []
-    levels = [log_rate(result).mean for result in (*earlier, *(b[reference.key] for b in blocks if reference.key in b))]
+    levels = _levels([*earlier, *(b[reference.key] for b in blocks if reference.key in b)])
     for candidate in finalists:
         both = [b for b in blocks if reference.key in b and candidate.key in b]
         ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
@@ -109,12 +109,20 @@ def judge(
     return judged
 
 
+def _levels(results: Sequence[TrialResult]) -> list[float]:
+    """Log rates, less the mean of their place: how a machine changes, not how machines differ."""
+    by_place: dict[str, list[float]] = {}
+    for result in results:
+        by_place.setdefault(result.place, []).append(log_rate(result).mean)
+    return [rate - statistics.mean(rates) for rates in by_place.values() for rate in rates]
+
+
 def gain_of(log_ratios: Sequence[float], num_finalists: int, levels: Sequence[float] = ()) -> Gain | None:
     """Ratio, simultaneous interval, and where a further confirmation of the same size would fall.
 
     Args:
         log_ratios: Over the baseline, by block.
-        levels: Log rates of the baseline over the whole study.
+        levels: Log rates of the baseline over the whole study, less the mean of their place.
     """
     if len(log_ratios) < 2:
         return None

@@ -112,6 +112,10 @@ class Designer:
         self.knowledge.take_in(outcome, self._next.companion)
         self._advance(outcome)
 
+    def learn(self, result: TrialResult) -> None:
+        """Takes in a trial that was not suggested: the story waits for the outcome of its suggestion as before."""
+        self.knowledge.take_in_beside(result)
+
     def best(self) -> Candidate:
         """What the search would recommend without a confirmation."""
         return next(iter(self.finalists(1)), self.reference)

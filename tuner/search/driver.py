@@ -8,13 +8,13 @@ suggestion the stored result is looked up, and only what is missing is run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 import tuner
-from tuner.errors import BaselineFailed, BudgetError, SteptuneError, StoreError
+from tuner.errors import BaselineFailed, BudgetError, RunnerError, SteptuneError, StoreError
 from tuner.estimates import log_rate, units_per_s
 from tuner.profiling.bounds import situation_of
 from tuner.profiling.diagnosis import Evidence, diagnose
@@ -52,6 +52,8 @@ MIN_CAP_S = 1.0
 REFERENCE_SHARE = 0.10
 """Of the budget that the guard's reference runs may take."""
 MANY_TRIALS = 500
+MOVED_STARTS = 2
+"""Starts of the reference and of the incumbent in each place to which a study moves."""
 STEPS_OF_A_TRIAL = 12
 """A trial takes at least this many steps: guard, warm-up, windows."""
 
@@ -83,6 +85,20 @@ class StudyView:
         return self.clock() - self.began_s
 
 
+class StudyInterrupt(KeyboardInterrupt):
+    """Ends a study before its end, wherever it is.
+
+    Args:
+        state: The study's from then on.
+        recommends: Whether the best so far is recommended, where a baseline was measured.
+    """
+
+    def __init__(self, state: StudyState = StudyState.INTERRUPTED, *, recommends: bool = False) -> None:
+        super().__init__(state.value)
+        self.state = state
+        self.recommends = recommends
+
+
 class StudyDriver:
     """Runs one study.
 
@@ -90,6 +106,10 @@ class StudyDriver:
         store: Holds the study already.
         runner: For the study's workload and directory.
         on_change: Called with the view whenever it has changed.
+        before_trials: Called before trials begin; may raise `StudyInterrupt`.
+        place: Which machine and devices of it this is; figures of different places are compared by their ratios to
+            the baseline of their place only. Empty where there is but one.
+        other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
         clock: Seconds that only grow.
     """
 
@@ -100,6 +120,9 @@ class StudyDriver:
         runner: TrialRunner,
         *,
         on_change: Callable[[StudyView], None] = lambda view: None,
+        before_trials: Callable[[], None] = lambda: None,
+        place: str = "",
+        other_hardware: bool = False,
         strategies: Sequence[Strategy] = STRATEGIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,6 +131,9 @@ class StudyDriver:
         self._store = store
         self._runner = runner
         self._on_change = on_change
+        self._before_trials = before_trials
+        self._place = place
+        self._other_hardware = other_hardware
         self._strategies = tuple(strategies)
         self._ledger = Ledger(store, study.study_id)
         self._spent_before_s = self._ledger.spent_s
@@ -119,7 +145,7 @@ class StudyDriver:
         """Runs what is left of the study.
 
         A keyboard interrupt keeps everything that was measured and recommends the best so far,
-        unconfirmed.
+        unconfirmed; so does a `StudyInterrupt` that says so. Where there is no recommendation it goes on up.
 
         Raises:
             BaselineFailed: The user's own configuration could not be measured.
@@ -132,10 +158,14 @@ class StudyDriver:
             self._search()
             self._confirm()
             return self._finish(StudyState.COMPLETED)
+        except StudyInterrupt as interrupt:
+            if not interrupt.recommends:
+                raise
+            return self._finish_interrupted(interrupt.state)
         except KeyboardInterrupt:
-            return self._finish_interrupted()
-        except StoreError:
-            raise
+            return self._finish_interrupted(StudyState.INTERRUPTED)
+        except (StoreError, RunnerError):
+            raise  # nobody's fault who wrote the workload: the study can go on
         except SteptuneError as error:
             self._store.set_state(self.study.study_id, StudyState.FAILED, str(error))
             raise
@@ -145,16 +175,17 @@ class StudyDriver:
     def _prepare(self) -> None:
         self._say(stage="looking at the machine")
         environment = self._runner.describe()
-        if self.study.environment and self.study.environment.hardware != environment.hardware:
+        known = self.study.environment
+        if known and known.hardware != environment.hardware and not self._other_hardware:
             raise StoreError(
-                f"study {self.study.study_id} was begun on {self.study.environment.hardware.label}; this is "
+                f"study {self.study.study_id} was begun on {known.hardware.label}; this is "
                 f"{environment.hardware.label}, or has other versions. Figures of different machines are not "
                 "compared: begin a new study"
             )
         self._say(stage="looking at the workload")
         facts = self._runner.inspect()
         # Figures that change from one look to the next (free memory, measured peaks) stay as they were.
-        environment = self.study.environment or environment
+        environment = known if known and known.hardware == environment.hardware else environment
         facts = self.study.facts or facts
         self.study = msgspec.structs.replace(self.study, facts=facts, environment=environment)
         self._store.update_study(self.study)
@@ -242,7 +273,9 @@ class StudyDriver:
         while (suggestion := designer.suggest()) is not None:
             self._say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
             result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
+            self._learn_of_moves(result)
             if result is None:
+                self._measure_here()
                 companion = suggestion.companion
                 if companion is not None and self._takes_turns(suggestion.candidate, companion):
                     pair, purposes = [companion, suggestion.candidate], [Purpose.COMPANION, suggestion.purpose]
@@ -256,6 +289,38 @@ class StudyDriver:
         if designer.failed is not None:
             raise BaselineFailed(
                 f"the configuration that you run today could not be measured: {why_not(designer.failed)}"
+            )
+
+    def _learn_of_moves(self, result: TrialResult | None) -> None:
+        """Tells the designer what was measured again elsewhere, at the point of its story at which that happened:
+        before the result that is stored next, or the first that is missing.
+        """
+        assert self._designer is not None
+        for moved in self._ledger.take_moved(before=result):
+            self._designer.learn(moved)
+
+    def _measure_here(self) -> None:
+        """Where earlier figures are of another place: the reference and the incumbent again, so that what follows has
+        something of this place to be compared with.
+        """
+        designer = self._designer
+        assert designer is not None
+        wanted = [designer.reference]
+        if designer.incumbent != designer.reference:
+            wanted.append(designer.incumbent)
+        while again := [c for c in wanted if not self._ledger.has_arrived(c, self._place, MOVED_STARTS)]:
+            self._say(stage="measuring again", current=again[0].label, activity="the study goes on in another place")
+            for group in self._groups(again):
+                results = self._run_group(group, [Purpose.MOVED] * len(group), self._ledger.num_moved)
+                self._check_reference(results[0])
+        self._learn_of_moves(None)
+
+    def _check_reference(self, result: TrialResult) -> None:
+        assert self._designer is not None
+        if result.candidate == self._designer.reference and not result.ok:
+            raise BaselineFailed(
+                "the study goes on in another place, where the configuration that gains are measured against could not "
+                f"be measured: {why_not(result)}"
             )
 
     def _takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
@@ -274,6 +339,7 @@ class StudyDriver:
         self, candidates: Sequence[Candidate], purposes: Sequence[Purpose], replicate: int
     ) -> list[TrialResult]:
         """Runs candidates in turns and stores their results."""
+        self._before_trials()
         specs = [self._specs.spec(c, p, replicate) for c, p in zip(candidates, purposes, strict=True)]
         group = new_id()
         trials = self._ledger.begin(specs, purposes, group, replicate)
@@ -281,7 +347,10 @@ class StudyDriver:
             self.study.study_id, "trials_began", {"group": group, "trials": [s.trial_id for s in specs]}
         )
         results = self._runner.run(specs, purposes, self._measure, group, self._on_progress)
-        results = [self._diagnosed(result, spec) for result, spec in zip(results, specs, strict=True)]
+        results = [
+            msgspec.structs.replace(self._diagnosed(result, spec), place=self._place)
+            for result, spec in zip(results, specs, strict=True)
+        ]
         self._ledger.complete(trials, results)
         outcomes = {r.trial_id: r.failure.kind.value if r.failure else "completed" for r in results}
         self._store.add_event(self.study.study_id, "trials_ended", {"group": group, "outcomes": outcomes})
@@ -337,10 +406,18 @@ class StudyDriver:
     def _run_block(self, block: Block) -> dict[str, TrialResult]:
         """One start of each; in turns where all fit together."""
         found = {c.key: self._ledger.find(c, Purpose.CONFIRM, block.number) for c in block.order}
+        if not self._is_whole(found.values()):  # a block is of one place
+            found = {key: result if result and result.place == self._place else None for key, result in found.items()}
         for group in self._groups([c for c in block.order if found[c.key] is None]):
             for result in self._run_group(group, [Purpose.CONFIRM] * len(group), block.number):
                 found[result.candidate.key] = result
         return {key: result for key, result in found.items() if result is not None and result.ok}
+
+    @staticmethod
+    def _is_whole(found: Iterable[TrialResult | None]) -> bool:
+        """Whether all of a block was measured, in one place."""
+        places = {None if result is None else result.place for result in found}
+        return len(places) == 1 and None not in places
 
     def _groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
         """What is measured at the same time: all in turns where they fit together, else one by one."""
@@ -366,7 +443,7 @@ class StudyDriver:
         assert self._designer is not None
         order = [self._designer.reference, *self._finalists]
         number = 0
-        while all(self._ledger.find(c, Purpose.CONFIRM, number) is not None for c in order):
+        while self._is_whole(self._ledger.find(c, Purpose.CONFIRM, number) for c in order):
             number += 1
         return number
 
@@ -398,13 +475,13 @@ class StudyDriver:
             return []
         return judge(self._designer.reference, self._finalists, self._blocks, self._baseline_results())
 
-    def _finish_interrupted(self) -> Recommendation:
+    def _finish_interrupted(self, state: StudyState) -> Recommendation:
         """The best so far, where a baseline was measured; else nothing can be said."""
         self._store.lose_running_trials(self.study.study_id)
         if self._designer is None or not self._baseline_results():
-            self._store.set_state(self.study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")
+            self._store.set_state(self.study.study_id, state, "before the baseline was measured")
             raise KeyboardInterrupt
-        return self._finish(StudyState.INTERRUPTED)
+        return self._finish(state)
 
     def _baseline_results(self) -> list[TrialResult]:
         assert self._designer is not None
@@ -414,8 +491,10 @@ class StudyDriver:
         """Of the confirmation where there was one; those that selected are not mixed in."""
         assert self._designer is not None
         key = self._designer.reference.key
-        confirmed = [log_rate(block[key]).mean for block in self._blocks if key in block]
-        return confirmed or [log_rate(result).mean for result in self._baseline_results()]
+        confirmed = [block[key] for block in self._blocks if key in block]
+        known = confirmed or self._baseline_results()
+        here = [result for result in known if result.place == known[-1].place]  # rates of places are not mixed
+        return [log_rate(result).mean for result in here]
 
     def _confirmations(self, judged: Sequence[Finalist]) -> list[Decision]:
         assert self._designer is not None
@@ -450,7 +529,8 @@ class StudyDriver:
         assert designer is not None
         baseline = self._baseline_results()
         if baseline:
-            view.baseline_units_per_s = sum(units_per_s(r) for r in baseline) / len(baseline)
+            here = [result for result in baseline if result.place == baseline[-1].place]
+            view.baseline_units_per_s = sum(units_per_s(r) for r in here) / len(here)
             best = designer.best()
             view.best_label = best.label
             view.best_gain = designer.knowledge.difference(best, designer.reference).ratio - 1

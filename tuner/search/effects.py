@@ -3,7 +3,7 @@
 Every process start gives a noisy rate; a group of trials that took turns gives noisy ratios. Both are
 put into one Gaussian model of logarithms:
 
-    log rate of trial t  =  gain(candidate)  +  level(t)  +  noise
+    log rate of trial t  =  gain(candidate)  +  level(place, t)  +  noise
     log ratio in a group =  gain(candidate) - gain(reference)  +  noise
 
 `gain` has a prior in which candidates that share a choice share its effect (main effects), and every
@@ -11,7 +11,8 @@ candidate has a small part of its own (interaction). `level` is the drift of a s
 the order of trials: none, a random walk, or something smooth. The kind of drift and the widths of drift
 and noise are taken from the data by maximum likelihood over a grid. So replicates, restarts of the
 baseline, sentinels and trials of other combinations all sharpen one comparison, and a machine that
-slows down does not look like a slow candidate.
+slows down does not look like a slow candidate. Each place (a machine, some devices of it) has a level of its own that
+says nothing about another's: where a study moves, rates are compared with rates of their place only.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2 and 5.
 """
@@ -79,6 +80,8 @@ class Observation:
     """Known part of the error: of the windows within the process."""
     noisy: bool = True
     """The noise of process starts comes on top; not so for what profiles say."""
+    place: str = ""
+    """Where a rate was measured; a ratio is of one place anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,7 @@ class EffectModel:
         self._observations = list(observations)
         self._candidates = _distinct(self._observations)
         self._design = self._design_matrix()
+        self._same_place = _same_place(self._observations)
         self._values = _centred(self._observations)
         self._gains = self._design @ _prior_covariance(self._candidates, self._candidates) @ self._design.T
         self.noise_sd, self.drift = self._fit()
@@ -145,7 +149,7 @@ class EffectModel:
     def _covariance(self, noise_sd: float, drift: Drift) -> Floats:
         rates = np.array([o.reference is None for o in self._observations])
         order = np.array([o.order for o in self._observations], dtype=float)
-        level = LEVEL_SD**2 + drift.covariance(order)
+        level = (LEVEL_SD**2 + drift.covariance(order)) * self._same_place
         known = np.array([o.standard_error**2 for o in self._observations])
         # A ratio carries the start-to-start noise of two processes.
         noisy = np.array([o.noisy for o in self._observations])
@@ -172,10 +176,20 @@ def _distinct(observations: Sequence[Observation]) -> list[Candidate]:
     return list(found.values())
 
 
+def _same_place(observations: Sequence[Observation]) -> Floats:
+    """1 where two observations are of one place, else 0."""
+    places = np.array([o.place for o in observations])
+    same: Floats = (places[:, None] == places[None, :]).astype(float)
+    return same
+
+
 def _centred(observations: Sequence[Observation]) -> Floats:
-    """Values, rates less the first rate, so that the level's prior need not know the unit."""
-    first = next((o.value for o in observations if o.reference is None), 0.0)
-    return np.array([o.value - (first if o.reference is None else 0.0) for o in observations])
+    """Values, rates less the first rate of their place, so that the level's prior need not know the unit."""
+    first: dict[str, float] = {}
+    for observation in observations:
+        if observation.reference is None:
+            first.setdefault(observation.place, observation.value)
+    return np.array([o.value - (first[o.place] if o.reference is None else 0.0) for o in observations])
 
 
 def _prior_covariance(left: Sequence[Candidate], right: Sequence[Candidate]) -> Floats:

@@ -55,6 +55,7 @@ class Knowledge:
         self._observations: list[Observation] = []
         self._costs: dict[str, list[float]] = {}
         self._situations: dict[str, Situation] = {}
+        self._profiled_in: dict[str, str] = {}
         self._profiled_pairs: set[tuple[str, str]] = set()
         self._model: EffectModel | None = None
 
@@ -69,25 +70,42 @@ class Knowledge:
         self.unpaired_since_sentinel += 1
         if not result.ok:
             return
-        choices = self.space.complete(result.candidate)
-        situation = situation_of(result, self.space.workload, self.space.environment, choices)
-        if situation is not None:
-            self._situations[result.candidate.key] = situation
+        self._look_at_profile(result)
         paired = log_ratio(result, companion) if companion is not None and companion.ok else None
         if paired is not None and companion is not None:
             self.unpaired_since_sentinel = 0
             self._observe(result.candidate, paired.mean, paired.standard_error, companion.candidate)
         else:
-            rate = log_rate(result)
-            self._observe(result.candidate, rate.mean, rate.standard_error, None)
+            self._observe_rate(result)
         if compared_with is not None and compared_with != result.candidate:
             self._observe_profiles(result.candidate, compared_with)
 
+    def take_in_beside(self, result: TrialResult) -> None:
+        """A start that the search did not ask for: it costs time and tells a rate, and counts for no limit."""
+        self.spent_s += result.duration_ns / 1e9
+        self.results.setdefault(result.candidate.key, []).append(result)
+        if result.ok:
+            self._look_at_profile(result)
+            self._observe_rate(result)
+
+    def _look_at_profile(self, result: TrialResult) -> None:
+        choices = self.space.complete(result.candidate)
+        situation = situation_of(result, self.space.workload, self.space.environment, choices)
+        if situation is not None:
+            self._situations[result.candidate.key] = situation
+            self._profiled_in[result.candidate.key] = result.place
+
+    def _observe_rate(self, result: TrialResult) -> None:
+        rate = log_rate(result)
+        self._observe(result.candidate, rate.mean, rate.standard_error, None, place=result.place)
+
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
-        """Once for each pair: profiles of further starts say the same again."""
+        """Once for each pair: profiles of further starts say the same again. Those of two places say nothing."""
         pair = (candidate.key, reference.key)
         ours, theirs = self._situations.get(candidate.key), self._situations.get(reference.key)
         if ours is None or theirs is None or pair in self._profiled_pairs:
+            return
+        if self._profiled_in[candidate.key] != self._profiled_in[reference.key]:
             return
         evidence = profile_log_ratio(self.space, ours, theirs)
         if evidence is not None:
@@ -95,7 +113,14 @@ class Knowledge:
             self._observe(candidate, *evidence, reference, noisy=False)
 
     def _observe(
-        self, candidate: Candidate, value: float, error: float, reference: Candidate | None, *, noisy: bool = True
+        self,
+        candidate: Candidate,
+        value: float,
+        error: float,
+        reference: Candidate | None,
+        *,
+        noisy: bool = True,
+        place: str = "",
     ) -> None:
         self._model = None
         self._observations.append(
@@ -106,6 +131,7 @@ class Knowledge:
                 reference=reference,
                 standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
                 noisy=noisy,
+                place=place,
             )
         )
 

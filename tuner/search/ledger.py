@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -20,6 +22,12 @@ class Ledger:
         self._next_sequence = max((trial.sequence for trial in stored), default=0) + 1
         self._found: dict[tuple[str, Purpose, int], TrialResult] = {}
         self._companions: dict[str, TrialResult] = {}
+        self._sequences: dict[str, int] = {}
+        self._moved: list[TrialResult] = []
+        self.num_moved = 0
+        self._last_place: str | None = None
+        self._arrival: Counter[str] | None = None
+        """Starts by candidate since the study came to its last place; None once its search goes on there."""
         self.spent_s = 0.0
         self.num_trials = 0
         for trial in stored:
@@ -33,6 +41,27 @@ class Ledger:
     def companion_of(self, result: TrialResult) -> TrialResult | None:
         """The trial that took turns with it for comparison, if one did."""
         return self._companions.get(result.group)
+
+    def take_moved(self, *, before: TrialResult | None) -> list[TrialResult]:
+        """Trials that were run because the study had moved, each once, in order.
+
+        Args:
+            before: Only those that were begun before this trial; None takes all.
+        """
+        end = math.inf if before is None else self._sequences[before.trial_id]
+        taken = [result for result in self._moved if self._sequences[result.trial_id] < end]
+        self._moved = self._moved[len(taken) :]
+        return taken
+
+    def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
+        """Whether trials in this place can be compared with what was measured before: there is nothing else, the
+        search has gone on here already, or this candidate was started so often since the study came here.
+        """
+        if self._last_place is None:
+            return True
+        if self._last_place != place:
+            return False
+        return self._arrival is None or self._arrival[candidate.key] >= starts
 
     def begin(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str, replicate: int) -> list[Trial]:
         """Writes rows of trials that are about to run."""
@@ -64,7 +93,21 @@ class Ledger:
     def _remember(self, trial: Trial, result: TrialResult) -> None:
         self.spent_s += result.duration_ns / 1e9
         self.num_trials += 1
-        if trial.purpose is Purpose.COMPANION:
+        self._note_place(trial, result)
+        self._sequences[trial.trial_id] = trial.sequence
+        if trial.purpose is Purpose.MOVED:
+            self._moved.append(result)
+            self.num_moved += 1
+        elif trial.purpose is Purpose.COMPANION:
             self._companions[trial.group] = result
         else:
             self._found[(trial.candidate.key, trial.purpose, trial.replicate)] = result
+
+    def _note_place(self, trial: Trial, result: TrialResult) -> None:
+        if trial.purpose is not Purpose.MOVED:
+            self._arrival = None
+        else:
+            if self._arrival is None or self._last_place != result.place:
+                self._arrival = Counter()
+            self._arrival[trial.candidate.key] += 1
+        self._last_place = result.place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,10 +84,15 @@ class Job:
 
 
 class JobBoard:
-    """Delivers what the servers say to the jobs it concerns."""
+    """Delivers what the servers say to the jobs it concerns.
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    Args:
+        check: Called some times a second while jobs run; what it raises ends the wait for them.
+    """
+
+    def __init__(self, watch: Watch | None = None, check: Callable[[], None] = lambda: None) -> None:
         self._watch = watch
+        self._check = check
         self._selector = selectors.DefaultSelector()
         self._jobs: dict[str, Job] = {}
         self._decoder = decoder_of(FromRank)
@@ -141,6 +147,7 @@ class JobBoard:
                 self.kill(job)
             elif job.killed and job.active_for(END_TIMEOUT_S):
                 raise RunnerError(f"job {job.job_id} could not be ended within {END_TIMEOUT_S:g} s")
+            self._check()
             self._look_at_quota()
             self._pump(0.25)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tuner.trials.group import GroupRun
 from tuner.trials.inspection import InspectRequest
 from tuner.trials.jobs import Job, JobBoard
 from tuner.trials.messages import TaskDone, TaskProgress
+from tuner.trials.processes import kill_tree
 from tuner.trials.rank import DescribeRequest
 from tuner.trials.reference import ReferenceRequest
 from tuner.trials.sandbox import Sandbox
@@ -45,6 +47,8 @@ from tuner.workloads.reference import imported_modules, parse_reference
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials leave alone."""
 TASK_DEADLINE_S = 900.0
+RERUNS = 2
+"""How often what somebody killed runs again: that says nothing of the workload, unless it happens every time."""
 MAX_RENEWALS = 10
 """Deadlines that a task may fill altogether: progress can be claimed without end."""
 
@@ -60,6 +64,7 @@ class LocalRunner:
         variables: Environment variables of tasks (a trial brings its own).
         sandbox: What wraps every trial server.
         task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
+        check: Called some times a second while anything runs; what it raises ends what runs.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class LocalRunner:
         sandbox: Sandbox = NO_SANDBOX,
         listener: ProgressListener = lambda progress: None,
         task_deadline_s: float = TASK_DEADLINE_S,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._workload = workload
         self._files = StudyFiles(directory)
@@ -92,7 +98,7 @@ class LocalRunner:
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
         self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota)
-        self._board = JobBoard(self._watch)
+        self._board = JobBoard(self._watch, check)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -133,6 +139,19 @@ class LocalRunner:
         return self._task(entry, request)
 
     def _task(self, entry: str, request: Any) -> bytes:
+        for rerun in range(RERUNS + 1):
+            job, answer, doing = self._run_task(entry, request)
+            if not _was_killed(job) or rerun == RERUNS:
+                break
+            self._listener(Progress(trial_id="", text=f"{doing}: somebody killed it, so once more", phase=entry))
+        if job.failure is not None:
+            self._raise_failure(job, entry, doing)
+        if answer is None:
+            raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
+        return answer
+
+    def _run_task(self, entry: str, request: Any) -> tuple[Job, bytes | None, str]:
+        """One run of a task: its job, its answer if there is one, and what it did last."""
         deadlines = Deadlines(build_s=self._task_deadline_s)
         job = self._board.start(
             self._server(self._variables),
@@ -157,11 +176,7 @@ class LocalRunner:
         finally:
             self._board.end(job)
             self._board.forget(job)
-        if job.failure is not None:
-            self._raise_failure(job, entry, doing)
-        if answer is None:
-            raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
-        return answer
+        return job, answer, doing
 
     def _raise_failure(self, job: Job, entry: str, doing: str) -> None:
         failure = job.failure
@@ -197,11 +212,14 @@ class LocalRunner:
         group: str,
         listener: ProgressListener,
     ) -> list[TrialResult]:
-        run = GroupRun(self._board, self._start, settings, listener, seed=self._seed + zlib.crc32(group.encode()))
-        try:
-            run.run(specs, purposes)
-        finally:
-            run.end()
+        for _ in range(RERUNS + 1):
+            run = GroupRun(self._board, self._start, settings, listener, seed=self._seed + zlib.crc32(group.encode()))
+            try:
+                run.run(specs, purposes)
+            finally:
+                run.end()
+            if not any(_was_killed(member.job) for member in run.members):
+                break
         wanted = min(2, settings.min_rounds)
         return [
             member.result(
@@ -260,8 +278,19 @@ class LocalRunner:
         local = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
         return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
 
+    def kill(self) -> None:
+        """Kills all trials at once, from any thread; who waits for them gets a RunnerError."""
+        for server in tuple(self._servers.values()):
+            kill_tree(server.pid)
+
     def close(self) -> None:
         for server in self._servers.values():
             self._board.remove_server(server)
             server.close()
         self._servers.clear()
+
+
+def _was_killed(job: Job) -> bool:
+    """Whether a rank ended by a SIGKILL that was neither ours nor the kernel's for lack of memory."""
+    failure = job.failure
+    return failure is not None and failure.kind is FailureKind.CRASH and failure.signal == signal.SIGKILL

@@ -1,0 +1,39 @@
+# syntax=docker/dockerfile:1.7
+# Three stages: packages are installed in `build`; `service` is the API, without a compiler; `worker` adds what trials need.
+
+FROM python:3.12.12-slim-trixie AS build
+# CPU wheels. For GPUs build with --build-arg TORCH_INDEX=https://pypi.org/simple, whose wheels bring CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/steptune
+WORKDIR /src
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+RUN /opt/steptune/bin/pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch==2.13.0
+COPY tuner tuner
+COPY service service
+COPY dashboards dashboards
+COPY migrations migrations
+RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[postgresql,s3,oidc]"
+
+FROM python:3.12.12-slim-trixie AS service
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends postgresql-client \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --user-group --home-dir /var/lib/steptune --shell /usr/sbin/nologin steptune \
+    && install --directory --owner steptune --group steptune --mode 0750 /var/lib/steptune
+COPY --from=build /opt/steptune /opt/steptune
+ENV PATH=/opt/steptune/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    STEPTUNE_DATA_DIRECTORY=/var/lib/steptune HOME=/tmp
+WORKDIR /var/lib/steptune
+USER 10001:10001
+ENTRYPOINT ["steptune"]
+CMD ["serve", "--host", "0.0.0.0", "--no-worker"]
+
+FROM service AS worker
+USER root
+# g++ for torch.compile on the CPU; bubblewrap where the host lets containers use it.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap g++ \
+    && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
+CMD ["worker"]

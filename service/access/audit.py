@@ -1,0 +1,125 @@
+"""The audit log: who did what, to what, with which outcome. Rows are only ever added, and removed by age."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Engine, select
+
+from service.access.principal import Principal
+from service.access.secrets import without_secrets
+from service.access.tokens import utc_now
+from service.connections import reading, writing
+from service.models import AuditRow
+from tuner.records import Record
+
+MAX_TEXT = 500
+"""Of one text in a row: what a client sends must not make the log large."""
+
+
+class AuditEntry(Record):
+    """Who did what.
+
+    Attributes:
+        entry_id: Grows with time.
+        at: When.
+        user_id: Who; null for what the service did by itself, and before anybody was known.
+        token_id: With which token.
+        action: What: the name of the operation.
+        target: To what: a path, or an id.
+        outcome: "done", "failed", or the code of the refusal.
+        request_id: As in the service's log.
+        detail: More, by name.
+    """
+
+    entry_id: int
+    at: datetime
+    user_id: str | None
+    token_id: str | None
+    action: str
+    target: str
+    outcome: str
+    request_id: str
+    detail: dict[str, Any]
+
+
+class AuditLog:
+    """The audit log in the database. All queries of the table are here.
+
+    Args:
+        engine: Its schema checked.
+        clock: Says what time it is.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], datetime] = utc_now) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def record(
+        self,
+        principal: Principal | None,
+        *,
+        action: str,
+        target: str,
+        outcome: str,
+        request_id: str = "",
+        detail: Mapping[str, object] | None = None,
+    ) -> None:
+        """Adds an entry.
+
+        Args:
+            principal: Who; None for what the service did by itself, or before anybody was known.
+            action: What, as a verb and a noun: "create_token".
+            target: The id or path of what it was done to.
+            outcome: "done", "refused", or what became of it.
+            request_id: Of the HTTP request.
+            detail: More, of plain values.
+        """
+        row = AuditRow(
+            at=self._clock(),
+            user_id=None if principal is None else principal.user_id,
+            token_id=None if principal is None else principal.token_id,
+            action=action,
+            target=_short(target),
+            outcome=outcome,
+            request_id=_short(request_id),
+            detail=msgspec.json.encode({key: _plain(value) for key, value in (detail or {}).items()}).decode(),
+        )
+        with writing(self._engine) as session:
+            session.add(row)
+
+    def page(self, *, limit: int, before: int | None = None, user_id: str | None = None) -> list[AuditEntry]:
+        """The newest first, those before `before`, of one user or of all."""
+        query = select(AuditRow).order_by(AuditRow.entry_id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(AuditRow.entry_id < before)
+        if user_id is not None:
+            query = query.where(AuditRow.user_id == user_id)
+        with reading(self._engine) as session:
+            return [_entry_of(row) for row in session.scalars(query)]
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float) else _short(str(value))
+
+
+def _short(text: str) -> str:
+    """A text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
+    return without_secrets(text).replace("\x00", "�")[:MAX_TEXT]
+
+
+def _entry_of(row: AuditRow) -> AuditEntry:
+    return AuditEntry(
+        entry_id=row.entry_id,
+        at=row.at,
+        user_id=row.user_id,
+        token_id=row.token_id,
+        action=row.action,
+        target=row.target,
+        outcome=row.outcome,
+        request_id=row.request_id,
+        detail=msgspec.json.decode(row.detail),
+    )

@@ -1,0 +1,243 @@
+"""From a request to the user behind it: a token, a browser's session, or, where nobody needs to, the local user."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine
+from starlette.requests import HTTPConnection
+
+from service.access.audit import AuditLog
+from service.access.cookies import SAFE_METHODS, session_cookie
+from service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
+from service.access.known import KnownTokens
+from service.access.logins import principal_named
+from service.access.open_access import check_host_header, local_principal
+from service.access.principal import Principal
+from service.access.proxies import Proxies
+from service.access.rate_limits import RateLimit, client_of
+from service.access.scopes import Scope, scopes_text
+from service.access.secrets import csrf_token_for, equal, parse_token
+from service.access.sessions import Login, SessionStore
+from service.access.settings import AccessSettings
+from service.access.tokens import TokenStore, utc_now
+from service.access.users import UserStore
+
+if TYPE_CHECKING:
+    from service.access.oidc import OidcProvider
+
+NO_CREDENTIALS = "send a token as `Authorization: Bearer stp_…`, or log in at /login with a browser"
+
+
+class Access:
+    """All of access for one API process; `service.app` keeps it in `app.state.access`.
+
+    Args:
+        engine: Its schema checked.
+        settings: Of access.
+        clock: Says what time it is.
+    """
+
+    def __init__(self, engine: Engine, settings: AccessSettings, clock: Callable[[], datetime] = utc_now) -> None:
+        self.settings = settings
+        self.clock = clock
+        known = KnownTokens(settings.token_recheck_s)
+        self.tokens = TokenStore(engine, clock, known)
+        self.sessions = SessionStore(engine, settings, clock)
+        self.users = UserStore(engine, known)
+        self.audit = AuditLog(engine, clock)
+        self.proxies = Proxies(settings)
+        self._engine = engine
+        self._requests = RateLimit("requests", settings.requests_per_minute)
+        self._failures = RateLimit("failed-logins", settings.failed_logins_per_minute)
+
+    def authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:
+        """Who sent a request.
+
+        Args:
+            request: Its headers and cookies are read.
+            csrf_token: From the header or the form; unsafe requests with a session must bring it.
+
+        Raises:
+            NotAuthenticated: Nobody is known.
+            TooManyRequests: Too many refused logins from this address.
+            CrossSiteRequest: A browser was made to send it by a page of somebody else.
+            HostRefused: Without authentication, a name that is not loopback.
+        """
+        try:
+            if self.settings.insecure_no_auth:
+                check_host_header(request)
+                self.check_same_origin(request)
+                return self._local
+            return self._authenticate(request, csrf_token)
+        except AccessError as error:
+            self.count_refusal(request, error)
+            raise
+
+    def recall(self, request: HTTPConnection) -> Principal | None:
+        """Who sent a request, where its token was found valid a moment ago; without the database."""
+        text = None if self.settings.insecure_no_auth else _bearer_text(request)
+        bearer = None if text is None else parse_token(text)
+        return None if bearer is None else self.tokens.recall(bearer)
+
+    def authenticate_token(self, text: str) -> Principal:
+        """Who a token belongs to.
+
+        Raises:
+            NotAuthenticated: It is not valid.
+        """
+        bearer = parse_token(text)
+        if bearer is None:
+            raise NotAuthenticated("what was sent is not a token: they look like stp_<id>_<secret>", token_sent=True)
+        return self.tokens.authenticate(bearer)
+
+    def limit(self, principal: Principal) -> dict[str, str]:
+        """Counts a request; the headers that say what is left.
+
+        All tokens and sessions of a user count together: anybody may make more of them.
+
+        Raises:
+            TooManyRequests: Nothing was left.
+        """
+        return self._requests.spend(principal.user_id)
+
+    def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
+        """Counts a refused attempt of an address. Only sending nothing at all does not count.
+
+        Raises:
+            TooManyRequests: There were too many; nothing is written about these.
+        """
+        if not isinstance(refusal, NotAuthenticated) or refusal.token_sent:
+            self._failures.spend(client_of(self.proxies.client_address(request)))
+
+    def check_same_origin(self, request: HTTPConnection) -> None:
+        """Checks that an unsafe request does not come from a page of somebody else.
+
+        Raises:
+            CrossSiteRequest: A browser says that it does.
+        """
+        if _method(request) not in SAFE_METHODS and not self.proxies.is_same_origin(request):
+            raise CrossSiteRequest(
+                "the browser says that this request comes from another site: send it from this service's own pages "
+                "(behind a proxy, set public_url to how browsers reach the service)"
+            )
+
+    def login_with_token(self, request: HTTPConnection, text: str) -> Login:
+        """Opens a browser's session for who has a token.
+
+        Raises:
+            NotAuthenticated: It is not valid.
+            TooManyRequests: Too many refused logins from this address, or requests of this user.
+            CrossSiteRequest: As `authenticate`.
+        """
+        try:
+            self.check_same_origin(request)
+            principal = self.authenticate_token(text)
+        except AccessError as error:
+            self.count_refusal(request, error)
+            raise
+        self.limit(principal)
+        return self.sessions.open(principal)
+
+    def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
+        """Opens a browser's session for whom a proxy or provider vouches.
+
+        Raises:
+            NotAuthenticated: They are not known here.
+            TooManyRequests: As `login_with_token`.
+        """
+        try:
+            principal = principal_named(self.users, self.settings, name)
+        except AccessError as error:
+            self.count_refusal(request, error)
+            raise
+        if principal.is_new:
+            self._record_new_user(request, principal)
+        self.limit(principal)
+        return self.sessions.open(principal)
+
+    @functools.cached_property
+    def oidc(self) -> OidcProvider:
+        """The provider of identities; only where the settings name one.
+
+        Raises:
+            MissingDependency: The extra `oidc` is not installed.
+        """
+        from service.access.oidc import OidcProvider  # an extra: most services do without
+
+        assert self.settings.oidc_issuer
+        return OidcProvider(self.settings)
+
+    def _authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:
+        text = _bearer_text(request)
+        if text is not None:
+            return self.authenticate_token(text)
+        cookie = session_cookie(request, self.proxies)
+        if cookie is None:
+            raise NotAuthenticated(NO_CREDENTIALS)
+        principal = self.sessions.authenticate(cookie)
+        self._check_proxy_agrees(request, principal)
+        if _method(request) not in SAFE_METHODS:
+            self.check_same_origin(request)
+            check_csrf(cookie, csrf_token)
+        return principal
+
+    def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
+        """The request itself is a login; that it made a user is an entry of its own, as when an administrator does."""
+        self.audit.record(
+            principal,
+            action="create_user",
+            target=principal.user_id,
+            outcome="done",
+            request_id=request.scope.get("steptune.request_id", ""),
+            detail={
+                "name": principal.name,
+                "scopes": scopes_text(principal.scopes),
+                "address": self.proxies.client_address(request),
+            },
+        )
+
+    def _check_proxy_agrees(self, request: HTTPConnection, principal: Principal) -> None:
+        name = self.proxies.user_name(request)
+        if name is not None and principal.token_id is None and name != principal.name:
+            raise NotAuthenticated("another user has logged in at the proxy: log in again")
+
+    @functools.cached_property
+    def _local(self) -> Principal:
+        return local_principal(self._engine)
+
+
+def check_scope(principal: Principal, scope: Scope) -> None:
+    """Checks that somebody may do what needs `scope`.
+
+    Raises:
+        MissingScope: They may not.
+    """
+    if scope not in principal.scopes:
+        raise MissingScope(scope, scopes_text(principal.scopes))
+
+
+def check_csrf(cookie: str, csrf_token: str | None) -> None:
+    """Checks what proves that a request comes from a page of ours.
+
+    Raises:
+        CrossSiteRequest: It is missing, or of another session.
+    """
+    if csrf_token is None or not equal(csrf_token_for(cookie), csrf_token):
+        found = "no" if csrf_token is None else "a wrong"
+        raise CrossSiteRequest(
+            f"the request has {found} CSRF token: send what GET /api/v1/session gives as `csrf_token` "
+            "in the header X-CSRF-Token, or in the form field csrf_token"
+        )
+
+
+def _bearer_text(request: HTTPConnection) -> str | None:
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else None
+
+
+def _method(request: HTTPConnection) -> str:
+    return str(request.scope.get("method", "GET"))

@@ -1,0 +1,119 @@
+"""Refusals: what a request lacks, as the problem details of its answer say it.
+
+AccessError(SteptuneError)
+ ├─ NotAuthenticated     401 nobody is known: no token or session, or one that is not valid (any more)
+ ├─ MissingScope         403 the token or session lacks a scope
+ ├─ CrossSiteRequest     403 a browser's request that does not prove to come from our own pages
+ ├─ HostRefused          403 a host name that is not loopback, where everybody on loopback may do everything
+ ├─ TooManyRequests      429 more than the rate limit
+ ├─ NotFound             404 no token or user has this id
+ ├─ NameTaken            409 another user has this name
+ └─ LoginFailed          502 the provider of identities did not answer as it must
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.access.scopes import Scope
+from tuner.errors import SteptuneError
+
+REALM = 'Bearer realm="steptune"'
+
+
+class AccessError(SteptuneError):
+    """Base of refusals.
+
+    Attributes:
+        status: Of the HTTP answer.
+        code: For programs; it never changes.
+        title: The same for every answer with this code.
+        headers: To send with it.
+        members: More members of the problem details, for programs.
+    """
+
+    status = 403
+    code = "forbidden"
+    title = "This is not allowed"
+
+    def __init__(
+        self, detail: str, *, headers: dict[str, str] | None = None, members: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.headers = headers or {}
+        self.members = members or {}
+
+
+class NotAuthenticated(AccessError):
+    """Nobody is known."""
+
+    status = 401
+    code = "not-authenticated"
+    title = "A valid token or session is needed"
+
+    def __init__(self, detail: str, *, token_sent: bool = False) -> None:
+        challenge = f'{REALM}, error="invalid_token"' if token_sent else REALM
+        super().__init__(detail, headers={"WWW-Authenticate": challenge})
+        self.token_sent = token_sent
+
+
+class MissingScope(AccessError):
+    """The token or session lacks a scope."""
+
+    code = "missing-scope"
+    title = "The token or session lacks a scope"
+
+    def __init__(self, scope: Scope, held: str) -> None:
+        super().__init__(
+            f"this needs the scope `{scope}`, and what was sent has `{held or 'none'}`: "
+            f"use a token with it, or ask an administrator for one",
+            headers={"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{scope}"'},
+            members={"required_scope": scope.value},
+        )
+
+
+class CrossSiteRequest(AccessError):
+    """A browser's request that does not prove to come from our own pages."""
+
+    code = "cross-site-request"
+    title = "The request does not prove to come from this service's own pages"
+
+
+class HostRefused(AccessError):
+    """A host name that is not loopback."""
+
+    code = "host-refused"
+    title = "Without authentication, only loopback names are served"
+
+
+class TooManyRequests(AccessError):
+    """More requests than the rate limit allows."""
+
+    status = 429
+    code = "too-many-requests"
+    title = "Too many requests"
+
+
+class NotFound(AccessError):
+    """No token or user has this id."""
+
+    status = 404
+    code = "not-found"
+    title = "There is no such thing"
+
+
+class NameTaken(AccessError):
+    """Another user has this name."""
+
+    status = 409
+    code = "name-taken"
+    title = "Another user has this name"
+
+
+class LoginFailed(AccessError):
+    """The provider of identities did not answer as it must."""
+
+    status = 502
+    code = "login-failed"
+    title = "The login could not be completed"

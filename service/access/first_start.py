@@ -1,0 +1,38 @@
+"""The first token of a new service, from which an administrator makes everything else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine, func, select
+
+from service import advisory_locks
+from service.access.open_access import LOCAL_USER
+from service.access.scopes import Scope
+from service.access.tokens import issue_in
+from service.access.users import add_user
+from service.connections import writing
+from service.models import UserRow
+
+FIRST_ADMIN = "admin"
+
+
+def first_admin_token(engine: Engine, *, days: float) -> str | None:
+    """The token of a new administrator where there are no users yet; to be shown once, it cannot be had again.
+
+    Of several processes that start at once, one gets it.
+
+    Args:
+        engine: Its schema checked.
+        days: After how many days it ends.
+    """
+    with writing(engine) as session:
+        if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer anyway
+            session.execute(select(func.pg_advisory_xact_lock(advisory_locks.FIRST_START)))
+        if session.scalar(select(UserRow.user_id).where(UserRow.name != LOCAL_USER).limit(1)) is not None:
+            return None
+        user = add_user(session, FIRST_ADMIN, {Scope.ADMIN})
+        _, bearer = issue_in(
+            session, user.user_id, name="first start", scopes={Scope.ADMIN}, days=days, now=datetime.now(UTC)
+        )
+        return bearer.text

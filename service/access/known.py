@@ -1,0 +1,54 @@
+"""Tokens that were found valid a moment ago, so that not every request asks the database again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from service.access.principal import Principal
+from service.access.secrets import BearerToken, equal, sha256
+
+MAX_KNOWN = 10_000
+
+
+class KnownTokens:
+    """Of one process. What this process changes counts at once, what others change after `recheck_s`.
+
+    Args:
+        recheck_s: How long a token is not looked up again.
+        seconds: A clock that only grows.
+    """
+
+    def __init__(self, recheck_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._recheck_s = recheck_s
+        self._seconds = seconds
+        self._known: dict[str, tuple[str, Principal, float]] = {}
+        self.generation = 0
+        """Of what is known; what was looked up in an older one is not remembered."""
+
+    def recall(self, bearer: BearerToken, now: datetime) -> Principal | None:
+        """Who sent a token, if that is known and it has not expired."""
+        found = self._known.get(bearer.token_id)
+        if found is None:
+            return None
+        secret_sha256, principal, until_s = found
+        expired = principal.expires_at is not None and principal.expires_at <= now
+        if expired or self._seconds() >= until_s or not equal(sha256(bearer.secret), secret_sha256):
+            return None
+        return principal
+
+    def remember(self, bearer: BearerToken, principal: Principal, generation: int) -> None:
+        """Args:
+        generation: Before the token was looked up.
+        """
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        if generation == self.generation and self._recheck_s > 0:
+            until_s = self._seconds() + self._recheck_s
+            self._known[bearer.token_id] = (sha256(bearer.secret), principal, until_s)
+
+    def forget(self) -> None:
+        """Call after tokens or users were changed."""
+        self.generation += 1
+        self._known.clear()

@@ -1,0 +1,53 @@
+"""Users who log in elsewhere: at a trusted proxy, or at a provider of identities."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from service.access.errors import NameTaken, NotAuthenticated, NotFound
+from service.access.first_start import FIRST_ADMIN
+from service.access.open_access import LOCAL_USER
+from service.access.principal import Method, Principal
+from service.access.scopes import implied, parse_scopes
+from service.access.settings import AccessSettings
+from service.access.users import User, UserStore
+from tuner.errors import ChoiceError
+
+OWN_NAMES = (LOCAL_USER, FIRST_ADMIN)
+"""Made by the service itself: who chooses such a name elsewhere must not become them."""
+
+
+def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Principal:
+    """The user whom a proxy or provider calls `name`, made on the first login where the settings say so.
+
+    Raises:
+        NotAuthenticated: There is no such user, they are disabled, or the name is the service's own.
+    """
+    if name in OWN_NAMES:
+        raise NotAuthenticated(f"the name {name!r} belongs to the service itself: log in with a token", token_sent=True)
+    user, is_new = _user_named(users, settings, name)
+    if user.disabled_at is not None:
+        raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
+    return Principal(
+        user_id=user.user_id,
+        name=user.name,
+        scopes=implied(parse_scopes(" ".join(user.scopes))),
+        method=Method.SESSION,
+        is_new=is_new,
+    )
+
+
+def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[User, bool]:
+    """The user, and whether they were made for this login."""
+    with suppress(NotFound):
+        return users.named(name), False
+    if not settings.new_user_scopes.strip():
+        raise NotAuthenticated(
+            f"nobody here is called {name!r}: an administrator makes users with `steptune user create`", token_sent=True
+        )
+    try:
+        with suppress(NameTaken):  # another request of theirs was faster
+            return users.create(name, parse_scopes(settings.new_user_scopes)), True
+    except ChoiceError as error:
+        raise NotAuthenticated(str(error), token_sent=True) from error
+    return users.named(name), False

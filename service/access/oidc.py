@@ -1,0 +1,214 @@
+"""Login with OpenID Connect: the authorisation code flow with PKCE, state and nonce.
+
+Nothing is kept here between the two halves of a login: what the second half compares with lies in a cookie of the
+browser that began the first, so any API process can finish it. Needs the extra `oidc`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from secrets import token_urlsafe
+from typing import Any
+
+import httpx
+
+from service.access.errors import LoginFailed, NotAuthenticated
+from service.access.pending import PendingLogin
+from service.access.secrets import equal
+from service.access.settings import AccessSettings, is_private_enough
+from tuner.errors import MissingDependency
+
+try:
+    from authlib.integrations.base_client.errors import OAuthError
+    from authlib.integrations.httpx_client import OAuth2Client
+    from joserfc import jwt
+    from joserfc.errors import JoseError
+    from joserfc.jwk import KeySet
+except ModuleNotFoundError as error:
+    raise MissingDependency(
+        f"login with OpenID Connect needs the package {error.name}: pip install 'steptune[oidc]'"
+    ) from error
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Signatures by the provider's own key; never `none`, and none whose key a client has too."""
+KEPT_S = 3600.0
+"""For how long the provider's description and keys are believed without asking again."""
+REFETCH_S = 30.0
+"""An unknown key makes us ask again, no more often than this."""
+CLOCK_SKEW_S = 60
+TIMEOUT_S = 10.0
+
+log = logging.getLogger("steptune.access")
+
+
+class OidcProvider:
+    """A provider of identities.
+
+    Args:
+        settings: Where it is, and how we are registered there.
+    """
+
+    def __init__(self, settings: AccessSettings) -> None:
+        secret = settings.oidc_client_secret
+        self._issuer = settings.oidc_issuer
+        self._client_id = settings.oidc_client_id
+        self._client_secret = None if secret is None else secret.get_secret_value()
+        self._scopes = settings.oidc_scopes
+        self._user_claim = settings.oidc_user_claim
+        self._lock = threading.Lock()
+        self._metadata: dict[str, Any] = {}
+        self._keys: KeySet | None = None
+        self._fetched_at = float("-inf")
+
+    def begin(self, redirect_uri: str) -> tuple[str, PendingLogin]:
+        """Where to send the browser, and what it must bring back.
+
+        Raises:
+            LoginFailed: The provider cannot be reached, or describes itself in a way that cannot be used.
+        """
+        pending = PendingLogin(state=token_urlsafe(32), nonce=token_urlsafe(32), verifier=token_urlsafe(48))
+        endpoint = self._described()["authorization_endpoint"]
+        with self._client(redirect_uri) as client:
+            url, _ = client.create_authorization_url(
+                endpoint, state=pending.state, nonce=pending.nonce, code_verifier=pending.verifier
+            )
+        return url, pending
+
+    def complete(self, answer: dict[str, str], pending: PendingLogin, redirect_uri: str) -> str:
+        """The name of the user whose login the provider confirms.
+
+        Args:
+            answer: The query with which the provider sent the browser back.
+            pending: From the browser's cookie.
+            redirect_uri: As in `begin`.
+
+        Raises:
+            NotAuthenticated: The provider refused, or what came back does not belong to this login.
+            LoginFailed: The provider's answer cannot be used.
+        """
+        if not equal(answer.get("state", ""), pending.state):
+            raise NotAuthenticated("the answer belongs to another login: begin again at /login", token_sent=True)
+        if "iss" in answer and answer["iss"] != self._issuer:
+            raise NotAuthenticated("the answer comes from another provider: begin again at /login", token_sent=True)
+        if "code" not in answer:
+            reason = answer.get("error", "no code")[:100]
+            raise NotAuthenticated(f"the provider did not log anybody in ({reason!r})")
+        id_token = self._exchange(answer["code"], pending.verifier, redirect_uri)
+        return self._user_name(self._checked_claims(id_token, pending.nonce))
+
+    def _exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
+        try:
+            with self._client(redirect_uri) as client:
+                tokens = client.fetch_token(
+                    self._described()["token_endpoint"],
+                    grant_type="authorization_code",
+                    code=code,
+                    code_verifier=verifier,
+                    redirect_uri=redirect_uri,
+                )
+        except OAuthError as error:
+            raise NotAuthenticated(f"the provider did not accept its own code ({error.error!r})") from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise self._failed(error) from error
+        id_token = tokens.get("id_token")
+        if not isinstance(id_token, str):
+            raise LoginFailed("the provider sent no ID token: has oidc_scopes the scope `openid`?")
+        return id_token
+
+    def _checked_claims(self, id_token: str, nonce: str) -> dict[str, Any]:
+        rules = jwt.JWTClaimsRegistry(
+            leeway=CLOCK_SKEW_S,
+            iss={"essential": True, "value": self._issuer},
+            aud={"essential": True, "value": self._client_id},
+            sub={"essential": True},
+            exp={"essential": True},
+            iat={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        )
+        try:
+            claims = dict(self._decoded(id_token).claims)
+            rules.validate(claims)
+        except (JoseError, ValueError) as error:
+            log.warning("the provider's ID token is refused: %s", type(error).__name__)
+            raise NotAuthenticated(f"the provider's ID token is not valid ({error})", token_sent=True) from error
+        if claims.get("azp", self._client_id) != self._client_id:
+            raise NotAuthenticated("the provider's ID token was made for another client", token_sent=True)
+        return claims
+
+    def _decoded(self, id_token: str) -> jwt.Token:
+        """The token, its signature checked; a key that is new at the provider is fetched once."""
+        self._described()
+        assert self._keys is not None
+        try:
+            return jwt.decode(id_token, self._keys, algorithms=ALGORITHMS)
+        except (JoseError, ValueError):
+            if time.monotonic() - self._fetched_at < REFETCH_S:
+                raise
+            self._described(afresh=True)
+            return jwt.decode(id_token, self._keys, algorithms=ALGORITHMS)
+
+    def _user_name(self, claims: dict[str, Any]) -> str:
+        name = claims.get(self._user_claim)
+        if not isinstance(name, str) or not name:
+            raise LoginFailed(
+                f"the provider's ID token has no claim {self._user_claim!r}: "
+                "ask for more in oidc_scopes, or name another claim in oidc_user_claim"
+            )
+        if self._user_claim == "email" and claims.get("email_verified") is not True:
+            raise NotAuthenticated("the provider has not verified the e-mail address", token_sent=True)
+        return name
+
+    def _described(self, *, afresh: bool = False) -> dict[str, Any]:
+        """The provider's description of itself; its keys are fetched with it."""
+        with self._lock:
+            if not afresh and time.monotonic() - self._fetched_at < KEPT_S:
+                return self._metadata
+            try:
+                with httpx.Client(timeout=TIMEOUT_S, follow_redirects=False) as client:
+                    metadata = _document(client, f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
+                    self._check_description(metadata)
+                    keys = KeySet.import_key_set(_document(client, metadata["jwks_uri"]))  # type: ignore[arg-type]
+            except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError) as error:
+                raise self._failed(error) from error
+            self._metadata, self._keys, self._fetched_at = metadata, keys, time.monotonic()
+            return metadata
+
+    def _check_description(self, metadata: dict[str, Any]) -> None:
+        if metadata.get("issuer") != self._issuer:
+            raise ValueError(f"it says that it is {metadata.get('issuer')!r}: write oidc_issuer to the letter")
+        for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
+            if not is_private_enough(str(metadata.get(name, ""))):
+                raise ValueError(f"its {name} is {metadata.get(name)!r}, not an https address")
+
+    def _client(self, redirect_uri: str) -> OAuth2Client:
+        return OAuth2Client(
+            self._client_id,
+            self._client_secret,
+            scope=self._scopes,
+            redirect_uri=redirect_uri,
+            code_challenge_method="S256",
+            token_endpoint_auth_method=self._authentication_method(),
+            timeout=TIMEOUT_S,
+        )
+
+    def _authentication_method(self) -> str:
+        """How we prove ourselves when a code is exchanged: as the provider can, the header rather than the body."""
+        if self._client_secret is None:
+            return "none"
+        offered = self._described().get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        return "client_secret_basic" if "client_secret_basic" in offered else "client_secret_post"
+
+    def _failed(self, error: Exception) -> LoginFailed:
+        log.warning("login with %s failed: %s", self._issuer, error)
+        return LoginFailed("the provider of identities cannot be reached, or its answer cannot be used; see the log")
+
+
+def _document(client: httpx.Client, url: str) -> dict[str, Any]:
+    response = client.get(url, headers={"Accept": "application/json"})
+    response.raise_for_status()
+    document = response.json()
+    if not isinstance(document, dict):
+        raise ValueError(f"{url} answers with something else than a JSON object")
+    return document

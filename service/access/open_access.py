@@ -1,0 +1,63 @@
+"""`--insecure-no-auth`: everybody on this machine may do everything.
+
+Two checks keep "this machine" true: the service listens on loopback only, and answers only to loopback names, since
+a page of any web site may point a name of its own at 127.0.0.1 and have the browser ask there (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from sqlalchemy import Engine
+from starlette.requests import HTTPConnection
+
+from service.access.addresses import is_loopback
+from service.access.errors import HostRefused, NameTaken
+from service.access.principal import Method, Principal
+from service.access.scopes import ALL_SCOPES, Scope
+from service.access.users import UserStore
+from tuner.errors import ChoiceError
+
+LOCAL_USER = "local"
+"""No login by proxy or OpenID Connect gives this name: it belongs to whoever sits at the machine."""
+
+
+def check_loopback_only(host: str) -> None:
+    """Checks that an address to listen on is reached from this machine only.
+
+    Raises:
+        ChoiceError: Others may reach it.
+    """
+    if not is_loopback(host):
+        raise ChoiceError(
+            f"--insecure-no-auth with --host {host}: others could reach the service and do everything; "
+            "use --host 127.0.0.1, or leave out --insecure-no-auth and give out tokens"
+        )
+
+
+def check_host_header(request: HTTPConnection) -> None:
+    """Checks that a request asks for a loopback name.
+
+    Raises:
+        HostRefused: It asks for another.
+    """
+    host = request.headers.get("Host", "")
+    if not is_loopback(_without_port(host)):
+        raise HostRefused(
+            f"the request is for {host[:200]!r}: without authentication only localhost, 127.0.0.1 and [::1] are served"
+        )
+
+
+def local_principal(engine: Engine) -> Principal:
+    """The one user there is without authentication; made on first use."""
+    users = UserStore(engine)
+    with suppress(NameTaken):  # it was made before, or by another process at this moment
+        users.create(LOCAL_USER, {Scope.ADMIN})
+    user = users.named(LOCAL_USER)
+    return Principal(user_id=user.user_id, name=user.name, scopes=ALL_SCOPES, method=Method.OPEN)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]

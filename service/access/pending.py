@@ -1,0 +1,14 @@
+"""What a browser keeps while its user logs in elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingLogin:
+    """Of OpenID Connect: what the second half of a login is compared with."""
+
+    state: str = field(repr=False)
+    nonce: str = field(repr=False)
+    verifier: str = field(repr=False)

@@ -1,0 +1,46 @@
+"""Who a request comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from service.access.scopes import Scope
+
+
+class Method(StrEnum):
+    """How somebody showed who they are."""
+
+    TOKEN = "token"
+    SESSION = "session"
+    OPEN = "open"
+    """Nobody needed to: the service runs with `--insecure-no-auth`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Principal:
+    """A user, as one request may act.
+
+    Attributes:
+        scopes: Those of the token or session, never above the user's, with all that they imply.
+        token_id: The token that was sent, or with which the session was opened.
+        expires_at: When the token or session ends; None if never.
+        is_new: Whether their login has just made the user.
+    """
+
+    user_id: str
+    name: str
+    scopes: frozenset[Scope]
+    method: Method
+    token_id: str | None = None
+    expires_at: datetime | None = None
+    is_new: bool = False
+
+    @property
+    def is_admin(self) -> bool:
+        return Scope.ADMIN in self.scopes
+
+    def may_see(self, owner_id: str | None) -> bool:
+        """Whether what belongs to `owner_id` is theirs to see; administrators see all."""
+        return self.is_admin or self.user_id == owner_id

@@ -1,0 +1,49 @@
+"""What a token, a session or a user may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from tuner.errors import ChoiceError
+
+
+class Scope(StrEnum):
+    """A permission. `ADMIN` implies all others; the others imply nothing.
+
+    No operation asks for `WORKER` yet: workers use the database and the artifacts themselves.
+    """
+
+    READ = "read"
+    SUBMIT = "submit"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
+def implied(scopes: Iterable[Scope]) -> frozenset[Scope]:
+    """These scopes with all that they imply."""
+    given = frozenset(scopes)
+    return ALL_SCOPES if Scope.ADMIN in given else given
+
+
+def parse_scopes(text: str) -> frozenset[Scope]:
+    """The scopes in a text like "read submit", separated by spaces or commas.
+
+    Raises:
+        ChoiceError: One of them does not exist, or there is none.
+    """
+    words = text.replace(",", " ").split()
+    unknown = sorted(set(words) - {scope.value for scope in Scope})
+    if unknown or not words:
+        found = f"{', '.join(map(repr, unknown))} is no scope" if unknown else "no scope is given"
+        raise ChoiceError(f"{found}: name some of {', '.join(Scope)}")
+    return frozenset(map(Scope, words))
+
+
+def scopes_text(scopes: Iterable[Scope]) -> str:
+    """As `parse_scopes` reads them, in the order of their power."""
+    given = frozenset(scopes)
+    return " ".join(scope for scope in Scope if scope in given)

@@ -1,0 +1,110 @@
+"""Settings of access; part of the service's `Settings`."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+
+from service.access.addresses import is_loopback
+from service.access.scopes import parse_scopes
+
+
+class AccessSettings(BaseModel):
+    insecure_no_auth: bool = Field(
+        default=False,
+        description="Let everybody who can reach the service do everything. Only with a loopback address to listen on.",
+    )
+    public_url: str = Field(
+        default="", description="How browsers reach the service, like `https://tune.example.org`; empty: as they ask."
+    )
+    trusted_proxies: str = Field(
+        default="",
+        description="Addresses or networks of reverse proxies, separated by commas, whose `X-Forwarded-For`, "
+        "`X-Forwarded-Proto` and user header are believed.",
+    )
+    proxy_user_header: str = Field(
+        default="", description="Header in which a trusted proxy names the user who logged in there; empty: none does."
+    )
+    new_user_scopes: str = Field(
+        default="",
+        description="Scopes of users who log in for the first time by proxy or OpenID Connect, like `read submit`; "
+        "empty: an administrator makes users first.",
+    )
+    oidc_issuer: str = Field(default="", description="URL of an OpenID Connect provider; empty: no such login.")
+    oidc_client_id: str = Field(default="", description="The client's id at that provider.")
+    oidc_client_secret: SecretStr | None = Field(
+        default=None, description="The client's secret; a public client has none."
+    )
+    oidc_scopes: str = Field(default="openid email", description="Scopes asked for at that provider.")
+    oidc_user_claim: str = Field(
+        default="email", description="Claim that is the user's name here; an e-mail address must be verified."
+    )
+    token_days: float = Field(default=90, gt=0, description="After how many days a token ends that says nothing else.")
+    token_recheck_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="Seconds for which a token that was found valid is not looked up again: what another process "
+        "revokes counts after them, what this one revokes at once.",
+    )
+    session_idle_minutes: float = Field(
+        default=12 * 60, gt=0, description="Minutes without a request after which a browser has to log in again."
+    )
+    session_max_hours: float = Field(
+        default=7 * 24, gt=0, description="Hours after which a browser has to log in again in any case."
+    )
+    requests_per_minute: int = Field(
+        default=1200, gt=0, description="Requests a minute of one user, for each API process."
+    )
+    failed_logins_per_minute: int = Field(
+        default=20, gt=0, description="Refused tokens a minute from one address, for each API process."
+    )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: str) -> str:
+        for network in filter(None, map(str.strip, value.split(","))):
+            ip_network(network, strict=False)
+        return value
+
+    @field_validator("new_user_scopes")
+    @classmethod
+    def _scopes(cls, value: str) -> str:
+        if value.strip():
+            parse_scopes(value)
+        return value
+
+    @field_validator("public_url", "oidc_issuer")
+    @classmethod
+    def _web_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in ("http", "https") or not parts.netloc):
+            raise ValueError(f"{value!r} is no web address: write it like https://tune.example.org")
+        return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _encrypted(cls, value: str) -> str:
+        if value and not is_private_enough(value):
+            raise ValueError(f"{value!r}: identities come over https, or from this machine")
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.proxy_user_header and not self.trusted_proxies.strip():
+            raise ValueError("proxy_user_header needs trusted_proxies: from anybody else the header is a forgery")
+        if self.oidc_issuer and not self.oidc_client_id:
+            raise ValueError("oidc_issuer needs oidc_client_id")
+        if self.oidc_issuer and not self.public_url:
+            raise ValueError("oidc_issuer needs public_url: the provider sends browsers back there")
+        if self.insecure_no_auth and (self.proxy_user_header or self.oidc_issuer):
+            raise ValueError("insecure_no_auth and a login (proxy_user_header, oidc_issuer) contradict each other")
+        return self
+
+
+def is_private_enough(url: str) -> bool:
+    """Whether nobody on the network reads or changes what this address answers."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

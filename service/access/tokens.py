@@ -1,0 +1,342 @@
+"""Bearer tokens: issued once, kept as hashes, ended by time, by hand, or with the one that made them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.access.errors import MissingScope, NotAuthenticated, NotFound
+from service.access.known import KnownTokens
+from service.access.principal import Method, Principal
+from service.access.scopes import Scope, implied, parse_scopes, scopes_text
+from service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
+from service.access.users import MAX_NAME, unknown_user
+from service.connections import querying, reading, writing
+from service.models import ApiTokenRow, UserRow
+from tuner.errors import ChoiceError, StoreError
+from tuner.records import Record
+
+LAST_USE_S = 60.0
+"""How exactly the last use is known: it is written no more often, so that reads do not become writes."""
+_MAX_DAYS = 36_500
+_REFUSED = "the token is not valid: check it for missing characters, or ask for a new one"
+
+log = logging.getLogger("steptune.access")
+
+
+class Token(Record):
+    """What may be shown of a token, at any time.
+
+    Attributes:
+        token_id: Sortable by time; the part of the token that is no secret.
+        user_id: Whose it is.
+        parent_id: The token with which it was made; it is revoked with it.
+        name: What it is for.
+        scopes: What it may do, unless its user may no longer.
+        created_at: When it was made.
+        expires_at: From when it is refused; null for never.
+        revoked_at: Since when it is refused; null if it is not.
+        last_used_at: To the minute; null if never.
+    """
+
+    token_id: str
+    user_id: str
+    parent_id: str | None
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class TokenStore:
+    """Tokens in the database. All queries of the table are here.
+
+    Args:
+        engine: Its schema checked.
+        clock: Says what time it is.
+        known: Tokens that are not looked up again.
+    """
+
+    def __init__(
+        self, engine: Engine, clock: Callable[[], datetime] = utc_now, known: KnownTokens | None = None
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._known = known or KnownTokens(0)
+
+    def recall(self, bearer: BearerToken) -> Principal | None:
+        """Who sent a token, where that was found a moment ago; without the database."""
+        return self._known.recall(bearer, self._clock())
+
+    def issue(
+        self,
+        user_id: str,
+        *,
+        name: str,
+        scopes: Iterable[Scope],
+        days: float | None,
+        by: Principal | None = None,
+    ) -> tuple[Token, BearerToken]:
+        """A new token, and the only copy of its secret.
+
+        Args:
+            user_id: Whose it is.
+            name: What it is for, to tell it from others.
+            scopes: At most the user's.
+            days: After how many days it ends; None for never.
+            by: Who makes it through the service: it gets no more than they have. One's own ends with the token
+                that made it, directly or by a session, and no later.
+
+        Raises:
+            NotFound: No user has this id.
+            ChoiceError: More scopes than allowed, the user is disabled, or the time cannot be used.
+            NotAuthenticated: What `by` used was revoked or expired a moment ago.
+        """
+        with writing(self._engine) as session:
+            return issue_in(session, user_id, name=name, scopes=scopes, days=days, now=self._clock(), by=by)
+
+    def authenticate(self, bearer: BearerToken) -> Principal:
+        """Who sent a token.
+
+        Raises:
+            NotAuthenticated: It is unknown or wrong, has expired, was revoked, or its user is disabled.
+        """
+        now = self._clock()
+        generation = self._known.generation
+        with querying(self._engine) as connection:
+            found = connection.execute(_TOKEN_WITH_USER, {"wanted": bearer.token_id}).first()
+        right = equal(sha256(bearer.secret), found.secret_sha256 if found else NO_HASH)
+        if found is None or not right:
+            raise NotAuthenticated(_REFUSED, token_sent=True)
+        check_alive(found, now)
+        self._note_use(bearer.token_id, found.last_used_at, now)
+        principal = Principal(
+            user_id=found.user_id,
+            name=found.user_name,
+            scopes=effective_scopes(found.scopes, found.user_scopes),
+            method=Method.TOKEN,
+            token_id=bearer.token_id,
+            expires_at=found.expires_at,
+        )
+        self._known.remember(bearer, principal, generation)
+        return principal
+
+    def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
+        """Ends a token and all that were made with it; a second time changes nothing.
+
+        Args:
+            token_id: Which one.
+            owner_id: Whose it must be; None for anybody's.
+            by: Who asks for it through the service: a token ends itself and what was made with it, and others only if
+                it may do what they may.
+
+        Raises:
+            NotFound: There is no such token.
+            MissingScope: The token may do more than `by`.
+        """
+        with writing(self._engine) as session:
+            row = session.get(ApiTokenRow, token_id, with_for_update=True)
+            if row is None or owner_id not in (None, row.user_id):
+                raise _unknown_token(token_id)
+            if by is not None:
+                _check_revoke(session, row, by)
+            session.execute(
+                update(ApiTokenRow)
+                .where(ApiTokenRow.token_id.in_(_family(token_id)), ApiTokenRow.revoked_at.is_(None))
+                .values(revoked_at=self._clock()),
+                execution_options={"synchronize_session": False},
+            )
+            session.refresh(row)
+            revoked = token_of(row)
+        self._known.forget()
+        return revoked
+
+    def get(self, token_id: str, *, owner_id: str | None = None) -> Token:
+        """
+        Raises:
+            NotFound: There is no such token of `owner_id` (of anybody if None).
+        """
+        with reading(self._engine) as session:
+            row = session.get(ApiTokenRow, token_id)
+            if row is None or owner_id not in (None, row.user_id):
+                raise _unknown_token(token_id)
+            return token_of(row)
+
+    def page(self, *, limit: int, owner_id: str | None = None, before: str | None = None) -> list[Token]:
+        """The newest first, those made before `before`, of one user or of all."""
+        query = select(ApiTokenRow).order_by(ApiTokenRow.token_id.desc()).limit(limit)
+        if owner_id is not None:
+            query = query.where(ApiTokenRow.user_id == owner_id)
+        if before is not None:
+            query = query.where(ApiTokenRow.token_id < before)
+        with reading(self._engine) as session:
+            return [token_of(row) for row in session.scalars(query)]
+
+    def _note_use(self, token_id: str, last_used_at: datetime | None, now: datetime) -> None:
+        recent = now - timedelta(seconds=LAST_USE_S)
+        if last_used_at is not None and last_used_at > recent:
+            return
+        # Of several requests at once, the first one writes.
+        unwritten = or_(ApiTokenRow.last_used_at.is_(None), ApiTokenRow.last_used_at <= recent)
+        try:
+            with writing(self._engine) as session:
+                session.execute(
+                    update(ApiTokenRow).where(ApiTokenRow.token_id == token_id, unwritten).values(last_used_at=now)
+                )
+        except StoreError as error:  # a full disk must not keep anybody from reading
+            log.warning("the last use of token %s could not be written: %s", token_id, error)
+
+
+def issue_in(
+    session: Session,
+    user_id: str,
+    *,
+    name: str,
+    scopes: Iterable[Scope],
+    days: float | None,
+    now: datetime,
+    by: Principal | None = None,
+) -> tuple[Token, BearerToken]:
+    """`TokenStore.issue` within a transaction."""
+    user = session.get(UserRow, user_id, with_for_update=True)
+    if user is None:
+        raise unknown_user(user_id)
+    asked = frozenset(scopes)
+    _check_issue(user, name, asked, days, by)
+    expires_at = None if days is None else now + timedelta(days=days)
+    parent = None
+    if by is not None and by.user_id == user_id:  # what an administrator makes for others outlives the maker's token
+        parent = _living_parent(session, by, now)
+    if parent is not None and parent.expires_at is not None:
+        expires_at = min(expires_at or parent.expires_at, parent.expires_at)
+    bearer = new_token()
+    row = ApiTokenRow(
+        token_id=bearer.token_id,
+        user_id=user_id,
+        parent_id=None if parent is None else parent.token_id,
+        name=name,
+        secret_sha256=sha256(bearer.secret),
+        scopes=scopes_text(asked),
+        created_at=now,
+        expires_at=expires_at,
+    )
+    session.add(row)
+    session.flush()
+    return token_of(row), bearer
+
+
+def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
+    """What a token may do now: its user may have lost scopes since it was made."""
+    return implied(parse_scopes(token_scopes)) & implied(parse_scopes(user_scopes))
+
+
+def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
+    """Checks that a token, whose secret was right, has not ended.
+
+    Raises:
+        NotAuthenticated: It has; the message says why, as whoever holds the secret may know it.
+    """
+    if found.revoked_at is not None:
+        raise NotAuthenticated(f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+    if found.expires_at is not None and found.expires_at <= now:
+        raise _expired(found.expires_at)
+    if found.disabled_at is not None:
+        raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
+
+
+def token_of(row: ApiTokenRow) -> Token:
+    return Token(
+        token_id=row.token_id,
+        user_id=row.user_id,
+        parent_id=row.parent_id,
+        name=row.name,
+        scopes=row.scopes.split(),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )
+
+
+_TOKEN_WITH_USER = (
+    select(
+        ApiTokenRow.secret_sha256,
+        ApiTokenRow.scopes,
+        ApiTokenRow.expires_at,
+        ApiTokenRow.revoked_at,
+        ApiTokenRow.last_used_at,
+        ApiTokenRow.user_id,
+        UserRow.name.label("user_name"),
+        UserRow.scopes.label("user_scopes"),
+        UserRow.disabled_at,
+    )
+    .join(UserRow, UserRow.user_id == ApiTokenRow.user_id)
+    .where(ApiTokenRow.token_id == bindparam("wanted"))
+)
+"""Built once: every request runs it."""
+
+
+def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float | None, by: Principal | None) -> None:
+    most = implied(parse_scopes(user.scopes))
+    if by is not None:
+        most &= by.scopes
+    if not asked or asked - most:
+        beyond = scopes_text(asked - most) or "none"
+        raise ChoiceError(f"the scopes asked for ({beyond}) are not among those to give: {scopes_text(most) or 'none'}")
+    if user.disabled_at is not None:
+        raise ChoiceError(f"the user {user.name!r} is disabled: a token of theirs would be refused")
+    if days is not None and not 0 < days <= _MAX_DAYS:
+        raise ChoiceError(f"{days:g} days: a token ends after more than 0 and at most {_MAX_DAYS} days, or never")
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise ChoiceError(f"the name of a token has at most {MAX_NAME} printable characters")
+
+
+def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
+    held = effective_scopes(row.scopes, session.get_one(UserRow, row.user_id).scopes)
+    missing = [scope for scope in reversed(Scope) if scope in held - by.scopes]
+    if not missing:
+        return
+    made_by_it = select(ApiTokenRow.token_id).where(ApiTokenRow.token_id.in_(_family(by.token_id or "")))
+    if row.token_id not in session.scalars(made_by_it).all():
+        raise MissingScope(missing[0], scopes_text(by.scopes))
+
+
+def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
+    """The token that makes another, itself or by a session; locked so that it cannot be revoked in between."""
+    if by.token_id is None:
+        return None
+    parent = session.get(ApiTokenRow, by.token_id, with_for_update=True)
+    if parent is None or parent.revoked_at is not None:
+        raise NotAuthenticated("the token was revoked", token_sent=True)
+    if parent.expires_at is not None and parent.expires_at <= now:
+        raise _expired(parent.expires_at)
+    return parent
+
+
+def _expired(at: datetime) -> NotAuthenticated:
+    return NotAuthenticated(f"the token expired at {at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+
+
+def _family(token_id: str) -> Select[str]:
+    """The ids of a token and of all that descend from it."""
+    family = select(ApiTokenRow.token_id).where(ApiTokenRow.token_id == token_id).cte("family", recursive=True)
+    return select(
+        family.union_all(
+            select(ApiTokenRow.token_id).join(family, ApiTokenRow.parent_id == family.c.token_id)
+        ).c.token_id
+    )
+
+
+def _unknown_token(token_id: str) -> NotFound:
+    return NotFound(f"no token has the id {token_id!r}")

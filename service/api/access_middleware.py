@@ -1,0 +1,101 @@
+"""What access does around every request: loopback names only where nobody is asked who they are, the headers of the
+rate limit, and the audit log.
+
+Every request that changes something, and every refusal of somebody who tried, becomes one entry, whatever endpoint it
+went to: none can forget it. A GET changes nothing, but for logins that begin elsewhere: what starts a session says so
+in `request.state.is_change`. The entry is written before the answer is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.access.authentication import Access
+from service.access.cookies import SAFE_METHODS
+from service.access.errors import AccessError, HostRefused, NotAuthenticated, TooManyRequests
+from service.access.open_access import check_host_header
+from service.access.principal import Principal
+from service.api.problems import Refusal, problem_response
+from tuner.errors import StoreError
+
+log = logging.getLogger("steptune.access")
+
+
+class AccessMiddleware:
+    """Plain ASGI, so that streams pass through unbuffered."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            if self._access.settings.insecure_no_auth:
+                check_host_header(HTTPConnection(scope))
+        except HostRefused as error:
+            request = Request(scope)
+            response = problem_response(request, Refusal(error.status, error.code, error.detail))
+            await response(scope, receive, send)
+            return
+        state: dict[str, Any] = scope.setdefault("state", {})
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(state.get("rate_limit", {}))
+                await self._audit(scope, state, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_noted)
+
+    async def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
+        principal: Principal | None = state.get("principal")
+        refusal: AccessError | None = state.get("refusal")
+        is_change = scope["method"] not in SAFE_METHODS or state.get("is_change", False)
+        if not _is_worth_an_entry(is_change, principal, refusal):
+            return
+        await run_in_threadpool(self._record, scope, state, principal, refusal, status)
+
+    def _record(
+        self,
+        scope: Scope,
+        state: dict[str, Any],
+        principal: Principal | None,
+        refusal: AccessError | None,
+        status: int,
+    ) -> None:
+        detail = {
+            "method": scope["method"],
+            "status": status,
+            "address": self._access.proxies.client_address(HTTPConnection(scope)),
+            **state.get("audit", {}),
+        }
+        outcome = refusal.code if refusal is not None else "done" if status < 400 else "failed"
+        try:
+            self._access.audit.record(
+                principal,
+                action=getattr(scope.get("route"), "name", "unknown"),
+                target=scope["path"],
+                outcome=outcome,
+                request_id=scope.get("steptune.request_id", ""),
+                detail=detail,
+            )
+        except StoreError:  # what was done is done; the answer must still say so
+            log.exception("an entry of the audit log could not be written: %s %s", scope["method"], scope["path"])
+
+
+def _is_worth_an_entry(is_change: bool, principal: Principal | None, refusal: AccessError | None) -> bool:
+    if isinstance(refusal, TooManyRequests):
+        return False  # a flood must not fill the database
+    if refusal is not None and principal is None:
+        # Without any token it is a browser that has not logged in, or a scanner: of no use, and without end.
+        return not isinstance(refusal, NotAuthenticated) or refusal.token_sent
+    return refusal is not None or (principal is not None and is_change)

@@ -1,0 +1,106 @@
+"""Successful responses: records, encoded by msgspec, with an entity tag."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+from fastapi import Header, Request
+from fastapi.responses import Response
+
+from service.api.problems import Refusal
+from tuner.records import Record
+
+IfMatch = Annotated[
+    str | None, Header(max_length=200, description="The ETag that was read: 412 if it was changed since.")
+]
+_encode = msgspec.json.Encoder().encode
+_QUALITY = re.compile(r"[01](\.\d{0,3})?", re.ASCII)
+_TAG = re.compile(r'(?:W/)?"([^"]*)"')
+
+
+def answer(
+    request: Request,
+    message: Record,
+    *,
+    status: int = 200,
+    version: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A record as JSON; 304 without a body where the client has this state already.
+
+    Args:
+        version: Of the row, where `If-Match` is compared with it.
+    """
+    return tagged(request, _encode(message), "application/json", status=status, version=version, headers=headers)
+
+
+def tagged(
+    request: Request,
+    body: bytes,
+    media_type: str,
+    *,
+    status: int = 200,
+    version: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Any body, with its entity tag: the row's version where it has one, and a digest."""
+    digest = hashlib.sha256(body).hexdigest()[:16]
+    tag = digest if version is None else f"{version}.{digest}"
+    all_headers = {**(headers or {}), "ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=all_headers)
+    return Response(body, status, all_headers, media_type)
+
+
+def is_known(request: Request, tag: str) -> bool:
+    """Whether the client has what it reads already, in the state with this tag."""
+    return request.method == "GET" and tag in _tags(request.headers.get("if-none-match", ""))
+
+
+def check_version(wanted: str | None, version: int) -> int | None:
+    """Refuses a change of something that changed since the client read it.
+
+    Args:
+        wanted: The header `If-Match`.
+
+    Returns:
+        The version, for the change itself to be made at no other one; None where any will do.
+
+    Raises:
+        Refusal: 412, where it is given and does not fit.
+    """
+    if wanted is None or wanted.strip() == "*":
+        return None
+    if str(version) not in {tag.partition(".")[0] for tag in _tags(wanted)}:
+        raise Refusal(
+            412,
+            "changed-meanwhile",
+            f"it is at version {version} now, not {wanted[:100]}: read it, then change it",
+        )
+    return version
+
+
+def preferred(accept: str, offered: Sequence[str]) -> str | None:
+    """The media type that an `Accept` header likes best, or None where it likes none. Of equals the first is taken."""
+    best, best_quality = None, 0.0
+    wanted = [_media_range(part) for part in accept.split(",")]
+    for media_type in offered:
+        patterns = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")  # the most specific one counts
+        matching = next((q for pattern in patterns for name, q in wanted if name == pattern), 0.0)
+        if matching > best_quality:
+            best, best_quality = media_type, matching
+    return best
+
+
+def _media_range(part: str) -> tuple[str, float]:
+    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1")
+    return name, float(quality) if _QUALITY.fullmatch(quality) else 0.0
+
+
+def _tags(header: str) -> set[str]:
+    return set(_TAG.findall(header))

@@ -1,0 +1,180 @@
+"""Files of studies and trials: lists, downloads, and what is shown of them."""
+
+from __future__ import annotations
+
+import gzip
+from collections import deque
+from collections.abc import Iterator
+from typing import Annotated, BinaryIO
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.api.answers import answer, is_known
+from service.api.context import Services, StudyId, TrialId, services
+from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
+from service.api.ownership import check_study, check_trial
+from service.api.pagination import Paging
+from service.api.problems import Refusal, not_found
+from service.api.security import Requires
+from service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
+from service.queries import outcomes as queries
+from tuner.trace_records import Timeline
+
+_CHUNK_BYTES = 1 << 18
+FILES = ("application/octet-stream", "application/gzip")
+_GZIP = b"\x1f\x8b"
+MAX_TAIL_BYTES = 10 << 20
+MAX_TIMELINE_BYTES = 64 << 20
+"""A trial writes it, and what a trial runs is not to be trusted."""
+
+router = APIRouter(tags=["files"], responses=COMMON)
+Reader = Annotated[Principal, Requires(Scope.READ)]
+
+
+@router.get(
+    "/studies/{study_id}/artifacts",
+    summary="List a study's files",
+    description="Those of its trials included, in the order in which they were recorded.",
+    responses={**returns(ArtifactPage, "A page of files."), **unchanged(), **refuses(404)},
+)
+def list_study_artifacts(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    found = queries.list_artifacts(service.engine, study_id=study_id, limit=page.limit, after=page.after_number)
+    items, next_cursor = page.cut(found, lambda artifact: artifact.artifact_id)
+    return answer(request, ArtifactPage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/trials/{trial_id}/artifacts",
+    summary="List a trial's files",
+    description="Traces, timelines and logs, in the order in which they were recorded.",
+    responses={**returns(ArtifactPage, "A page of files."), **unchanged(), **refuses(404)},
+)
+def list_trial_artifacts(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    found = queries.list_artifacts(service.engine, trial_id=trial_id, limit=page.limit, after=page.after_number)
+    items, next_cursor = page.cut(found, lambda artifact: artifact.artifact_id)
+    return answer(request, ArtifactPage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/artifacts/{artifact_id}",
+    summary="Download a file",
+    description="As it is kept: traces and timelines are gzip files.",
+    responses={**returns_file(FILES, "The file."), **unchanged(), **refuses(404, 410)},
+)
+def get_artifact(
+    request: Request,
+    principal: Reader,
+    artifact_id: Annotated[int, Path(ge=1, lt=1 << 63, description="Number of a file.")],
+) -> Response:
+    service = services(request)
+    artifact = queries.artifact_by_id(service.engine, artifact_id)
+    if artifact is None:
+        raise not_found("artifact", str(artifact_id))
+    check_study(service.engine, artifact.study_id, principal)
+    return _download(request, service, artifact)
+
+
+@router.get(
+    "/trials/{trial_id}/trace",
+    summary="Download a trial's trace",
+    description="What the profiler recorded, as gzipped JSON: https://ui.perfetto.dev and `steptune analyze` read it.",
+    responses={**returns_file(FILES, "The trace."), **unchanged(), **refuses(404, 410)},
+)
+def get_trace(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    return _download(request, service, _newest(service, trial_id, "trace"))
+
+
+@router.get(
+    "/trials/{trial_id}/timeline",
+    summary="Read a trial's timeline",
+    description="What the devices did in the profiled steps, thinned out for a picture.",
+    responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404, 410)},
+)
+def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    with service.artifacts.open(_newest(service, trial_id, "timeline").digest) as file, gzip.open(file) as unpacked:
+        text = unpacked.read(MAX_TIMELINE_BYTES)
+    try:
+        timelines = msgspec.json.decode(text, type=tuple[Timeline, ...])
+    except msgspec.MsgspecError as error:
+        raise Refusal(404, "timeline-not-found", f"the timeline of trial {trial_id} cannot be read: {error}") from error
+    return answer(request, TrialTimeline(trial_id=trial_id, timelines=timelines))
+
+
+@router.get(
+    "/trials/{trial_id}/logs",
+    summary="Read a trial's log",
+    description="What its processes printed: the last part of it.",
+    responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404, 410)},
+)
+def get_logs(
+    request: Request,
+    principal: Reader,
+    trial_id: TrialId,
+    tail_bytes: Annotated[int, Query(ge=1, le=MAX_TAIL_BYTES, description="At most this much of its end.")] = 1 << 16,
+) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    with service.artifacts.open(_newest(service, trial_id, "log").digest) as file:
+        tail = _tail(file, tail_bytes)
+    return Response(tail.decode("utf-8", "replace"), media_type="text/plain; charset=utf-8")
+
+
+def _newest(service: Services, trial_id: str, kind: str) -> ArtifactInfo:
+    artifact = queries.find_artifact(service.engine, trial_id, kind)
+    if artifact is None:
+        raise Refusal(404, f"{kind}-not-found", f"no {kind} is kept of trial {trial_id}")
+    return artifact
+
+
+def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Response:
+    """A file in pieces. Browsers keep it and do not show it, whatever it may contain."""
+    tag = artifact.digest[:16]
+    caching = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=caching)
+    file = service.artifacts.open(artifact.digest)
+    packed = file.read(2) == _GZIP
+    file.seek(0)
+    name = f"{artifact.trial_id or artifact.study_id}.{artifact.kind}{'.gz' if packed else ''}"
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Length": str(artifact.size_bytes),
+        **caching,
+        "Content-Security-Policy": "sandbox",
+    }
+    media_type = "application/gzip" if packed else "application/octet-stream"
+    return StreamingResponse(_chunks(file), media_type=media_type, headers=headers)
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _tail(file: BinaryIO, num_bytes: int) -> bytes:
+    if file.read(2) == _GZIP:
+        file.seek(0)
+        with gzip.open(file) as unpacked:
+            chunks, size = deque[bytes](), 0
+            while chunk := unpacked.read(_CHUNK_BYTES):
+                chunks.append(chunk)
+                size += len(chunk)
+                while size - len(chunks[0]) >= num_bytes:
+                    size -= len(chunks.popleft())
+            return b"".join(chunks)[-num_bytes:]
+    file.seek(0, 2)
+    file.seek(max(0, file.tell() - num_bytes))
+    return file.read(num_bytes)

@@ -1,0 +1,40 @@
+"""What every endpoint has at hand, made once, by `service.app.create_app`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Path, Request
+from sqlalchemy import Engine
+
+from service.api.metrics import Metrics
+from service.artifacts import ArtifactStore
+from service.event_hub import EventHub
+from service.queue import StudyQueue
+from service.settings import Settings
+from service.uploads import UploadSpace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What the endpoints of one application share."""
+
+    settings: Settings
+    engine: Engine
+    metrics: Metrics
+    queue: StudyQueue
+    artifacts: ArtifactStore
+    events: EventHub
+    uploads: UploadSpace
+
+
+def services(request: Request) -> Services:
+    """Not a dependency: FastAPI takes longer to solve one than a query takes."""
+    found: Services = request.app.state.services
+    return found
+
+
+_ID = r"^[0-9a-z]{1,64}$"
+StudyId = Annotated[str, Path(pattern=_ID, description="Id of a study.", examples=["01kabcdefghjkmnpqrstvwxyz0"])]
+TrialId = Annotated[str, Path(pattern=_ID, description="Id of a trial.", examples=["01kabcdefghjkmnpqrstvwxyz1"])]

@@ -1,0 +1,79 @@
+"""Whether the process lives, whether it can serve, and what it counts."""
+
+from __future__ import annotations
+
+import hmac
+from ipaddress import ip_address
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import SecretStr
+
+from service.api.answers import answer
+from service.api.context import services
+from service.api.openapi import refuses, returns, returns_file
+from service.api.problems import Refusal
+from service.database import check_schema
+from service.messages import Health
+from tuner.errors import StoreError
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get(
+    "/healthz",
+    summary="Is the process alive?",
+    description="Answers as long as the process does; reads nothing.",
+    responses=returns(Health, "It is."),
+)
+async def healthz(request: Request) -> Response:
+    return answer(request, Health(status="ok"))
+
+
+@router.get(
+    "/readyz",
+    summary="Can requests be served?",
+    description="Reads the database and compares its schema with this version's.",
+    responses={**returns(Health, "They can."), **refuses(503)},
+)
+def readyz(request: Request) -> Response:
+    service = services(request)
+    try:
+        check_schema(service.engine)
+    except StoreError as error:
+        request.scope["steptune.error"] = error
+        raise Refusal(
+            503, "not-ready", "the database cannot be used, or its schema is not this version's; see the log"
+        ) from error
+    return answer(request, Health(status="ready"))
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    description="With the bearer token of the setting `metrics_token`; where none is set, from the same machine only.",
+    responses={**returns_file(("text/plain",), "In Prometheus' text format."), **refuses(401, 403, 503)},
+)
+def metrics(request: Request) -> Response:
+    service = services(request)
+    _check_may_scrape(request, service.settings.metrics_token)
+    return Response(service.metrics.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+
+def _check_may_scrape(request: Request, token: SecretStr | None) -> None:
+    if token is not None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), token.get_secret_value().encode()):
+            challenge = {"WWW-Authenticate": 'Bearer realm="metrics"'}
+            raise Refusal(401, "not-authenticated", "send the metrics token as a bearer token", headers=challenge)
+        return
+    proxied = any(name in request.headers for name in ("forwarded", "x-forwarded-for"))
+    if proxied or request.client is None or not _is_loopback(request.client.host):
+        raise Refusal(403, "forbidden", "without STEPTUNE_METRICS_TOKEN, metrics are shown to the same machine only")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,103 @@
+"""POST requests that may be sent again: carried out once, and answered alike for a day.
+
+The key is taken in a transaction of its own before the work, so that two requests at the same time do not both do it.
+With it the id is kept that a new thing will have. If the process dies between the work and its answer, the request that
+comes after `STALE` takes over and gets the same id, by which the work can see that it was done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Self
+
+from fastapi import Depends, Header, Request
+from fastapi.responses import Response
+from sqlalchemy import Engine
+
+from service.api.problems import Refusal
+from service.queries import idempotency as queries
+from tuner.records import new_id
+
+KEPT = timedelta(hours=24)
+STALE = timedelta(seconds=10)
+_KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
+
+
+class Idempotency:
+    """What a request says of itself: its key, if it has one, and a digest of all that it asks for."""
+
+    def __init__(self, key: str | None, request: Request, body: bytes) -> None:
+        self._key = key
+        method_and_path = f"{request.method} {request.url.path}\n".encode()
+        self._request = method_and_path + body
+        self._digest = hashlib.sha256(self._request).hexdigest()
+
+    def of(self, content: bytes) -> Self:
+        """The same for a body that was not kept: `content` says what was in it."""
+        self._digest = hashlib.sha256(self._request + content).hexdigest()
+        return self
+
+    def run(self, engine: Engine, user_id: str, work: Callable[[str], Response]) -> Response:
+        """The response of `work`, or of the first request with this key.
+
+        Args:
+            work: Is given the id for what it makes; there may be such a thing already, from a process that died.
+
+        Raises:
+            Refusal: 409 while the first is at work, 422 where it asked for something else.
+        """
+        if self._key is None:
+            return work(new_id())
+        now = datetime.now(UTC)
+        mine = queries.Taken(request_sha256=self._digest, new_id=new_id())
+        found = queries.take(engine, user_id, self._key, mine, now, forget_before=now - KEPT, stale_before=now - STALE)
+        if isinstance(found, queries.Earlier):
+            return self._repeated(found)
+        try:
+            response = work(found.new_id)
+        except BaseException:
+            queries.give_back(engine, user_id, self._key)
+            raise
+        headers = {name: value for name, value in response.headers.items() if name in _KEPT_HEADERS}
+        queries.keep(engine, user_id, self._key, response.status_code, json.dumps(headers), bytes(response.body))
+        return response
+
+    def _repeated(self, earlier: queries.Earlier) -> Response:
+        if earlier.request_sha256 != self._digest:
+            raise Refusal(
+                422,
+                "idempotency-key-reused",
+                f"the Idempotency-Key {self._key!r} was sent with another request before: use a new one",
+            )
+        if earlier.status is None:
+            raise Refusal(
+                409,
+                "request-in-progress",
+                "the first request with this Idempotency-Key is still at work: try again soon",
+                headers={"Retry-After": "1"},
+            )
+        headers = {**json.loads(earlier.headers or "{}"), "Idempotent-Replayed": "true"}
+        return Response(earlier.body, earlier.status, headers)
+
+
+async def _idempotency(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            pattern=r"^[\x21-\x7e]+$",
+            description="Makes it safe to send the request again: for 24 hours it is carried out once.",
+        ),
+    ] = None,
+) -> Idempotency:
+    """The body has been read already: it is small, as uploads are not read before their sender is known."""
+    is_upload = request.headers.get("content-type", "").lower().startswith("multipart/")
+    return Idempotency(idempotency_key, request, b"" if is_upload else await request.body())
+
+
+Once = Annotated[Idempotency, Depends(_idempotency)]

@@ -1,0 +1,112 @@
+"""What studies run on, and who asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.api.answers import answer
+from service.api.context import services
+from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.pagination import Paging
+from service.api.problems import not_found
+from service.api.security import Requires
+from service.messages import Caller, HardwarePage, HardwareSummary, WorkerPage, WorkerSlot, WorkerSummary
+from service.queries import inventory as queries
+from service.queries.stored import iso, iso_or_none
+from service.queries.studies import owners_of
+from service.queue import WorkerInfo
+
+router = APIRouter(responses=COMMON)
+Reader = Annotated[Principal, Requires(Scope.READ)]
+Anybody = Annotated[Principal, Requires()]
+
+
+@router.get(
+    "/workers",
+    tags=["workers"],
+    summary="List workers",
+    description="The newest first. What others' studies they run is not shown.",
+    responses={**returns(WorkerPage, "A page of workers."), **unchanged()},
+)
+def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
+    service = services(request)
+    workers = [w for w in service.queue.workers() if page.after is None or w.worker_id < page.after]
+    found, next_cursor = page.cut(workers, lambda worker: worker.worker_id)
+    owners = owners_of(service.engine, [worker.study_id for worker in found if worker.study_id is not None])
+    seen = {study_id for study_id, owner_id in owners.items() if principal.may_see(owner_id)}
+    return answer(request, WorkerPage(items=tuple(_worker(w, seen) for w in found), next_cursor=next_cursor))
+
+
+@router.get(
+    "/hardware-profiles",
+    tags=["workers"],
+    summary="List hardware profiles",
+    description="Of workers and of past studies, ordered by fingerprint.",
+    responses={**returns(HardwarePage, "A page of hardware profiles."), **unchanged()},
+)
+def list_hardware(request: Request, principal: Reader, page: Paging) -> Response:
+    service = services(request)
+    found = queries.list_hardware(service.engine, limit=page.limit, after=page.after)
+    items, next_cursor = page.cut(found, lambda profile: profile.fingerprint)
+    return answer(request, HardwarePage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/hardware-profiles/{fingerprint}",
+    tags=["workers"],
+    summary="Read a hardware profile",
+    description="What the figures of its studies depend on.",
+    responses={**returns(HardwareSummary, "The hardware profile."), **unchanged(), **refuses(404)},
+)
+def get_hardware(
+    request: Request,
+    principal: Reader,
+    fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Of the hardware profile.")],
+) -> Response:
+    service = services(request)
+    profile = queries.find_hardware(service.engine, fingerprint)
+    if profile is None:
+        raise not_found("hardware profile", fingerprint)
+    return answer(request, profile)
+
+
+@router.get(
+    "/me",
+    tags=["session"],
+    summary="Who am I?",
+    description="The user, and what this token or session may do.",
+    responses={**returns(Caller, "The caller."), **unchanged()},
+)
+async def get_me(request: Request, principal: Anybody) -> Response:
+    me = Caller(
+        user_id=principal.user_id,
+        name=principal.name,
+        scopes=tuple(scope for scope in Scope if scope in principal.scopes),
+        token_id=principal.token_id,
+        method=principal.method,
+        expires_at=iso_or_none(principal.expires_at),
+    )
+    return answer(request, me)
+
+
+def _worker(worker: WorkerInfo, seen: set[str]) -> WorkerSummary:
+    return WorkerSummary(
+        worker_id=worker.worker_id,
+        name=worker.name,
+        host_id=worker.host_id,
+        state=worker.state,
+        hardware_fingerprint=worker.hardware_fingerprint,
+        hardware_label=worker.hardware_label,
+        device_kind=worker.device_kind,
+        slots=tuple(WorkerSlot(kind=slot.kind, number=slot.number) for slot in worker.slots),
+        isolation=worker.isolation,
+        version=worker.version,
+        started_at=iso(worker.started_at),
+        heartbeat_at=iso(worker.heartbeat_at),
+        study_id=worker.study_id if worker.study_id in seen else None,
+    )

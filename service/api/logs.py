@@ -1,0 +1,42 @@
+"""Log lines as JSON objects, one a line. Never with query strings, headers or bodies: they may hold secrets."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from service.access.secrets import without_secrets
+
+LOGGER = "steptune"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; what is passed as `extra={"fields": …}` becomes members of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return without_secrets(msgspec.json.encode(line, enc_hook=str).decode())
+
+
+def configure_logs(level: str) -> None:
+    """Sends our log and uvicorn's to standard error as JSON. Uvicorn's own access log has query strings: it is off."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for name in (LOGGER, "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False
+    logging.getLogger("uvicorn.access").disabled = True

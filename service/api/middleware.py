@@ -1,0 +1,159 @@
+"""What surrounds every request: its id, limits of its body, headers for safety, its log line, its metrics.
+
+Plain ASGI, so that streams pass through unbuffered.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.logs import LOGGER
+from service.api.metrics import Metrics
+from service.api.problems import MEDIA_TYPE, Refusal, problem_bytes
+
+REQUEST_ID = "steptune.request_id"
+_random = random.Random()
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
+UNMATCHED = "(none)"
+PREFIX = "/api/v1"
+UPLOADS = f"{PREFIX}/workloads"
+_log = logging.getLogger(LOGGER)
+
+SAFETY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Scripts come from our own files only. There are no CORS headers: pages of others may read nothing."""
+_SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY_HEADERS.items()]
+
+
+class RequestMiddleware:
+    """Gives each request an id, answers what nobody caught with a bare 500, and records what came of it.
+
+    Args:
+        base_path: Below which a proxy serves the application, whether it leaves the path as it is or takes this off.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, base_path: str = "") -> None:
+        self._app = app
+        self._metrics = metrics
+        self._base_path = base_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._base_path:
+            scope["root_path"] = self._base_path
+        wanted = Headers(scope=scope).get("x-request-id", "")
+        request_id = wanted if _GIVEN_ID.fullmatch(wanted) else f"{_random.getrandbits(96):024x}"
+        scope[REQUEST_ID] = request_id
+        began = time.perf_counter()
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name for name, _ in message["headers"]}
+                ours = [header for header in _SAFETY if header[0] not in given]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *ours]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            scope["steptune.error"] = error
+            if not status:
+                await _send_problem(scope, send_with_headers, _INTERNAL)
+        finally:
+            self._record(scope, status, time.perf_counter() - began)
+
+    def _record(self, scope: Scope, status: int, duration_s: float) -> None:
+        route = _template(scope)
+        self._metrics.observe(scope["method"], route, status, duration_s)
+        error = scope.get("steptune.error")
+        fields: dict[str, Any] = {
+            "request_id": scope[REQUEST_ID],
+            "method": scope["method"],
+            "path": scope["path"],
+            "route": route,
+            "status": status,
+            "duration_ms": round(duration_s * 1e3, 3),
+            **scope.get("steptune.log_fields", {}),
+        }
+        level = logging.ERROR if error is not None else logging.INFO
+        _log.log(level, "request", exc_info=error, extra={"fields": fields})
+
+
+def _template(scope: Scope) -> str:
+    """The path of the operation, with its parameters unfilled: as many of them as there are operations."""
+    path: str = getattr(scope.get("route"), "path", UNMATCHED)
+    below = scope["path"].startswith(f"{PREFIX}/") and not path.startswith(PREFIX) and path != UNMATCHED
+    return PREFIX + path if below else path  # routers know their own part only
+
+
+_INTERNAL = Refusal(500, "internal-error", "the service made a mistake; its log has the details under the request's id")
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies that are too large: at once by their `Content-Length`, else while they arrive."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_upload_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_upload_bytes = max_upload_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        # Room for the form around the file.
+        limit = self._max_upload_bytes + (1 << 16) if _is_upload(scope, headers) else self._max_bytes
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > limit:
+            await _send_problem(scope, send, _too_large(limit))
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def _is_upload(scope: Scope, headers: Headers) -> bool:
+    """Whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+    return scope["method"] == "POST" and path == UPLOADS and is_form
+
+
+def _too_large(limit: int) -> Refusal:
+    detail = f"the body is larger than the limit of {limit} bytes"
+    return Refusal(413, "content-too-large", detail, headers={"Connection": "close"})
+
+
+async def _send_problem(scope: Scope, send: Send, refusal: Refusal) -> None:
+    body = problem_bytes(refusal, scope["path"], scope.get(REQUEST_ID, ""))
+    given = [(name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()]
+    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode()), *given]
+    await send({"type": "http.response.start", "status": refusal.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

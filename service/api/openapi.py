@@ -1,0 +1,240 @@
+"""The OpenAPI document: FastAPI's, with our records as components and problems as errors.
+
+Messages are msgspec records, which FastAPI does not know: an operation names them with `returns`, and the document
+gets their schemas from msgspec, with the descriptions that their fields have in the source.
+"""
+
+from __future__ import annotations
+
+import http
+import re
+import shlex
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+import tuner
+from service.api.descriptions import field_descriptions, summary_of
+from service.api.problems import MEDIA_TYPE, Problem
+from service.api.security import SESSION_SCHEME
+from tuner.records import Record
+
+REF = "#/components/schemas/{name}"
+Responses = dict[int | str, dict[str, Any]]
+
+DESCRIPTION = """\
+Submit training workloads, follow the search for their fastest configuration, and read what it found.
+
+- **Authentication**: `Authorization: Bearer stp_…` (`steptune token create` makes one).
+- **Lists** come in pages: pass `next_cursor` as `cursor` until it is null. Most are newest first; trials, decisions,
+  files and events are in the order in which they came.
+- **Errors** are problem details (RFC 9457), `application/problem+json`.
+- **Retries**: a POST with an `Idempotency-Key` is carried out once within 24 hours, however often it is sent.
+- **Changes**: `ETag` of a GET goes into `If-None-Match` (304 if unchanged) and `If-Match` (412 if changed).
+- **Numbers** carry their unit in their name. What is not a finite number is null.
+"""
+
+_messages: dict[str, type[Record]] = {"Problem": Problem}
+
+
+def returns(
+    message: type[Record],
+    description: str,
+    *,
+    status: int = 200,
+    headers: tuple[str, ...] = (),
+    other_types: tuple[str, ...] = (),
+) -> Responses:
+    """The successful response of an operation.
+
+    Args:
+        headers: Beyond those that every response has.
+        other_types: Media types of other forms in which it can be had.
+    """
+    name = _name(message)
+    assert _messages.setdefault(name, message) is message, f"two messages are called {name}"
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
+    content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
+    return {status: {"description": description, "content": content, "headers": _headers(*headers)}}
+
+
+def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
+    """A file to be kept; its bytes are not described."""
+    content = {media_type: {"schema": _file_schema(media_type)} for media_type in media_types}
+    return {200: {"description": description, "content": content, "headers": _headers("Content-Disposition")}}
+
+
+def _file_schema(media_type: str) -> dict[str, Any]:
+    """Anything, where readers of the document parse the text."""
+    return {} if media_type in ("application/json", "application/yaml") else {"type": "string"}
+
+
+def unchanged() -> Responses:
+    return {304: {"description": "The client has this state already (`If-None-Match`)."}}
+
+
+def refuses(*statuses: int) -> Responses:
+    """Errors of an operation, beyond those that every operation has."""
+    schema = {"$ref": REF.format(name="Problem")}
+    return {
+        status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
+    }
+
+
+_MEANINGS = {
+    400: "A cursor, a header or a body that cannot be read.",
+    401: "No token, or one that is unknown, expired or revoked.",
+    403: "The token lacks the scope that this needs, or a quota is used up.",
+    404: "It does not exist, or belongs to somebody else.",
+    405: "The method is not possible here; `Allow` lists what is.",
+    406: "None of the accepted media types can be had.",
+    409: "The state of the thing does not allow this, or the same request is at work.",
+    410: "It is recorded, but the file itself is not kept any more.",
+    412: "It changed since the client read it (`If-Match`).",
+    413: "The body is larger than the service accepts.",
+    415: "The body has a media type that is not accepted here.",
+    422: "The request can be read, but is not valid; `errors` names the fields.",
+    429: "Too many requests; `Retry-After` says when to try again.",
+    500: "A mistake of the service; its log has the request's id.",
+    503: "The database cannot be used at the moment; try again.",
+    507: "The disk or the database is full.",
+}
+
+COMMON = refuses(400, 401, 403, 422, 429, 500, 503)
+"""What any operation can answer."""
+
+_HEADERS = {
+    "ETag": "The state that was read, for `If-None-Match` and `If-Match`.",
+    "Location": "Where the thing is.",
+    "Retry-After": "Seconds after which to look again.",
+    "Content-Disposition": "A name for the file.",
+    "X-Request-ID": "The request's id, as given or as made up.",
+}
+
+_IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "schema": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "description": "The ETag that was read: 304 if it is still that.",
+}
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {
+        name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in (*names, "ETag", "X-Request-ID")
+    }
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of an application, made once."""
+    if app.openapi_schema is None:
+        whole = get_openapi(
+            title=app.title,
+            version=tuner.__version__,
+            openapi_version="3.1.0",
+            description=DESCRIPTION,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
+        whole["components"]["securitySchemes"]["session"] = SESSION_SCHEME
+        schemas = whole["components"].setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors: ours are problems
+            schemas.pop(name, None)
+        schemas.update(components())
+        whole["components"]["schemas"] = dict(sorted(schemas.items()))
+        for path, operations in whole["paths"].items():
+            for method, operation in operations.items():
+                if "security" in operation:
+                    operation["security"] += [{"session": scopes["token"]} for scopes in operation["security"]]
+                if "304" in operation["responses"]:
+                    operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
+                if "requestBody" in operation:
+                    operation["responses"] |= {str(status): said for status, said in refuses(413, 415).items()}
+                operation["x-codeSamples"] = [{"lang": "Shell", "source": curl_of(path, method, operation, schemas)}]
+        app.openapi_schema = whole
+    return app.openapi_schema
+
+
+def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """A command line that does it, once the variables are set: STEPTUNE_URL, STEPTUNE_TOKEN, and ids like STUDY_ID."""
+    url = re.sub(r"{(\w+)}", lambda match: f"${{{match[1].upper()}}}", path)
+    words = ["curl", "-sS", f'"${{STEPTUNE_URL}}{url}"']
+    if method != "get":
+        words[2:2] = ["-X", method.upper()]
+    if "security" in operation:
+        words += ["-H", '"Authorization: Bearer ${STEPTUNE_TOKEN}"']
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" in content:
+        example = _example(content["application/json"]["schema"], schemas)
+        body = msgspec.json.encode(example).decode()
+        data = shlex.quote(body).replace("${STEPTUNE_TOKEN}", "'\"${STEPTUNE_TOKEN}\"'")
+        words += ["-H", "'Content-Type: application/json'", "-d", data]
+    return " ".join(words)
+
+
+def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    """What `examples` of a schema say, or of its fields; fields without any are left out."""
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if "examples" in schema:
+        return schema["examples"][0]
+    fields = schema.get("properties", {})
+    return {name: field["examples"][0] for name, field in fields.items() if "examples" in field}
+
+
+def components() -> dict[str, Any]:
+    """The schemas of all messages and of the records in them."""
+    kinds = list(_messages.values())
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
+    records = {_name(kind): kind for kind in _records_in(kinds)}
+    for name, schema in schemas.items():
+        kind = records.get(name)
+        if kind is not None:
+            schema["description"] = summary_of(kind)
+            meanings = field_descriptions(kind)
+            for field, property_schema in schema.get("properties", {}).items():
+                if field in meanings:
+                    property_schema["description"] = meanings[field]
+    return {name: _with_null_numbers(schema) for name, schema in schemas.items()}
+
+
+def _records_in(kinds: list[type[Record]]) -> set[type[msgspec.Struct]]:
+    """Every record class that these refer to."""
+    found: set[type[msgspec.Struct]] = set()
+
+    def visit(kind: Any) -> None:
+        if isinstance(kind, msgspec.inspect.StructType):
+            if kind.cls in found:
+                return
+            found.add(kind.cls)
+            for field in kind.fields:
+                visit(field.type)
+        for name in ("item_type", "item_types", "key_type", "value_type", "types"):
+            inner = getattr(kind, name, ())
+            for one in inner if isinstance(inner, tuple) else (inner,):
+                visit(one)
+
+    for kind in kinds:
+        visit(msgspec.inspect.type_info(kind))
+    return found
+
+
+def _with_null_numbers(schema: Any) -> Any:
+    """Numbers may be null: JSON has no NaN and no infinity, which losses and rates can be."""
+    if isinstance(schema, list):
+        return [_with_null_numbers(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: _with_null_numbers(value) for key, value in schema.items()}
+    if changed.get("type") == "number":
+        changed["type"] = ["number", "null"]
+    return changed
+
+
+def _name(message: type) -> str:
+    return message.__name__
+
+
+assert set(_MEANINGS) <= {status.value for status in http.HTTPStatus}

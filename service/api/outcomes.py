@@ -1,0 +1,167 @@
+"""What a study found: findings, decisions, the recommendation and its exports."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from operator import itemgetter
+from pathlib import PurePath
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.api.answers import answer, preferred, tagged
+from service.api.context import Services, StudyId, services
+from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
+from service.api.ownership import check_study
+from service.api.pagination import Paging
+from service.api.problems import Refusal
+from service.api.reading import reads_rows
+from service.api.security import Requires
+from service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
+from service.queries import outcomes as queries
+from service.queries.stored import stored
+from tuner.errors import RecommendationError
+from tuner.export import EXPORTERS, Exporter, exporter_named
+from tuner.records import Recommendation
+
+router = APIRouter(prefix="/studies/{study_id}", tags=["outcomes"], responses=COMMON)
+Reader = Annotated[Principal, Requires(Scope.READ)]
+Found = TypeVar("Found")
+
+ExportName = StrEnum("ExportName", {exporter.name: exporter.name for exporter in EXPORTERS})  # type: ignore[misc]
+ExportName.__doc__ = "A format in which a recommendation can be had."
+_TYPES = {".json": "application/json", ".yaml": "application/yaml", ".py": "text/x-python"}
+OTHER = "text/plain"
+JSON = "application/json"
+NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
+"""Formats that a media type names; others are asked for by name."""
+
+
+@router.get(
+    "/findings",
+    summary="List a study's findings",
+    description="What the breakdowns of its trials show, the newest trial first.",
+    responses={**returns(TrialFindingPage, "A page of findings."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_study_findings(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    found = queries.list_findings(service.engine, study_id, limit=page.limit, after=page.after_pair)
+    items, next_cursor = page.cut(found, lambda row: f"{row[0]}.{row[1]}")
+    return answer(request, TrialFindingPage(items=tuple(row[2] for row in items), next_cursor=next_cursor))
+
+
+@router.get(
+    "/decisions",
+    summary="List a study's decisions",
+    description="The story of the search: what was tried or not, why, and what came of it.",
+    responses={**returns(DecisionPage, "A page of decisions."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_decisions(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    found = queries.list_decisions(service.engine, study_id, limit=page.limit, after=page.after_number)
+    items, next_cursor = page.cut(found, itemgetter(0))
+    return answer(request, DecisionPage(items=tuple(row[1] for row in items), next_cursor=next_cursor))
+
+
+@router.get(
+    "/recommendation",
+    summary="Read a study's recommendation",
+    description="The record, or another format: by `format`, or by the media type that `Accept` prefers.",
+    responses={
+        **returns(Recommendation, "The recommendation.", other_types=("application/yaml", "text/x-python", OTHER)),
+        **unchanged(),
+        **refuses(404, 406, 409),
+    },
+)
+def get_recommendation(
+    request: Request,
+    principal: Reader,
+    study_id: StudyId,
+    format: Annotated[ExportName | None, Query(description="An export format; goes before `Accept`.")] = None,
+) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    if format is not None:
+        return _exported(request, service, study_id, exporter_named(format))
+    accepted = preferred(request.headers.get("accept", "*/*"), (JSON, *NEGOTIATED))
+    if accepted is None:
+        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join((JSON, *NEGOTIATED))}")
+    if accepted == JSON:
+        text = _existing(queries.recommendation_text(service.engine, study_id), study_id)
+        return tagged(request, bytes(stored(text)), JSON, headers={"Vary": "Accept"})
+    return _exported(request, service, study_id, exporter_named(NEGOTIATED[accepted]))
+
+
+@router.get(
+    "/exports",
+    summary="List the formats of a study's recommendation",
+    description="With what each cannot express of it.",
+    responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404)},
+)
+def list_exports(request: Request, principal: Reader, study_id: StudyId) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
+    return answer(request, ExportList(items=tuple(_format(exporter, recommendation) for exporter in EXPORTERS)))
+
+
+@router.get(
+    "/exports/{format}",
+    summary="Export a study's recommendation",
+    description="As a file for another tool.",
+    responses={
+        **returns_file(("application/json", "application/yaml", "text/x-python", OTHER), "The file."),
+        **unchanged(),
+        **refuses(404, 409),
+    },
+)
+def get_export(
+    request: Request,
+    principal: Reader,
+    study_id: StudyId,
+    format: Annotated[ExportName, Path(description="The format's name.")],
+) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    return _exported(request, service, study_id, exporter_named(format))
+
+
+def _existing(found: Found | None, study_id: str) -> Found:
+    if found is None:
+        raise Refusal(404, "recommendation-not-found", f"study {study_id} has no recommendation yet")
+    return found
+
+
+def _media_type(file_name: str) -> str:
+    return _TYPES.get(PurePath(file_name).suffix, OTHER)
+
+
+def _exported(request: Request, service: Services, study_id: str, exporter: Exporter) -> Response:
+    recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
+    try:
+        text = exporter.export(recommendation)
+    except RecommendationError as error:
+        raise Refusal(409, "not-expressible", str(error)) from error
+    name = exporter.file_name(recommendation)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Vary": "Accept"}
+    return tagged(request, text.encode(), _media_type(name), headers=headers)
+
+
+def _format(exporter: Exporter, recommendation: Recommendation) -> ExportFormat:
+    file_name = exporter.file_name(recommendation)
+    return ExportFormat(
+        name=exporter.name,
+        summary=exporter.summary,
+        version=exporter.version,
+        usage=exporter.usage,
+        file_name=file_name,
+        media_type=_media_type(file_name),
+        not_expressible=exporter.not_expressible(recommendation),
+    )

@@ -1,0 +1,47 @@
+"""What a caller may see: their own, or everything for administrators. Another's thing is not there."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from service.access.principal import Principal
+from service.api.problems import not_found
+from service.messages import WorkloadInfo
+from service.queries.studies import study_owner
+from service.queries.trials import trial_owner
+from service.queries.workloads import find_workload
+
+
+def check_study(engine: Engine, study_id: str, principal: Principal) -> str | None:
+    """
+    Returns:
+        Whose it is; None for nobody's.
+
+    Raises:
+        Refusal: 404.
+    """
+    owner = study_owner(engine, study_id)
+    if not owner.exists or not principal.may_see(owner.owner_id):
+        raise not_found("study", study_id)
+    return owner.owner_id
+
+
+def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:
+    """
+    Raises:
+        Refusal: 404.
+    """
+    owner = trial_owner(engine, trial_id)
+    if not owner.exists or not principal.may_see(owner.owner_id):
+        raise not_found("trial", trial_id)
+
+
+def own_workload(engine: Engine, workload_id: str, principal: Principal) -> WorkloadInfo:
+    """
+    Raises:
+        Refusal: 404.
+    """
+    workload = find_workload(engine, workload_id)
+    if workload is None or not principal.may_see(workload.owner_id):
+        raise not_found("workload", workload_id)
+    return workload

@@ -1,0 +1,99 @@
+"""Lists by cursor: a page ends with a cursor that says where the next one begins, whatever was added meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Query
+
+from service.api.problems import Refusal
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 200
+
+_PLACE = re.compile(r"[0-9a-z.]{1,130}")
+_VERSION = "1:"
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Which part of a list was asked for.
+
+    Attributes:
+        after: The place of the last item that the client has, or None for the beginning.
+    """
+
+    limit: int
+    after: str | None
+
+    @property
+    def after_number(self) -> int | None:
+        """The place in a list that is ordered by a number.
+
+        Raises:
+            Refusal: The cursor is of another list.
+        """
+        if self.after is None:
+            return None
+        return self._number(self.after)
+
+    @property
+    def after_pair(self) -> tuple[int, int] | None:
+        """The place in a list that is ordered by two numbers.
+
+        Raises:
+            Refusal: The cursor is of another list.
+        """
+        if self.after is None:
+            return None
+        first, _, second = self.after.partition(".")
+        return self._number(first), self._number(second)
+
+    def _number(self, text: str) -> int:
+        if not text.isdecimal() or len(text) > 18:  # as many as a column takes
+            raise _invalid(self.after or "")
+        return int(text)
+
+    def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> tuple[tuple[Item, ...], str | None]:
+        """The items of the page, of one more than `limit` that were looked for, and the cursor of the next."""
+        items = tuple(found[: self.limit])
+        more = len(found) > self.limit
+        return items, _encode(str(place(items[-1]))) if more else None
+
+
+async def _page(
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most this many items.")] = DEFAULT_LIMIT,
+    cursor: Annotated[
+        str | None, Query(description="`next_cursor` of the page before; without it the first page.", max_length=200)
+    ] = None,
+) -> Page:
+    return Page(limit=limit, after=None if cursor is None else _decode(cursor))
+
+
+Paging = Annotated[Page, Depends(_page)]
+
+
+def _encode(place: str) -> str:
+    return base64.urlsafe_b64encode(f"{_VERSION}{place}".encode()).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> str:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        raise _invalid(cursor) from None
+    place = text.removeprefix(_VERSION)
+    if place == text or not _PLACE.fullmatch(place):
+        raise _invalid(cursor)
+    return place
+
+
+def _invalid(cursor: str) -> Refusal:
+    return Refusal(400, "invalid-cursor", f"{cursor!r} is not a cursor of this list: take `next_cursor` as it is")

@@ -1,0 +1,240 @@
+"""Errors as problem details (RFC 9457): one shape for whatever is refused, by whatever part of the service.
+
+An endpoint raises `Refusal`, or lets an error of `tuner.errors` pass; nothing else becomes text for a client. What is
+not expected is a 500 that says nothing but the request's id, under which the log has it.
+"""
+
+from __future__ import annotations
+
+import http
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import HTTPException, RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from service.access.errors import AccessError
+from service.artifacts.store import ArtifactGone, TooLarge
+from tuner.errors import (
+    ArchiveRefused,
+    ChoiceError,
+    QuotaExceeded,
+    StateConflict,
+    StorageFull,
+    StoreError,
+    StudyNotFound,
+    VersionConflict,
+    WorkloadError,
+)
+from tuner.records import Record
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:steptune:problem:"
+
+
+class ProblemField(Record):
+    """One thing that is wrong with a request.
+
+    Attributes:
+        pointer: JSON pointer into the body ("/budget_s"); for other parts of the request, their kind and name
+            ("query/limit").
+        message: What is wrong with it.
+        code: The kind of mistake, for programs.
+    """
+
+    pointer: str
+    message: str
+    code: str
+
+
+class Problem(Record):
+    """Why a request was refused (RFC 9457).
+
+    Attributes:
+        type: A URN of the problem's kind.
+        title: The kind, for people.
+        status: The HTTP status.
+        detail: What was violated, the value, and the way out.
+        instance: The path that was asked for.
+        code: The kind, for programs: the last part of `type`.
+        request_id: Under which the service logged the request; also the header X-Request-ID.
+        errors: Each field that is wrong.
+        context: More about it, for programs: the scope that is needed, the quota that is used up.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+    errors: tuple[ProblemField, ...] = ()
+    context: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Refusal(HTTPException):
+    """A request that is refused. FastAPI lets an `HTTPException` through wherever it is raised.
+
+    Args:
+        status: HTTP status.
+        code: The kind of problem: lower case, words joined by hyphens.
+        detail: For a person: what was violated, the value, the way out.
+        headers: Beyond those of every response, as `Retry-After`.
+        errors: Each field that is wrong.
+        context: More about it, for programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        errors: Sequence[ProblemField] = (),
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.code = code
+        self.errors = tuple(errors)
+        self.context = dict(context or {})
+
+
+def not_found(what: str, identity: str) -> Refusal:
+    """For what is not there, and for what belongs to somebody else: the answers cannot be told apart."""
+    return Refusal(404, f"{what}-not-found".replace(" ", "-"), f"there is no {what} {identity!r}, or it is not yours")
+
+
+def problem_bytes(refusal: Refusal, path: str, request_id: str) -> bytes:
+    """The body of a refusal."""
+    problem = Problem(
+        type=f"{TYPE_PREFIX}{refusal.code}",
+        title=http.HTTPStatus(refusal.status_code).phrase,
+        status=refusal.status_code,
+        detail=refusal.detail,
+        instance=path,
+        code=refusal.code,
+        request_id=request_id,
+        errors=refusal.errors,
+        context=refusal.context,
+    )
+    return msgspec.json.encode(problem)
+
+
+def problem_response(request: Request, refusal: Refusal) -> Response:
+    body = problem_bytes(refusal, request.url.path, request.scope.get("steptune.request_id", ""))
+    return Response(body, refusal.status_code, refusal.headers, MEDIA_TYPE)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Makes every error of the application a problem."""
+
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, error: Refusal) -> Response:
+        return problem_response(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return problem_response(request, _refusal_of_validation(request, error))
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http_error(request: Request, error: StarletteHTTPException) -> Response:
+        return problem_response(request, _refusal_of_http(request, error))
+
+    @app.exception_handler(AccessError)
+    async def no_access(request: Request, error: AccessError) -> Response:
+        refusal = Refusal(error.status, error.code, error.detail, headers=error.headers, context=error.members)
+        return problem_response(request, refusal)
+
+    for kind in _STATUS_OF_ERROR:
+        app.add_exception_handler(kind, _known_error)
+
+
+_STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
+    VersionConflict: (412, "changed-meanwhile"),
+    StateConflict: (409, "state-conflict"),
+    QuotaExceeded: (403, "quota-exceeded"),
+    ArchiveRefused: (422, "archive-refused"),
+    TooLarge: (413, "content-too-large"),
+    StudyNotFound: (404, "study-not-found"),
+    WorkloadError: (422, "invalid-workload"),
+    ChoiceError: (422, "invalid-choice"),
+    ArtifactGone: (410, "file-gone"),
+    StorageFull: (507, "storage-full"),
+    StoreError: (503, "database-unavailable"),
+}
+"""The first class that fits."""
+
+
+async def _known_error(request: Request, error: Exception) -> Response:
+    status, code = next(found for kind, found in _STATUS_OF_ERROR.items() if isinstance(error, kind))
+    if status >= 500:  # its text may name paths and hosts
+        request.scope["steptune.error"] = error
+        detail = "the service cannot reach or write its database or its files at the moment; try again"
+        return problem_response(request, Refusal(status, code, detail, headers={"Retry-After": "5"}))
+    if isinstance(error, ArtifactGone):
+        request.scope["steptune.error"] = error
+        detail = "the file is recorded, but it is not where files are kept: it was removed, or is elsewhere"
+        return problem_response(request, Refusal(status, code, detail))
+    context = {}
+    if isinstance(error, QuotaExceeded):
+        context = {"quota": error.quota, "value": error.value, "limit": error.limit}
+    return problem_response(request, Refusal(status, code, str(error), context=context))
+
+
+def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal:
+    """Starlette's own: no such path, no such method, a body that cannot be read."""
+    status = error.status_code
+    code = http.HTTPStatus(status).phrase.lower().replace(" ", "-").replace("'", "")
+    detail = {
+        404: f"there is nothing at {request.url.path}; the operations are listed in /api/v1/openapi.json",
+        405: f"{request.method} is not possible at {request.url.path}; the header Allow lists what is",
+    }.get(status, str(error.detail))
+    headers = dict(error.headers or {})
+    if status == 405:
+        headers["Allow"] = ", ".join(sorted({*headers.get("Allow", "").split(", "), *_methods(request)} - {""}))
+    return Refusal(status, code, detail, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """All methods of a path: Starlette knows those of one route, and a path has several."""
+    app: FastAPI = request.app
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path):
+            return {method.upper() for method in operations}
+    return set()
+
+
+def _refusal_of_validation(request: Request, error: RequestValidationError) -> Refusal:
+    mistakes: Sequence[Any] = error.errors()
+    in_body = any(mistake["loc"][0] == "body" for mistake in mistakes)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if any(mistake["type"] == "json_invalid" for mistake in mistakes):
+        return Refusal(400, "malformed-json", f"the body is not JSON: {mistakes[0]['ctx']['error']}")
+    if (
+        in_body
+        and media_type not in ("application/json", "multipart/form-data")
+        and request.headers.get("content-length", "0") != "0"
+    ):
+        return Refusal(
+            415, "unsupported-media-type", f"the body is {media_type or 'of no type'!r}; send application/json"
+        )
+    fields = tuple(
+        ProblemField(pointer=_pointer(mistake["loc"]), message=mistake["msg"], code=mistake["type"])
+        for mistake in mistakes
+    )
+    detail = "; ".join(f"{field.pointer}: {field.message}" for field in fields)
+    return Refusal(422, "invalid-request", detail, errors=fields)
+
+
+def _pointer(location: Sequence[str | int]) -> str:
+    where, *rest = location
+    if where == "body":
+        return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in rest)
+    return "/".join(map(str, location))

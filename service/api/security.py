@@ -1,0 +1,105 @@
+"""Who may call an endpoint: `principal: Annotated[Principal, Requires(Scope.READ)]`.
+
+The dependency authenticates, limits the rate, and checks the scope. Refusals are `AccessError`s, which the handler of
+errors turns into problem details. It also puts the security schemes into the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.concurrency import run_in_threadpool
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
+
+from service.access.authentication import Access, check_scope
+from service.access.cookies import SESSION
+from service.access.errors import AccessError
+from service.access.principal import Principal
+from service.access.scopes import Scope
+
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+
+_TOKEN = HTTPBearer(
+    bearerFormat="stp_<token id>_<secret>",
+    description="A token made by `steptune token create` or `POST /api/v1/tokens`. The scopes of an operation are "
+    "`read`, `submit`, `worker` and `admin`, which implies the others.",
+)
+SESSION_SCHEME = {
+    "type": "apiKey",
+    "in": "cookie",
+    "name": SESSION,
+    "description": f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
+    f"something must also bring the header `{CSRF_HEADER}` with the `csrf_token` that `GET /api/v1/session` gives.",
+}
+"""The other way to say who one is, wherever a token is one: the OpenAPI document adds it."""
+
+
+async def access_of(request: Request) -> Access:
+    """What `create_app` put there."""
+    access: Access = request.app.state.access
+    return access
+
+
+async def csrf_token_of(request: Request) -> str | None:
+    """What a request brings to prove that it comes from a page of ours: a header, or a field of a plain form."""
+    header = request.headers.get(CSRF_HEADER)
+    if header is not None:
+        return header
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type == "application/x-www-form-urlencoded":
+        await request.body()  # kept, for others to read it too
+        field = (await request.form()).get(CSRF_FIELD)
+        return field if isinstance(field, str) else None
+    return None
+
+
+class _Authorised(SecurityBase):
+    """One dependency and not one for each header: solving it takes FastAPI longer than what is done in it."""
+
+    model = _TOKEN
+    scheme_name = "token"
+
+    def __init__(self, scopes: Sequence[Scope]) -> None:
+        self._scopes = scopes
+
+    async def __call__(self, request: Request) -> Principal:
+        access = await access_of(request)
+        with noted_refusals(request):
+            principal = access.recall(request)
+            if principal is None:
+                csrf_token = await csrf_token_of(request)
+                principal = await run_in_threadpool(access.authenticate, request, csrf_token)
+            request.state.principal = principal
+            request.state.rate_limit = access.limit(principal)
+            for scope in self._scopes:
+                check_scope(principal, scope)
+        return principal
+
+
+@contextmanager
+def noted_refusals(request: Request) -> Iterator[None]:
+    """Tells the audit log of a refusal."""
+    try:
+        yield
+    except AccessError as error:
+        request.state.refusal = error
+        raise
+
+
+def note(request: Request, **detail: object) -> None:
+    """Adds to what the audit log says about this request. Never a secret."""
+    request.state.audit = {**getattr(request.state, "audit", {}), **detail}
+
+
+def Requires(*scopes: Scope) -> Any:
+    """The caller, who has all of `scopes`; without any, whoever is known."""
+    return Security(_Authorised(scopes), scopes=[scope.value for scope in scopes])
+
+
+RequestAccess = Annotated[Access, Depends(access_of)]
+"""For endpoints of access itself."""

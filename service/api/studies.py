@@ -1,0 +1,269 @@
+"""Studies: submitting, reading, changing and ending them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from msgspec.structs import replace
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.api.answers import IfMatch, answer, check_version
+from service.api.context import Services, StudyId, services
+from service.api.idempotency import Idempotency, Once
+from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.ownership import check_study, own_workload
+from service.api.pagination import Paging
+from service.api.problems import Refusal, not_found
+from service.api.reading import reads_rows
+from service.api.requests import StudyChange, StudyRequest
+from service.api.security import Requires
+from service.messages import StudyDetail, StudyPage
+from service.queries import studies as queries
+from service.queries.studies import StudyFilter
+from service.queue.records import BEGUN
+from service.submission import checked_reference, new_study
+from tuner.errors import WorkloadNotFound
+from tuner.records import StudyState
+
+router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
+Reader = Annotated[Principal, Requires(Scope.READ)]
+Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
+
+ACCEPTED = returns(StudyDetail, "The study as it is now.", status=202, headers=("Location", "Retry-After"))
+PLAIN = r"^[^\x00-\x1f]*$"
+
+
+@router.get(
+    "",
+    summary="List studies",
+    description="Yours, the newest first; all of them for administrators.",
+    responses={**returns(StudyPage, "A page of studies."), **unchanged()},
+)
+@reads_rows
+def list_studies(
+    request: Request,
+    principal: Reader,
+    page: Paging,
+    state: Annotated[StudyState | None, Query(description="Only those in this state.")] = None,
+    owner: Annotated[
+        str | None, Query(pattern=r"^[0-9A-Za-z]{1,64}$", description="Only those of this user (an id).")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        Query(
+            max_length=500,
+            pattern=PLAIN,
+            description="Only those of this workload (its reference, as the study has it).",
+        ),
+    ] = None,
+    workload_id: Annotated[
+        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only those of this uploaded workload.")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        Query(pattern=r"^[0-9a-f]{1,64}$", description="Only those on this hardware profile (a fingerprint)."),
+    ] = None,
+) -> Response:
+    service = services(request)
+    wanted = StudyFilter(
+        owner_id=owner if principal.is_admin else principal.user_id,
+        state=state,
+        workload=workload,
+        workload_id=workload_id,
+        hardware=hardware,
+    )
+    if owner is not None and not principal.may_see(owner):
+        return answer(request, StudyPage(items=(), next_cursor=None))
+    found = queries.list_studies(service.engine, wanted, limit=page.limit, before=page.after)
+    items, next_cursor = page.cut(found, lambda study: study.study_id)
+    return answer(request, StudyPage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/{study_id}",
+    summary="Read a study",
+    description="What was asked, on what it runs, how far it is. Its ETag goes into `If-Match` of a change.",
+    responses={**returns(StudyDetail, "The study."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def get_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
+    service = services(request)
+    return _study_answer(request, service, principal, study_id)
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Submit a study",
+    description="It waits for a worker that has the hardware, and takes turns with the studies of others.",
+    responses={**returns(StudyDetail, "The new study.", status=201, headers=("Location",)), **refuses(404, 409, 507)},
+)
+def submit_study(request: Request, principal: Submitter, body: StudyRequest, once: Once) -> Response:
+    service = services(request)
+
+    def work(study_id: str) -> Response:
+        return _submit(request, service, principal, body, study_id)
+
+    return once.run(service.engine, principal.user_id, work)
+
+
+@router.patch(
+    "/{study_id}",
+    summary="Change a study",
+    description="Its title or its priority. With `If-Match`, only if nobody changed it meanwhile.",
+    responses={**returns(StudyDetail, "The study as it is now."), **refuses(404, 409, 412)},
+)
+def change_study(
+    request: Request,
+    principal: Submitter,
+    study_id: StudyId,
+    body: StudyChange,
+    if_match: IfMatch = None,
+) -> Response:
+    service = services(request)
+    version = _checked_version(service, principal, study_id, if_match)
+    queries.change_study(service.engine, study_id, version, title=body.title, priority=body.priority)
+    return _study_answer(request, service, principal, study_id)
+
+
+@router.delete(
+    "/{study_id}",
+    status_code=204,
+    summary="Delete a study",
+    description="With its trials and everything measured in them. One that is running has to be cancelled first.",
+    responses={204: {"description": "It is gone."}, **refuses(404, 409, 412)},
+)
+def delete_study(request: Request, principal: Submitter, study_id: StudyId, if_match: IfMatch = None) -> Response:
+    service = services(request)
+    service.queue.delete(study_id, _checked_version(service, principal, study_id, if_match))
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{study_id}/cancel",
+    status_code=202,
+    summary="Cancel a study",
+    description="Ends it for good. One that is running stops soon, and recommends the best so far.",
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
+)
+def cancel_study(
+    request: Request, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
+) -> Response:
+    service = services(request)
+    return _act(request, service, principal, study_id, once, if_match, service.queue.cancel)
+
+
+@router.post(
+    "/{study_id}/pause",
+    status_code=202,
+    summary="Pause a study",
+    description="Stops it until it is resumed. One that is running stops soon; nothing complete is lost.",
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
+)
+def pause_study(
+    request: Request, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
+) -> Response:
+    service = services(request)
+    return _act(request, service, principal, study_id, once, if_match, service.queue.pause)
+
+
+@router.post(
+    "/{study_id}/resume",
+    status_code=202,
+    summary="Resume a study",
+    description="Lets one that was paused, interrupted or failed wait for a worker again; what is complete stays.",
+    responses={**ACCEPTED, **refuses(404, 409, 412)},
+)
+def resume_study(
+    request: Request, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
+) -> Response:
+    service = services(request)
+    return _act(request, service, principal, study_id, once, if_match, service.queue.resume)
+
+
+def _submit(request: Request, service: Services, principal: Principal, body: StudyRequest, study_id: str) -> Response:
+    if not queries.study_owner(service.engine, study_id).exists:  # it does where its process died before it answered
+        source = None if body.workload_id is None else own_workload(service.engine, body.workload_id, principal)
+        reference = checked_reference(body.workload or "") if source is None else source.entry
+        study = new_study(
+            study_id,
+            reference,
+            body.settings(),
+            service.settings.data_directory,
+            uploaded_digest=None if source is None else source.digest,
+        )
+        try:
+            service.queue.submit(
+                study,
+                owner_id=principal.user_id,
+                source_id=body.workload_id,
+                title=body.title,
+                priority=body.priority,
+                required_device_kind=body.device,
+                required_hardware=body.hardware,
+                num_devices=body.num_ranks if body.device == "cuda" else 1,
+            )
+        except WorkloadNotFound as error:  # deleted since it was found
+            raise not_found("workload", body.workload_id or "") from error
+    headers = {"Location": _location(request, study_id)}
+    return _study_answer(request, service, principal, study_id, status=201, headers=headers)
+
+
+def _location(request: Request, study_id: str) -> str:
+    return str(request.url_for("get_study", study_id=study_id).path)
+
+
+def _act(
+    request: Request,
+    service: Services,
+    principal: Principal,
+    study_id: str,
+    once: Idempotency,
+    if_match: str | None,
+    action: Callable[[str, int | None], object],
+) -> Response:
+    """Does something to a study of the caller's, once."""
+
+    def work(_: str) -> Response:
+        action(study_id, _checked_version(service, principal, study_id, if_match))
+        headers = {"Location": _location(request, study_id), "Retry-After": "1"}
+        return _study_answer(request, service, principal, study_id, status=202, headers=headers)
+
+    check_study(service.engine, study_id, principal)
+    return once.run(service.engine, principal.user_id, work)
+
+
+def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
+    """The version at which a study that the caller may change has to be; None where they do not ask for one.
+
+    Raises:
+        Refusal: 404 where it is not there, 409 where it is the command line's, 412 where it is at another version.
+    """
+    check_study(service.engine, study_id, principal)
+    version = queries.version_of_study(service.engine, study_id)
+    if version is None:
+        raise Refusal(409, "not-in-queue", f"study {study_id} is of the command line: it can only be read here")
+    return check_version(if_match, version)
+
+
+def _study_answer(
+    request: Request,
+    service: Services,
+    principal: Principal,
+    study_id: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    study = queries.find_study(service.engine, study_id)
+    if study is None or not principal.may_see(study.owner_id):
+        raise not_found("study", study_id)
+    if study.queue is not None and study.state in BEGUN:
+        waits_for = service.queue.entry(study_id).waits_for
+        study = replace(study, queue=replace(study.queue, waits_for=waits_for))
+    version = None if study.queue is None else study.queue.version
+    return answer(request, study, status=status, version=version, headers=headers)

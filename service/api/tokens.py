@@ -1,0 +1,147 @@
+"""Tokens: making, listing and revoking them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.access.tokens import Token
+from service.access.users import MAX_NAME
+from service.api.answers import answer
+from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.pagination import Paging
+from service.api.problems import Refusal
+from service.api.requests import Body, Id, Text
+from service.api.security import RequestAccess, Requires, note
+from tuner.records import Record
+
+router = APIRouter(prefix="/tokens", tags=["tokens"], responses=COMMON)
+Caller = Annotated[Principal, Requires(Scope.READ)]
+TokenId = Annotated[
+    str, Path(pattern=r"^[0-9a-z]{1,64}$", description="Id of a token.", examples=["01kabcdefghjkmnpqrstvwxyz2"])
+]
+MAX_DAYS = 3650
+
+
+class TokenRequest(Body):
+    """A token to be made."""
+
+    name: Text = Field(default="", max_length=MAX_NAME, description="What it is for.", examples=["nightly runs"])
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
+        min_length=1, max_length=len(Scope), description="What it may do; at most what you may.", examples=[["read"]]
+    )
+    expires_in_days: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_DAYS,
+        description="When it ends; null for the service's default. No later than the token with which it is made.",
+        examples=[30],
+    )
+    user_id: Id | None = Field(default=None, description="Whose it will be; others than you for administrators only.")
+
+
+class IssuedToken(Record):
+    """A new token, with its secret.
+
+    Attributes:
+        token: To be sent as `Authorization: Bearer …`. It is shown this once.
+        info: What can be read of it later.
+    """
+
+    token: str
+    info: Token
+
+
+class TokenPage(Record):
+    """A page of tokens.
+
+    Attributes:
+        items: The newest first.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[Token, ...]
+    next_cursor: str | None
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Make a token",
+    description="The secret is in the answer, and nowhere else; so there is no `Idempotency-Key` here. A token made "
+    "with a token ends with it.",
+    responses={**returns(IssuedToken, "The token.", status=201, headers=("Location",)), **refuses(404)},
+)
+def create_token(
+    request: Request,
+    access: RequestAccess,
+    principal: Caller,
+    body: TokenRequest,
+    idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> Response:
+    if idempotency_key is not None:
+        raise Refusal(400, "no-idempotency", "a token cannot be given out twice: send this without Idempotency-Key")
+    user_id = body.user_id or principal.user_id
+    if not principal.may_see(user_id):
+        raise Refusal(403, "forbidden", "only administrators make tokens for others: leave out `user_id`")
+    days = access.settings.token_days if body.expires_in_days is None else body.expires_in_days
+    token, bearer = access.tokens.issue(user_id, name=body.name, scopes=body.scopes, days=days, by=principal)
+    note(request, token_id=token.token_id, user_id=user_id, scopes=" ".join(token.scopes))
+    location = request.url_for("get_token", token_id=token.token_id).path
+    headers = {"Location": location, "Cache-Control": "no-store"}
+    issued = IssuedToken(token=bearer.text, info=token)
+    return Response(msgspec.json.encode(issued), 201, headers, "application/json")
+
+
+@router.get(
+    "",
+    summary="List tokens",
+    description="Yours, the newest first; all of them for administrators. Revoked and expired ones stay in the list.",
+    responses={**returns(TokenPage, "A page of tokens."), **unchanged()},
+)
+def list_tokens(
+    request: Request,
+    access: RequestAccess,
+    principal: Caller,
+    page: Paging,
+    user: Annotated[
+        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only those of this user (an id).")
+    ] = None,
+) -> Response:
+    if user is not None and not principal.may_see(user):
+        return answer(request, TokenPage(items=(), next_cursor=None))
+    owner_id = user if principal.is_admin else principal.user_id
+    found = access.tokens.page(limit=page.limit + 1, owner_id=owner_id, before=page.after)
+    items, next_cursor = page.cut(found, lambda token: token.token_id)
+    return answer(request, TokenPage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/{token_id}",
+    summary="Read a token",
+    description="All but its secret.",
+    responses={**returns(Token, "The token."), **unchanged(), **refuses(404)},
+)
+def get_token(request: Request, access: RequestAccess, principal: Caller, token_id: TokenId) -> Response:
+    return answer(request, access.tokens.get(token_id, owner_id=_owner(principal)))
+
+
+@router.post(
+    "/{token_id}/revoke",
+    summary="Revoke a token",
+    description="From now on it is refused, and with it the tokens and browser sessions that were made with it. "
+    "Revoking it again changes nothing. A token that may do more than the one that is sent cannot be revoked with it.",
+    responses={**returns(Token, "The token."), **refuses(404)},
+)
+def revoke_token(request: Request, access: RequestAccess, principal: Caller, token_id: TokenId) -> Response:
+    return answer(request, access.tokens.revoke(token_id, owner_id=_owner(principal), by=principal))
+
+
+def _owner(principal: Principal) -> str | None:
+    return None if principal.is_admin else principal.user_id

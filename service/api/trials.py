@@ -1,0 +1,189 @@
+"""Trials: what was run, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.api.answers import answer
+from service.api.context import Services, StudyId, TrialId, services
+from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.ownership import check_study, check_trial
+from service.api.pagination import Page, Paging
+from service.api.problems import not_found
+from service.api.reading import reads_rows
+from service.api.security import Requires
+from service.messages import (
+    CollectivePage,
+    FindingPage,
+    GapPage,
+    KernelPage,
+    TrialBreakdown,
+    TrialDetail,
+    TrialGuard,
+    TrialPage,
+    WindowPage,
+)
+from service.models import CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow
+from service.queries import profiles
+from service.queries import trials as queries
+from service.queries.stored import value_of
+from tuner.records import TrialState
+
+router = APIRouter(tags=["trials"], responses=COMMON)
+Reader = Annotated[Principal, Requires(Scope.READ)]
+NumberedPage = type[KernelPage] | type[GapPage] | type[CollectivePage] | type[FindingPage]
+
+
+@router.get(
+    "/studies/{study_id}/trials",
+    summary="List a study's trials",
+    description="In the order in which they began.",
+    responses={**returns(TrialPage, "A page of trials."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_trials(
+    request: Request,
+    principal: Reader,
+    study_id: StudyId,
+    page: Paging,
+    state: Annotated[TrialState | None, Query(description="Only those in this state.")] = None,
+) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    found = queries.list_trials(service.engine, study_id, state=state, limit=page.limit, after=page.after_number)
+    items, next_cursor = page.cut(found, lambda trial: trial.sequence)
+    return answer(request, TrialPage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/trials/{trial_id}",
+    summary="Read a trial",
+    description="What it ran and what came of it. Windows, breakdown, kernels and the rest have their places below it.",
+    responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def get_trial(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    trial = queries.find_trial(service.engine, trial_id)
+    if trial is None:
+        raise not_found("trial", trial_id)
+    return answer(request, trial)
+
+
+@router.get(
+    "/trials/{trial_id}/windows",
+    summary="List a trial's windows",
+    description="Timed, unprofiled stretches of whole steps, in the order in which they were measured.",
+    responses={**returns(WindowPage, "A page of windows."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    windows = value_of(profiles.result_part(service.engine, trial_id, "windows")) or []
+    begin = 0 if page.after_number is None else page.after_number + 1
+    items, next_cursor = page.cut(list(enumerate(windows))[begin:], itemgetter(0))
+    return answer(request, WindowPage(items=_second(items), next_cursor=next_cursor))
+
+
+@router.get(
+    "/trials/{trial_id}/breakdown",
+    summary="Read a trial's breakdown",
+    description="Exclusive categories of the profiled steps' time; they sum to the steps exactly.",
+    responses={**returns(TrialBreakdown, "The breakdown."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def get_breakdown(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    return answer(request, profiles.breakdown_of(service.engine, trial_id))
+
+
+@router.get(
+    "/trials/{trial_id}/kernels",
+    summary="List a trial's kernels",
+    description="Those with the most time in the profiled steps of the first rank.",
+    responses={**returns(KernelPage, "A page of kernels."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
+    return _numbered(request, service, principal, trial_id, page, KernelStatsRow, KernelPage)
+
+
+@router.get(
+    "/trials/{trial_id}/gaps",
+    summary="List a trial's gaps",
+    description="Where the device did nothing, by cause and by the kernel that ends the gap; the most time first.",
+    responses={**returns(GapPage, "A page of gaps."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_gaps(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
+    return _numbered(request, service, principal, trial_id, page, GapStatsRow, GapPage)
+
+
+@router.get(
+    "/trials/{trial_id}/collectives",
+    summary="List a trial's collectives",
+    description="Calls that exchange data between ranks, by name and message size; the most time first.",
+    responses={**returns(CollectivePage, "A page of collectives."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_collectives(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
+    return _numbered(request, service, principal, trial_id, page, CollectiveStatsRow, CollectivePage)
+
+
+@router.get(
+    "/trials/{trial_id}/findings",
+    summary="List a trial's findings",
+    description="What its breakdown shows, with evidence and advice; the most that could be saved first.",
+    responses={**returns(FindingPage, "A page of findings."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
+    return _numbered(request, service, principal, trial_id, page, FindingRow, FindingPage)
+
+
+@router.get(
+    "/trials/{trial_id}/guard",
+    summary="Read a trial's guard",
+    description="Whether it still was the same training: every check, and the loss curve beside the reference's.",
+    responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
+)
+@reads_rows
+def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    verdict = profiles.result_part(service.engine, trial_id, "guard")
+    return answer(request, TrialGuard(trial_id=trial_id, verdict=verdict))
+
+
+def _numbered(
+    request: Request,
+    service: Services,
+    principal: Principal,
+    trial_id: str,
+    page: Page,
+    kind: profiles.NumberedRow,
+    message: NumberedPage,
+) -> Response:
+    """A page of records that have a table of their own."""
+    check_trial(service.engine, trial_id, principal)
+    found = profiles.list_numbered(service.engine, kind, trial_id, limit=page.limit, after=page.after_number)
+    items, next_cursor = page.cut(found, itemgetter(0))
+    return answer(request, message(items=_second(items), next_cursor=next_cursor))
+
+
+def _second(items: Iterable[tuple[int, Any]]) -> tuple[Any, ...]:
+    return tuple(item for _, item in items)

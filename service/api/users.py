@@ -1,0 +1,157 @@
+"""Users: for administrators."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from service.access.principal import Principal
+from service.access.scopes import Scope
+from service.access.users import MAX_NAME, MAX_PRIORITY, User
+from service.api.answers import IfMatch, answer
+from service.api.context import services
+from service.api.idempotency import Once
+from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.pagination import Paging
+from service.api.problems import Refusal
+from service.api.requests import Body, Text
+from service.api.security import RequestAccess, Requires, note
+from tuner.records import Record
+
+router = APIRouter(prefix="/users", tags=["users"], responses=COMMON)
+Administrator = Annotated[Principal, Requires(Scope.ADMIN)]
+UserId = Annotated[
+    str, Path(pattern=r"^[0-9a-z]{1,64}$", description="Id of a user.", examples=["01kabcdefghjkmnpqrstvwxyz3"])
+]
+_MAX_COUNT = 2**53
+
+
+class Limits(Body):
+    """What a user may use; null is the settings' default."""
+
+    priority: int = Field(
+        default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Of their studies; higher ones are run first."
+    )
+    max_running: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Studies that may run at once.")
+    max_queued: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Studies that may wait.")
+    max_device_hours: float | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Device hours in 30 days.")
+    max_artifact_bytes: int | None = Field(
+        default=None, ge=0, le=_MAX_COUNT, description="Bytes of uploads, traces and logs."
+    )
+
+
+class UserRequest(Limits):
+    """A user to be made."""
+
+    name: Text = Field(min_length=1, max_length=MAX_NAME, description="Unique.", examples=["ada@example.org"])
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
+        min_length=1, max_length=len(Scope), description="The most they may do.", examples=[["read", "submit"]]
+    )
+
+
+class UserChanges(Limits):
+    """What to change of a user; what is left out stays as it is."""
+
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
+        default_factory=list, min_length=1, max_length=len(Scope), description="The most they may do."
+    )
+    disabled: bool = Field(default=False, description="Whether their tokens and logins are refused.")
+
+
+class UserPage(Record):
+    """A page of users.
+
+    Attributes:
+        items: The newest first.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[User, ...]
+    next_cursor: str | None
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Make a user",
+    description="They get in with a token made for them, or by a login elsewhere that gives this name.",
+    responses={**returns(User, "The user.", status=201, headers=("Location",)), **refuses(409)},
+)
+def create_user(
+    request: Request,
+    access: RequestAccess,
+    principal: Administrator,
+    body: UserRequest,
+    once: Once,
+) -> Response:
+    service = services(request)
+
+    def work(_: str) -> Response:
+        user = access.users.create(body.name, body.scopes, **_limits(body))
+        note(request, user_id=user.user_id, name=user.name, scopes=" ".join(user.scopes))
+        location = request.url_for("get_user", user_id=user.user_id).path
+        return answer(request, user, status=201, headers={"Location": location})
+
+    return once.run(service.engine, principal.user_id, work)
+
+
+@router.get(
+    "",
+    summary="List users",
+    description="The newest first.",
+    responses={**returns(UserPage, "A page of users."), **unchanged()},
+)
+def list_users(request: Request, access: RequestAccess, principal: Administrator, page: Paging) -> Response:
+    found = access.users.page(limit=page.limit + 1, before=page.after)
+    items, next_cursor = page.cut(found, lambda user: user.user_id)
+    return answer(request, UserPage(items=items, next_cursor=next_cursor))
+
+
+@router.get(
+    "/{user_id}",
+    summary="Read a user",
+    description="Its ETag goes into `If-Match` of a change.",
+    responses={**returns(User, "The user."), **unchanged(), **refuses(404)},
+)
+def get_user(request: Request, access: RequestAccess, principal: Administrator, user_id: UserId) -> Response:
+    return answer(request, access.users.get(user_id))
+
+
+@router.patch(
+    "/{user_id}",
+    summary="Change a user",
+    description="Scopes, priority, limits, and whether they are disabled. The last administrator stays one.",
+    responses={**returns(User, "The user."), **refuses(404, 412)},
+)
+def change_user(
+    request: Request,
+    access: RequestAccess,
+    principal: Administrator,
+    user_id: UserId,
+    body: UserChanges,
+    if_match: IfMatch = None,
+) -> Response:
+    changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
+    user = access.users.change(user_id, lambda now: _check_unchanged(if_match, now), **changes)
+    note(request, **{name: " ".join(value) if name == "scopes" else value for name, value in changes.items()})
+    return answer(request, user)
+
+
+def _limits(body: Limits) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in Limits.model_fields}
+
+
+def _check_unchanged(if_match: str | None, user: User) -> None:
+    """
+    Raises:
+        Refusal: 412, where `If-Match` is given and is not the user's ETag.
+    """
+    wanted = if_match or "*"
+    tag = hashlib.sha256(msgspec.json.encode(user)).hexdigest()[:16]
+    if wanted.strip() != "*" and f'"{tag}"' not in wanted:
+        raise Refusal(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")

@@ -1,0 +1,118 @@
+"""The web application: middleware, resources, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+import tuner
+from service.access.authentication import Access
+from service.api import (
+    artifacts,
+    audit,
+    events,
+    health,
+    inventory,
+    login,
+    outcomes,
+    session,
+    studies,
+    tokens,
+    trials,
+    users,
+    workloads,
+)
+from service.api.access_middleware import AccessMiddleware
+from service.api.context import Services
+from service.api.metrics import Metrics
+from service.api.middleware import PREFIX, BodyLimitMiddleware, RequestMiddleware
+from service.api.openapi import document
+from service.api.problems import add_handlers
+from service.artifacts import open_artifacts
+from service.connections import create_engine_for
+from service.event_hub import EventHub
+from service.queue import open_queue
+from service.settings import Settings
+from service.uploads import UploadSpace
+
+RESOURCES = (
+    trials,
+    studies,
+    outcomes,
+    workloads,
+    artifacts,
+    events,
+    inventory,
+    session,
+    tokens,
+    users,
+    audit,
+)
+"""In the order in which a request is compared with their paths: what is read most comes first."""
+TAGS = {
+    "workloads": "What is tuned.",
+    "studies": "Searches for the fastest configuration of a workload.",
+    "trials": "What a study ran, and where the time went.",
+    "outcomes": "What a study found.",
+    "files": "Traces, timelines, logs.",
+    "workers": "What studies run on.",
+    "events": "What happened, as it happens.",
+    "session": "Who is asking, and logging in with a browser.",
+    "tokens": "What programs log in with.",
+    "users": "Who may do what, and how much of it.",
+    "audit": "Who did what.",
+    "operations": "For those who run the service.",
+}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application for these settings. It opens no connection before its first request.
+
+    Raises:
+        StoreError: The database's URL cannot be read.
+    """
+    engine = create_engine_for(settings.database_url)
+    app = FastAPI(
+        title="Steptune",
+        version=tuner.__version__,
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,  # they load their scripts from elsewhere
+        redoc_url=None,
+        lifespan=_lifespan,
+        generate_unique_id_function=lambda route: route.name,
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+    )
+    queue = open_queue(engine, settings)
+    metrics = Metrics(engine, queue)
+    app.state.access = Access(engine, settings)
+    app.state.services = Services(
+        settings=settings,
+        engine=engine,
+        metrics=metrics,
+        queue=queue,
+        artifacts=open_artifacts(settings),
+        events=EventHub(engine, settings.event_poll_s),
+        uploads=UploadSpace(settings.data_directory / "uploads"),
+    )
+    for module in RESOURCES:
+        app.include_router(module.router, prefix=PREFIX)
+    app.include_router(health.router)
+    app.include_router(login.router)
+    add_handlers(app)
+    app.add_middleware(
+        BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes
+    )
+    app.add_middleware(AccessMiddleware, access=app.state.access)
+    app.add_middleware(RequestMiddleware, metrics=metrics, base_path=settings.base_path)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    yield
+    await services.events.stop()
+    services.engine.dispose()

@@ -1,0 +1,65 @@
+"""Removes files to which no row refers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import CompoundSelect, Engine, select, union
+
+from service.artifacts.store import ArtifactStore
+from service.connections import reading
+from service.models import ArtifactRow, WorkloadSourceRow
+from tuner.records import Record
+
+ABANDONED_S = 24 * 3600.0
+"""A put that has written nothing for so long is a dead process's; a living one gets an error and loses nothing."""
+_BATCH = 200
+
+
+class Collected(Record):
+    num_files: int = 0
+    size_bytes: int = 0
+
+
+def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float, dry_run: bool = False) -> Collected:
+    """Removes files that are older than the grace period and to which no row refers.
+
+    What `ArtifactStore.putting` is at is safe whatever the grace period; that is for those who put a file first and
+    record it later.
+
+    Args:
+        grace_s: By the clock of the place where the files lie, which may be another host's.
+        dry_run: Only count.
+
+    Raises:
+        CollectionBusy: Files are being put without a pause. What was removed before stays removed.
+    """
+    now_s = artifacts.clock_s()
+    before_s = now_s - grace_s
+    old = (file for file in artifacts.list() if file.modified_s < before_s)
+    num_files = size_bytes = 0
+    while sizes := {file.name: file.size_bytes for file in islice(old, _BATCH)}:
+        free = _unreferenced(engine, sizes)
+        if free and not dry_run:
+            with artifacts.lock.exclusive():
+                # Again, now that nothing is being put: a row may have come, or the same content anew.
+                free = {digest for digest in _unreferenced(engine, free) if artifacts.is_older(digest, before_s)}
+                for digest in free:
+                    artifacts.delete(digest)
+        num_files += len(free)
+        size_bytes += sum(sizes[digest] for digest in free)
+    if not dry_run:
+        artifacts.delete_abandoned(min(before_s, now_s - ABANDONED_S))
+    return Collected(num_files=num_files, size_bytes=size_bytes)
+
+
+def _unreferenced(engine: Engine, digests: Iterable[str]) -> set[str]:
+    given = set(digests)
+    users: CompoundSelect[Any] = union(
+        select(ArtifactRow.digest).where(ArtifactRow.digest.in_(given)),
+        select(WorkloadSourceRow.digest).where(WorkloadSourceRow.digest.in_(given)),
+    )
+    with reading(engine) as session:
+        return given.difference(digest for (digest,) in session.execute(users))

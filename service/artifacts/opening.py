@@ -1,0 +1,45 @@
+"""The store of artifacts that the settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from service.artifacts.files import Files, LocalFiles, RemoteFiles
+from service.artifacts.lock import CollectionLock, FileLock, PostgresLock
+from service.artifacts.store import ArtifactStore
+from service.settings import Settings
+
+
+def open_artifacts(settings: Settings) -> ArtifactStore:
+    """The store at `artifacts_url`, by default in the data directory.
+
+    Raises:
+        StoreError: The URL cannot be used; MissingDependency where its library is not installed.
+    """
+    files = files_at(settings.artifacts_url or settings.data_directory / "artifacts")
+    return ArtifactStore(files, _lock_for(files, settings))
+
+
+def files_at(place: Path | str) -> Files:
+    """The files of a path, a `file://` URL, or another URL that fsspec knows.
+
+    Raises:
+        StoreError, MissingDependency: As `open_artifacts`.
+    """
+    text = str(place)
+    if "://" not in text:
+        return LocalFiles(Path(text).expanduser().absolute())
+    if text.startswith("file://"):
+        return LocalFiles(Path(text.removeprefix("file://")).absolute())
+    return RemoteFiles(text)
+
+
+def _lock_for(files: Files, settings: Settings) -> CollectionLock:
+    """Those who share a directory lock a file in it; else those who share a database lock there."""
+    if isinstance(files, LocalFiles):
+        return FileLock(Path(files.place) / "lock")
+    if make_url(settings.database_url).get_backend_name() == "postgresql":
+        return PostgresLock(settings.database_url)
+    return FileLock(settings.data_directory.absolute() / "artifacts.lock")

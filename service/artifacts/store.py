@@ -1,0 +1,219 @@
+"""Puts files and gives them back by the SHA-256 of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from service.artifacts.files import Files, LocalFiles, StoredFile, copy_out
+from service.artifacts.lock import CollectionLock, FileLock
+from service.connections import storage_errors
+from tuner.errors import StoreError
+from tuner.records import Record, new_id
+
+CHUNK_BYTES = 1 << 20
+INCOMING = "incoming"
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class Kept(Record):
+    """What was put."""
+
+    digest: str
+    size_bytes: int
+
+
+class TooLarge(StoreError):
+    """More bytes came than were allowed."""
+
+
+class ArtifactGone(StoreError):
+    """A file that was kept is not there."""
+
+
+class ArtifactStore:
+    """Files named by the SHA-256 of their content (`ab/cdef...`), each kept once.
+
+    Args:
+        files: Where they lie; a path stands for a directory, made when the first file is put.
+        lock: Shared with all who put or collect there; by default a file in the directory.
+    """
+
+    def __init__(self, files: Files | Path, lock: CollectionLock | None = None) -> None:
+        self._files = LocalFiles(files) if isinstance(files, Path) else files
+        self.lock: CollectionLock = lock or FileLock(Path(self._files.place) / "lock")
+
+    @property
+    def place(self) -> str:
+        """Where the files lie, for messages."""
+        return self._files.place
+
+    # --- putting ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def putting(
+        self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None
+    ) -> Iterator[Kept]:
+        """Keeps a file, complete or not at all. Record the row that refers to it within the context: until its
+        end garbage collection stays away.
+
+        Args:
+            source: A path, or the content in pieces.
+            move: Remove the source afterwards; on the same file system it is not even copied.
+            limit: Most bytes that may come.
+
+        Raises:
+            TooLarge: More than `limit` bytes came.
+            StorageFull: The disk is full.
+            StoreError: The source cannot be read, or the store cannot be written.
+        """
+        incoming = f"{INCOMING}/{new_id()}"
+        try:
+            kept = self._receive(source, incoming, move, limit)
+            with self.lock.shared():
+                self._files.rename(incoming, _name(kept.digest))
+                yield kept
+        finally:
+            self._files.delete(incoming)
+        if move and isinstance(source, Path):
+            with storage_errors(str(source)):
+                source.unlink(missing_ok=True)
+
+    def put(self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None) -> Kept:
+        """As `putting`, where no row refers to the file yet: it lasts for the grace period of the collection."""
+        with self.putting(source, move=move, limit=limit) as kept:
+            return kept
+
+    def _receive(self, source: Path | Iterable[bytes], incoming: str, move: bool, limit: int | None) -> Kept:
+        """Brings the content here under a name that nobody reads; a source that could not be kept stays."""
+        measured = _Measured(limit)
+        taken = self._files.take(source, incoming) if isinstance(source, Path) and move else None
+        if isinstance(source, Path) and taken is not None:
+            try:
+                for _ in measured.of(_chunks(taken)):
+                    pass
+            except BaseException:
+                self._files.give_back(incoming, source)
+                raise
+        else:
+            self._files.write(incoming, measured.of(_chunks(source) if isinstance(source, Path) else source))
+        return measured.kept
+
+    # --- giving ----------------------------------------------------------------------------------
+
+    def open(self, digest: str) -> BinaryIO:
+        """The file with this content, to read; seekable.
+
+        Raises:
+            ArtifactGone: It is not kept here.
+        """
+        self.size_bytes(digest)
+        return self._files.open(_name(digest))
+
+    def size_bytes(self, digest: str) -> int:
+        """The size of the file with this content.
+
+        Raises:
+            ArtifactGone: It is not kept here.
+        """
+        found = self._files.find(_name(digest))
+        if found is None:
+            raise ArtifactGone(f"there is no artifact {digest} in {self.place}: it was deleted, or is elsewhere")
+        return found.size_bytes
+
+    @contextmanager
+    def local_copy(self, digest: str) -> Iterator[Path]:
+        """The file on this machine: itself where it lies here (do not change it), else a copy for the context.
+
+        Raises:
+            ArtifactGone: It is not kept here.
+            StoreError: It cannot be copied.
+        """
+        self.size_bytes(digest)
+        here = self._files.local_path(_name(digest))
+        if here is not None:
+            yield here
+            return
+        with tempfile.TemporaryDirectory(prefix="steptune-") as folder, self.open(digest) as source:
+            path = Path(folder) / digest
+            copy_out(source, path)
+            yield path
+
+    # --- forgetting ------------------------------------------------------------------------------
+
+    def delete(self, digest: str) -> None:
+        """Forgets a file, if it is there. Make sure that no row refers to it."""
+        self._files.delete(_name(digest))
+
+    def list(self) -> Iterator[StoredFile]:
+        """The kept files; their names are their digests."""
+        for file in self._files.list():
+            folder, _, rest = file.name.rpartition("/")
+            if _DIGEST.fullmatch(folder + rest):
+                yield StoredFile(name=folder + rest, size_bytes=file.size_bytes, modified_s=file.modified_s)
+
+    def clock_s(self) -> float:
+        """Seconds since 1970 by the clock that dates the files: the time of an empty one just written there."""
+        name = f"{INCOMING}/{new_id()}"
+        try:
+            self._files.write(name, [])
+            found = self._files.find(name)
+        finally:
+            self._files.delete(name)
+        if found is None:
+            raise StoreError(f"a file that was just written to {self.place} is not there: does something delete there?")
+        return found.modified_s
+
+    def is_older(self, digest: str, than_s: float) -> bool:
+        """Whether a file is there and was put before a time."""
+        found = self._files.find(_name(digest))
+        return found is not None and found.modified_s < than_s
+
+    def delete_abandoned(self, before_s: float) -> int:
+        """Removes what was half written by processes that died before a time; returns how many files."""
+        abandoned = [f for f in self._files.list() if f.name.startswith(f"{INCOMING}/") and f.modified_s < before_s]
+        for file in abandoned:
+            self._files.delete(file.name)
+        return len(abandoned)
+
+    def total_bytes(self) -> int:
+        """The size of all kept files."""
+        return sum(file.size_bytes for file in self.list())
+
+
+def _name(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise StoreError(f"{digest!r} is not a digest: 64 hexadecimal digits of a SHA-256")
+    return f"{digest[:2]}/{digest[2:]}"
+
+
+class _Measured:
+    """Hashes and counts what passes: what is kept is what the digest says."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+
+    def of(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._size_bytes += len(chunk)
+            if self._limit is not None and self._size_bytes > self._limit:
+                raise TooLarge(f"more than the {self._limit:,} bytes that are allowed: send less, or raise the limit")
+            self._hash.update(chunk)
+            yield chunk
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(digest=self._hash.hexdigest(), size_bytes=self._size_bytes)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with storage_errors(str(path)), path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk

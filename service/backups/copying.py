@@ -1,0 +1,166 @@
+"""Making a backup and restoring it, whichever the database."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+
+import tuner
+from service.artifacts import ArtifactStore
+from service.backups import postgresql, sqlite
+from service.backups.archive import (
+    DATABASE,
+    FORMAT,
+    BackedUpFile,
+    BackupReader,
+    Manifest,
+    described,
+    reading_backup,
+    writing_backup,
+)
+from service.connections import create_engine_for, place_of, storage_errors
+from service.database import known_revisions, revision_of
+from tuner.errors import SchemaTooNew, StoreError
+from tuner.records import Record
+
+_DUMP = {"sqlite": sqlite.dump, "postgresql": postgresql.dump}
+_LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}
+
+
+class BackupReport(Record):
+    """What a backup holds."""
+
+    size_bytes: int
+    num_artifacts: int
+    num_missing: int
+    """Files that rows refer to, but that are not there."""
+
+
+class RestoreReport(Record):
+    """What was put back."""
+
+    revision: str
+    is_current: bool
+    """False where `steptune db upgrade` comes next."""
+    num_artifacts: int
+
+
+def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: bool = False) -> BackupReport:
+    """Writes a database, as it is at one moment, and the files that its rows refer to into one file.
+
+    Args:
+        artifacts: None leaves the files out.
+        force: Replace `path` if it is there.
+
+    Raises:
+        StoreError: The database is empty, not ours or cannot be read, or the file cannot be written.
+        MissingDependency: PostgreSQL's tools are not installed.
+    """
+    if path.exists() and not force:
+        raise StoreError(f"{path} exists: name another file, or replace it with --force")
+    engine = create_engine_for(url)
+    # The lock keeps the files of that moment from being collected before they are copied.
+    held = nullcontext() if artifacts is None else artifacts.lock.shared()
+    try:
+        revision = _known_revision(revision_of(engine), place_of(engine))
+        if revision is None:
+            raise StoreError(f"{place_of(engine)} has no tables: there is nothing to back up")
+        with held, storage_errors(str(path)), tempfile.TemporaryDirectory(dir=path.absolute().parent) as folder:
+            dumped = Path(folder) / DATABASE
+            digests = _DUMP[engine.dialect.name](engine, dumped)
+            kept, missing = ((), ()) if artifacts is None else _present(artifacts, digests)
+            manifest = Manifest(
+                format=FORMAT,
+                steptune_version=tuner.__version__,
+                engine=engine.dialect.name,
+                revision=revision,
+                created_at=datetime.now(UTC).isoformat(),
+                database=described(dumped),
+                artifacts=None if artifacts is None else kept,
+                missing=missing,
+            )
+            _write(path, manifest, dumped, artifacts)
+    finally:
+        engine.dispose()
+    return BackupReport(size_bytes=path.stat().st_size, num_artifacts=len(kept), num_missing=len(missing))
+
+
+def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = False) -> RestoreReport:
+    """Puts a backup back: its artifacts first, then the database as one step.
+
+    Args:
+        force: Replace what the database holds.
+
+    Raises:
+        StoreError: The backup is damaged, of another database, or the database holds something.
+        SchemaTooNew: A newer version of Steptune made the backup.
+        MissingDependency: PostgreSQL's tools are not installed.
+    """
+    engine = create_engine_for(url)
+    try:
+        _check_replaceable(revision_of(engine), place_of(engine), force)
+        with reading_backup(path) as backup, tempfile.TemporaryDirectory(prefix="steptune-") as folder:
+            manifest = backup.manifest
+            _known_revision(manifest.revision, str(path))
+            if manifest.engine != engine.dialect.name:
+                raise StoreError(
+                    f"{path} is the backup of a {manifest.engine} database, and {place_of(engine)} is none: name "
+                    "another database"
+                )
+            dumped = Path(folder) / DATABASE
+            backup.database(dumped)
+            with artifacts.lock.shared():  # nothing is collected before the rows are there
+                _put_all(backup, artifacts)
+                _LOAD[manifest.engine](engine, dumped)
+    finally:
+        engine.dispose()
+    return RestoreReport(
+        revision=manifest.revision,
+        is_current=manifest.revision == known_revisions()[0],
+        num_artifacts=len(manifest.artifacts or ()),
+    )
+
+
+def _known_revision(revision: str | None, place: str) -> str | None:
+    if revision is not None and revision not in known_revisions():
+        raise SchemaTooNew(
+            f"{place} is at revision {revision!r}, which Steptune {tuner.__version__} does not know: a newer version "
+            "wrote it; install that version"
+        )
+    return revision
+
+
+def _check_replaceable(revision: str | None, place: str, force: bool) -> None:
+    """A newer schema may be replaced too: that is how one goes back."""
+    if revision is not None and not force:
+        raise StoreError(
+            f"{place} holds studies already: name an empty database, or replace what it holds with --force"
+        )
+
+
+def _present(artifacts: ArtifactStore, digests: Iterable[str]) -> tuple[tuple[BackedUpFile, ...], tuple[str, ...]]:
+    sizes = {file.name: file.size_bytes for file in artifacts.list()}
+    wanted = sorted(digests)
+    kept = tuple(BackedUpFile(sha256=digest, size_bytes=sizes[digest]) for digest in wanted if digest in sizes)
+    return kept, tuple(digest for digest in wanted if digest not in sizes)
+
+
+def _write(path: Path, manifest: Manifest, dumped: Path, artifacts: ArtifactStore | None) -> None:
+    with writing_backup(path) as backup:
+        backup.add_manifest(manifest)
+        with dumped.open("rb") as file:
+            backup.add(DATABASE, file, manifest.database.size_bytes)
+        for kept in manifest.artifacts or ():
+            assert artifacts is not None
+            with artifacts.open(kept.sha256) as source:
+                backup.add(f"artifacts/{kept.sha256}", source, kept.size_bytes)
+
+
+def _put_all(backup: BackupReader, artifacts: ArtifactStore) -> None:
+    for file, chunks in backup.artifacts():
+        put = artifacts.put(chunks)
+        if put.digest != file.sha256:
+            raise backup.damaged(f"artifact {file.sha256} is not what was backed up")

@@ -1,0 +1,15 @@
+"""The files that a database refers to."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, inspect, text
+
+
+def referenced_digests(connection: Connection) -> set[str]:
+    """Of all artifacts and uploads, in whichever schema of ours the database has."""
+    tables = set(inspect(connection).get_table_names()) & {"artifacts", "workload_sources"}
+    found: set[str] = set()
+    for table in tables:
+        query = text(f"SELECT DISTINCT digest FROM {table} WHERE digest IS NOT NULL")
+        found.update(connection.scalars(query))
+    return found

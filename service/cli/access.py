@@ -1,0 +1,50 @@
+"""What the commands `token` and `user` share: they work on the database itself, as who may read it may do anything."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from service.access.authentication import Access
+from service.cli.console import settings_with
+from service.database import open_engine
+
+DEFAULT_SCOPES = "read submit"
+UserName = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER", show_default=False)]
+Scopes = Annotated[
+    str, typer.Option("--scopes", help="Scopes, separated by spaces or commas: read, submit, worker, admin.")
+]
+
+
+@contextmanager
+def opened_access(database: str | None) -> Iterator[Access]:
+    """Access of the database of these settings, closed at the end."""
+    settings = settings_with(database)
+    engine = open_engine(settings.database_url)
+    try:
+        yield Access(engine, settings)
+    finally:
+        engine.dispose()
+
+
+def record(access: Access, action: str, target: str, **detail: object) -> None:
+    """Tells the audit log what was done at the command line, and by whom as the system knows them."""
+    access.audit.record(
+        None, action=action, target=target, outcome="done", detail={"system_user": _system_user(), **detail}
+    )
+
+
+def shown_time(time: datetime | None) -> str:
+    return "never" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M}"
+
+
+def _system_user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a number without a name
+        return "unknown"

@@ -1,0 +1,94 @@
+"""`studies`, `cancel`, `pause`, `continue`: studies of a service, and what is to become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from service.cli.console import output, plain_table, print_json, say, short_name
+from service.cli.inspect_study import ID_WIDTH
+from service.cli.options import AsJson
+from service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
+from service.client import Client
+from service.messages import StudyDetail, StudySummary
+from tuner.records import StudyState
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (studies, cancel, pause):
+        app.command()(command)
+    app.command("continue")(continue_)
+
+
+def studies(
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 20,
+    state: Annotated[StudyState | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
+    url: Url = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List your studies at a service, the newest first."""
+    with connected(url, token, token_file) as client:
+        found = list(islice(client.studies(state=state.value if state else None), limit))
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        output.print("no study yet: `steptune submit WORKLOAD` makes one")
+        return
+    table = plain_table("study", "begun", "state")
+    for column, width in zip(table.columns, (ID_WIDTH, len("2026-01-31 12:00"), None), strict=True):
+        column.no_wrap, column.overflow, column.min_width = True, "ellipsis", width
+    for study in found:
+        begun = datetime.fromisoformat(study.created_at).astimezone()
+        table.add_row(study.study_id, f"{begun:%Y-%m-%d %H:%M}", _about(study))
+    output.print(table)
+
+
+def cancel(
+    study_id: RemoteStudy, url: Url = None, token: Token = None, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
+    """End a study at a service for good; one that runs recommends the best so far."""
+    with connected(url, token, token_file) as client:
+        _tell(client, client.cancel, study_id, as_json)
+
+
+def pause(
+    study_id: RemoteStudy, url: Url = None, token: Token = None, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
+    """Stop a study at a service until it is continued; nothing complete is lost."""
+    with connected(url, token, token_file) as client:
+        _tell(client, client.pause, study_id, as_json)
+
+
+def continue_(
+    study_id: RemoteStudy, url: Url = None, token: Token = None, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
+    """Let a study at a service that was paused, interrupted or failed wait for a worker again."""
+    with connected(url, token, token_file) as client:
+        _tell(client, client.resume, study_id, as_json)
+
+
+def _tell(client: Client, action: Callable[[str], StudyDetail], study_id: str, as_json: bool) -> None:
+    study = action(study_id_of(client, study_id))
+    if as_json:
+        print_json(study)
+        return
+    requested = study.queue.requested if study.queue else ""
+    say(f"study {study.study_id} is {study.state.value}{f', {requested} requested' if requested else ''}")
+
+
+def _about(study: StudySummary) -> Text:
+    from dashboards import units
+
+    text = Text(study.state.value)
+    if study.gain is not None:
+        text.append(f", {units.ratio(study.gain)}")
+    return text.append(f"\n{study.title or short_name(study.workload)}", style="dim")

@@ -1,0 +1,69 @@
+"""What commands on a remote service share: its address, and who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.client import Client
+from service.connections import storage_errors
+from tuner.errors import ChoiceError, StudyNotFound
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar="STEPTUNE_URL", help="Address of a service; default STEPTUNE_URL.", show_default=False
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="STEPTUNE_TOKEN",
+        help="Token for it; default STEPTUNE_TOKEN. Others see command lines: better in a file.",
+        show_default=False,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="STEPTUNE_TOKEN_FILE",
+        help="File with the token; default STEPTUNE_TOKEN_FILE.",
+        show_default=False,
+    ),
+]
+RemoteStudy = Annotated[str, typer.Argument(help="Id of a study; `last` is your newest.", metavar="STUDY")]
+
+
+@contextmanager
+def connected(url: str | None, token: str | None, token_file: Path | None) -> Iterator[Client]:
+    """A client, closed at the end.
+
+    Raises:
+        ChoiceError: No address, or two tokens.
+        StoreError: The file of the token cannot be read.
+    """
+    if not url:
+        raise ChoiceError("which service? Give --url, or set STEPTUNE_URL, like https://host:8700")
+    if token and token_file:
+        raise ChoiceError("give the token itself or its file (--token, --token-file, or the environment), not both")
+    if token_file is not None:
+        with storage_errors(str(token_file)):
+            token = token_file.read_text(encoding="utf-8").strip()
+    with Client(url, token or None) as client:
+        yield client
+
+
+def study_id_of(client: Client, study_id: str) -> str:
+    """The id, where `last` stands for the newest."""
+    if study_id != "last":
+        return study_id
+    newest = next(client.studies(), None)
+    if newest is None:
+        raise StudyNotFound(f"there is no study of yours at {client.url} yet: `steptune submit WORKLOAD` makes one")
+    return newest.study_id

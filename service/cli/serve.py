@@ -1,0 +1,82 @@
+"""`serve`: the service, as one process with a worker beside it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from service.settings import Settings, load_settings
+
+SHORT = {"embedded_worker": "--worker/--no-worker"}
+_SECRETS = "Secrets are read from the environment only."
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command. Its options are the settings, so that none can be forgotten."""
+    app.command()(_command())
+
+
+def serve(settings: Settings) -> None:
+    """Serves until it is told to stop.
+
+    Raises:
+        StoreError: The database cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+        ChoiceError: Settings that contradict each other.
+    """
+    from service.serving import run
+
+    run(settings)
+
+
+def _command() -> Callable[..., None]:
+    def command(**given: Any) -> None:
+        serve(load_settings(**{name: value for name, value in given.items() if value is not None}))
+
+    command.__name__ = "serve"
+    command.__doc__ = (
+        "Run the service: the REST interface, and a worker beside it.\n\n"
+        f"Each option can be set in the environment or in a file `.env` instead, as STEPTUNE_ and its name. {_SECRETS}"
+    )
+    own_first = sorted(Settings.model_fields.items(), key=lambda item: item[0] not in Settings.__annotations__)
+    parameters = [_parameter(name, field) for name, field in own_first if not _is_secret(field)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    kind = _flag_type(field.annotation)
+    flags = (SHORT.get(name, f"{flag}/--no-{flag.removeprefix('--')}"),) if kind is bool else (flag,)
+    shown = "" if field.default in (None, "", ()) else f" Default {_shown(field.default)}."
+    option = typer.Option(*flags, help=f"{field.description}{shown}", show_default=False, rich_help_panel=_group(name))
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _group(name: str) -> str:
+    """The heading in the help: after the class of settings that has it."""
+    owner = next(kind for kind in Settings.__mro__ if name in inspect.get_annotations(kind))
+    return owner.__name__.removesuffix("Settings") or "Service"
+
+
+def _flag_type(annotation: Any) -> Any:
+    """What Typer parses; pydantic checks the rest."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    return annotation if annotation in (bool, int, float) else str
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return SecretStr in (field.annotation, *get_args(field.annotation))
+
+
+def _shown(default: Any) -> str:
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else f"{default}"

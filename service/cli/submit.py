@@ -1,0 +1,139 @@
+"""`submit`: a study for the workers of a service; its workload goes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.console import errors, output, print_json, say
+from service.cli.options import AsJson, Device, ForeignLoad, Seed, parse_allowed, parse_names
+from service.cli.remote import Token, TokenFile, Url, connected
+from service.cli.watch import follow_to_its_end
+from service.client import Client
+from service.quantities import parse_bytes, parse_duration_s
+from tuner.errors import ChoiceError, WorkloadNotFound
+from tuner.records import MeasureSettings
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(submit)
+
+
+def submit(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="zoo:NAME, package.module:ClassName on the workers, or path/to/file.py:ClassName, archive.tar.gz, "
+            "FOLDER, which are sent.",
+            metavar="WORKLOAD",
+        ),
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder", help="Send this folder, in which WORKLOAD's file lies: for what it imports.", show_default=False
+        ),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="At most this many suggestions of the search.", show_default=False)
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Also try choices that change the training: lossy, recipe.", show_default=False),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="What a trial may use: 8g; default what is free.", show_default=False)
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Fingerprint of the hardware to run on, or a part of its name.", show_default=False),
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Among your own studies, higher ones run first.")] = 0,
+    title: Annotated[str, typer.Option(help="For people.")] = "",
+    foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it as it runs, until it has ended.")] = False,
+    url: Url = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a service tune WORKLOAD."""
+    request: dict[str, Any] = {
+        "budget_s": parse_duration_s(budget),
+        "max_trials": trials,
+        "allow": [numerics.value for numerics in parse_allowed(allow or [])],
+        "only": parse_names(only),
+        "skip": parse_names(skip),
+        "seed": seed,
+        "device": device,
+        "num_ranks": ranks,
+        "constraints": {"memory_limit_bytes": parse_bytes(memory_limit)} if memory_limit else None,
+        "hardware": hardware,
+        "priority": priority,
+        "title": title,
+        "foreign_cpu_share": foreign_load,
+    }
+    with connected(url, token, token_file) as client:
+        study = client.submit(**_given(client, workload, folder), **request)
+        if watch:
+            say(f"study {study.study_id}", style="dim")
+            follow_to_its_end(client, study.study_id, errors, as_json=as_json)
+        elif as_json:
+            print_json(study)
+        else:
+            output.print(study.study_id)
+            say(f"waiting for a worker: `steptune watch {study.study_id}` shows it")
+
+
+def _given(client: Client, workload: str, folder: Path | None) -> dict[str, str]:
+    """The fields that name the workload; a file, an archive or a folder is sent first."""
+    path, entry = _local(workload)
+    if folder is not None:
+        if path is None or not entry:
+            raise ChoiceError(f"--folder goes with a file in it, like {folder}/train.py:MyWorkload, not {workload!r}")
+        entry = _within(folder, path, entry)
+        path = folder
+    if path is None:
+        return {"workload": workload}
+    if not path.exists():
+        raise WorkloadNotFound(f"{path} does not exist")
+    sent = client.upload(path, entry=entry)
+    say(f"sent {sent.name} ({sent.size_bytes:,} bytes): {sent.entry}", style="dim")
+    return {"workload_id": sent.workload_id}
+
+
+def _local(workload: str) -> tuple[Path | None, str]:
+    """The path that is meant, if one is, and the entry in what is sent."""
+    if workload.startswith("zoo:"):
+        return None, ""
+    target, question, query = workload.partition("?")
+    source, colon, name = target.rpartition(":")
+    if not colon:
+        source = target
+    path = Path(source)
+    if source.endswith(".py"):
+        return path, f"{path.name}:{name}{question}{query}" if colon else ""
+    if source.endswith(ARCHIVES) or path.is_dir() or "/" in source:
+        if colon:
+            raise ChoiceError(f"{workload!r}: name the file in it, as in --folder FOLDER FOLDER/train.py:MyWorkload")
+        return path, ""
+    return None, ""
+
+
+def _within(folder: Path, path: Path, entry: str) -> str:
+    try:
+        inside = path.resolve().relative_to(folder.resolve())
+    except ValueError:
+        raise ChoiceError(f"{path} does not lie in {folder}: name a file in the folder that is sent") from None
+    return entry.replace(path.name, inside.as_posix(), 1)

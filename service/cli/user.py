@@ -1,0 +1,130 @@
+"""`user`: who may use the service, and how much of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from service.access.scopes import parse_scopes
+from service.access.users import LIMITS, User
+from service.cli.access import DEFAULT_SCOPES, Scopes, UserName, opened_access, record, shown_time
+from service.cli.console import output, plain_table, print_json
+from service.cli.options import AsJson, Database
+from tuner.errors import ChoiceError
+
+app = typer.Typer(help="Users of the service.", no_args_is_help=True)
+
+DEFAULT = "default"
+Priority = Annotated[int | None, typer.Option("--priority", help="Of their studies; higher ones are run first.")]
+MaxRunning = Annotated[
+    str | None, typer.Option("--max-running", help="Studies that may run at once.", metavar="NUMBER|default")
+]
+MaxQueued = Annotated[str | None, typer.Option("--max-queued", help="Studies that may wait.", metavar="NUMBER|default")]
+MaxDeviceHours = Annotated[
+    str | None, typer.Option("--max-device-hours", help="Device hours in 30 days.", metavar="NUMBER|default")
+]
+MaxArtifactBytes = Annotated[
+    str | None,
+    typer.Option("--max-artifact-bytes", help="Bytes of uploads, traces and logs.", metavar="NUMBER|default"),
+]
+
+
+@app.command()
+def create(
+    name: UserName,
+    scopes: Scopes = DEFAULT_SCOPES,
+    priority: Priority = None,
+    max_running: MaxRunning = None,
+    max_queued: MaxQueued = None,
+    max_device_hours: MaxDeviceHours = None,
+    max_artifact_bytes: MaxArtifactBytes = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a user; they get in with a token, or by a login elsewhere that gives this name."""
+    changes = _changes(priority, max_running, max_queued, max_device_hours, max_artifact_bytes)
+    with opened_access(database) as access:
+        user = access.users.create(name, parse_scopes(scopes), **changes)
+        record(access, "create_user", user.user_id, name=user.name, scopes=" ".join(user.scopes))
+    _show([user], as_json, one=True)
+
+
+@app.command("list")
+def list_users(
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 50,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """List users, the newest first."""
+    with opened_access(database) as access:
+        users = access.users.page(limit=limit)
+    _show(users, as_json)
+
+
+@app.command()
+def disable(
+    name: UserName,
+    undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse a user's tokens and logins; what is theirs stays."""
+    with opened_access(database) as access:
+        user = access.users.change(access.users.named(name).user_id, disabled=not undo)
+        record(access, "disable_user" if not undo else "enable_user", user.user_id, name=user.name)
+    _show([user], as_json, one=True)
+
+
+@app.command()
+def quota(
+    name: UserName,
+    priority: Priority = None,
+    max_running: MaxRunning = None,
+    max_queued: MaxQueued = None,
+    max_device_hours: MaxDeviceHours = None,
+    max_artifact_bytes: MaxArtifactBytes = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show or set what a user may use; `default` is what the settings say."""
+    changes = _changes(priority, max_running, max_queued, max_device_hours, max_artifact_bytes)
+    with opened_access(database) as access:
+        user = access.users.named(name)
+        if changes:
+            user = access.users.change(user.user_id, **changes)
+            record(access, "change_user", user.user_id, **changes)
+    _show([user], as_json, one=True)
+
+
+def _changes(priority: int | None, *limits: str | None) -> dict[str, Any]:
+    """What was given, by the name of the column.
+
+    Raises:
+        ChoiceError: A limit that is neither a number nor `default`.
+    """
+    changes: dict[str, Any] = {} if priority is None else {"priority": priority}
+    for name, text in zip(LIMITS, limits, strict=True):
+        if text is not None:
+            changes[name] = None if text == DEFAULT else _number(name, text)
+    return changes
+
+
+def _number(name: str, text: str) -> float | int:
+    try:
+        return float(text) if name == "max_device_hours" else int(text)
+    except ValueError as error:
+        option = "--" + name.replace("_", "-")
+        raise ChoiceError(f"{option} {text}: it is a number, or `{DEFAULT}`") from error
+
+
+def _show(users: list[User], as_json: bool, *, one: bool = False) -> None:
+    if as_json:
+        print_json(users[0] if one else users)
+        return
+    table = plain_table("id", "name", "scopes", "priority", "running", "queued", "device h", "bytes", "state")
+    for user in users:
+        limits = [DEFAULT if getattr(user, limit) is None else f"{getattr(user, limit):g}" for limit in LIMITS]
+        state = "active" if user.disabled_at is None else f"disabled {shown_time(user.disabled_at)}"
+        table.add_row(user.user_id, user.name, " ".join(user.scopes), str(user.priority), *limits, state)
+    output.print(table)

@@ -1,0 +1,103 @@
+"""`watch`: a study of a service, live as `tune` shows it, and its answer at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from service.cli.console import errors, output, plain_table, print_json, say
+from service.cli.live import live_progress
+from service.cli.options import AsJson
+from service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
+from service.client import Client
+from tuner.errors import BaselineFailed
+from tuner.records import Decision, Event, Recommendation, StudyState, choice_label
+
+if TYPE_CHECKING:
+    from tuner.search.driver import StudyView
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(watch)
+
+
+def watch(
+    study_id: RemoteStudy = "last",
+    url: Url = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a study of a service as it runs, until it has ended. Ctrl-C ends the watching, not the study."""
+    with connected(url, token, token_file) as client:
+        follow_to_its_end(client, study_id_of(client, study_id), errors, as_json=as_json)
+
+
+def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_json: bool) -> None:
+    """Shows progress, then the answer.
+
+    Raises:
+        BaselineFailed: The study failed.
+        typer.Exit: Status 1 where it was cancelled without an answer.
+    """
+    with live_progress(console, quiet=as_json) as show:
+        picture = _Picture()
+        for event in client.events(study_id):
+            if event.kind == "state" and not as_json and not console.is_terminal:
+                say(_state_text(event))
+            view = picture.after(event)
+            if view is not None:
+                show(view)
+    study, recommendation = client.study(study_id), client.recommendation(study_id)
+    if as_json:
+        print_json({"study": study, "recommendation": recommendation})
+    elif recommendation is not None:
+        print_answer(output, study_id, recommendation)
+    if recommendation is None and study.state is StudyState.FAILED:
+        raise BaselineFailed(f"study {study_id} has failed: {study.message}")
+    if recommendation is None:
+        say(f"study {study_id} is {study.state.value}{f': {study.message}' if study.message else ''}")
+        raise typer.Exit(1)
+
+
+def print_answer(console: Console, study_id: str, recommendation: Recommendation) -> None:
+    """The claim, the changes it stands on, and how to get them."""
+    from dashboards import units
+
+    headline = Text(units.words(recommendation.verdict.value), style="bold")
+    if recommendation.gain is not None:
+        headline.append(f"  {units.ratio(recommendation.gain.ratio)}")
+        headline.append(f"  ({units.ratio_interval(recommendation.gain.interval)})", style="not bold dim")
+    console.print(headline)
+    if recommendation.parts:
+        table = plain_table("gain", "change")
+        for part in recommendation.parts:
+            table.add_row(units.ratio(part.gain), f"{part.strategy}: {choice_label(part.choice)}")
+        console.print(table)
+    console.print(f"study    {study_id}  (`steptune export {study_id} --url …` writes it)", soft_wrap=True)
+
+
+class _Picture:
+    """Puts together what single events tell: each brings only the newest decisions."""
+
+    def __init__(self) -> None:
+        self._decisions: dict[int, Decision] = {}
+
+    def after(self, event: Event) -> StudyView | None:
+        from service.progress import EVENT, view_of
+
+        if event.kind != EVENT:
+            return None
+        view = view_of(event.data)
+        self._decisions |= {decision.sequence: decision for decision in view.decisions}
+        view.decisions = tuple(self._decisions[number] for number in sorted(self._decisions))
+        return view
+
+
+def _state_text(event: Event) -> str:
+    message = event.data.get("message", "")
+    return f"{event.data.get('state', event.kind)}{f': {message}' if message else ''}"

@@ -1,0 +1,86 @@
+"""`worker`: claims studies from the service's queue and runs them on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from service.cli.console import settings_with
+from service.cli.options import Isolation, Python
+from tuner.hardware import check_platform
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(worker)
+
+
+def worker(
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            "--database-url",
+            help="The service's database; default STEPTUNE_DATABASE_URL or sqlite:///steptune.db.",
+            show_default=False,
+        ),
+    ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option(help="Cores to use, like 0-3,6; default all of this process's. Together they are one device."),
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs to use, like 0,1, or `none`; default all that there are.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What people call this worker.")] = "",
+    once: Annotated[bool, typer.Option("--once", help="Stop when there is nothing to run.")] = False,
+    isolation: Isolation = None,
+    python: Python = None,
+    supervised_by: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run studies that were submitted to the service, one after the other.
+
+    SIGTERM lets the trials that are running end, then gives the study back for another worker to go on with; a second
+    signal, or Ctrl-C, gives it back at once.
+    """
+    from service.database import check_schema, create_engine_for
+    from service.isolation import STRONGEST
+    from service.running import chosen_level
+    from service.worker.loop import Worker
+    from service.worker.machine import offer_of_this_machine, parse_numbers, use_cores, use_gpus
+    from tuner.trials.processes import become_subreaper, die_with_parent
+
+    check_platform()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    if supervised_by is not None:
+        die_with_parent(supervised_by, signal.SIGINT)
+    become_subreaper()  # what a killed trial server leaves comes to us, and is ended
+    settings = settings_with(database_url, isolation)
+    interpreter = str(python) if python else sys.executable
+    cores = use_cores(parse_numbers(cpus) if cpus else None)
+    use_gpus(gpus)
+    level = chosen_level(settings, default=STRONGEST, python=interpreter)
+    engine = create_engine_for(settings.database_url)
+    check_schema(engine)
+    offer = offer_of_this_machine(
+        settings, level, name=name or f"worker-{os.getpid()}", cores=cores, python=interpreter
+    )
+    running = Worker(engine, settings, offer, level, python=interpreter, once=once)
+    signals: list[int] = []
+
+    def told(number: int, _: object) -> None:
+        signals.append(number)
+        patient = number == signal.SIGTERM and len(signals) == 1
+        running.stop(within_s=settings.drain_s if patient else 0.0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, told)
+    try:
+        running.run()
+    finally:
+        engine.dispose()

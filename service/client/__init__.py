@@ -1,0 +1,35 @@
+"""The Python client of the service.
+
+    from service.client import Client
+
+    with Client("https://steptune.example", token="stp_…") as client:
+        workload = client.upload("train.py", entry="train.py:MyWorkload")
+        study = client.submit(workload_id=workload.workload_id, budget_s=600)
+        client.wait(study.study_id)
+        print(client.recommendation(study.study_id).gain)
+
+`client.py` is what can be asked, `transport.py` how (retries, time limits, problems), `events.py` the stream of what
+happens, `packing.py` how a folder becomes an upload. It loads neither torch nor the server.
+"""
+
+from service.client.client import Client
+from service.client.errors import (
+    AccessRefused,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    ServiceUnreachable,
+    TooManyRequests,
+)
+
+__all__ = [
+    "AccessRefused",
+    "Client",
+    "Conflict",
+    "InvalidRequest",
+    "NotFound",
+    "ServiceError",
+    "ServiceUnreachable",
+    "TooManyRequests",
+]

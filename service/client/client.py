@@ -1,0 +1,310 @@
+"""What can be asked of the service, typed: answers are the records of `service.messages` and `tuner.records`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from service.client.errors import NotFound
+from service.client.events import follow
+from service.client.packing import pack
+from service.client.transport import Transport
+from service.connections import storage_errors
+from service.messages import (
+    ArtifactInfo,
+    ArtifactPage,
+    Caller,
+    CollectivePage,
+    DecisionPage,
+    ExportFormat,
+    ExportList,
+    GapPage,
+    HardwarePage,
+    HardwareSummary,
+    KernelPage,
+    StudyDetail,
+    StudyPage,
+    StudySummary,
+    TrialBreakdown,
+    TrialDetail,
+    TrialFinding,
+    TrialFindingPage,
+    TrialGuard,
+    TrialPage,
+    TrialSummary,
+    WindowPage,
+    WorkerPage,
+    WorkerSummary,
+    WorkloadInfo,
+    WorkloadPage,
+)
+from tuner.errors import StoreError
+from tuner.records import CollectiveStats, Decision, Event, GapSite, KernelStats, Recommendation, StudyState, Window
+from tuner.store_rules import decode
+
+ENDED = (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED)
+PAGE = 200
+Item = TypeVar("Item")
+
+
+class Client:
+    """A service, as one user sees it. Close it after use; threads may share it.
+
+    Every method raises `ServiceError` (of `service.client.errors`) where the service refuses, and `ServiceUnreachable`
+    where it does not answer. What is safe to send again is sent again, with pauses; what is posted carries an
+    idempotency key, so that it is done once.
+
+    Args:
+        url: Of the service: https://host, with a base path where it has one.
+        token: Bearer token; None where the service asks nobody.
+        timeout_s: How long each read or write may stand still.
+        retries: How often a request is sent again.
+        transport: Of httpx, to reach a service in another way.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = 30.0, retries: int = 4, transport: Any = None
+    ) -> None:
+        self._transport = Transport(url, token, timeout_s=timeout_s, retries=retries, transport=transport)
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        return self._transport.url
+
+    def me(self) -> Caller:
+        """Whose token this is, and what it may do."""
+        return self._transport.get("/me", Caller)
+
+    # --- workloads -------------------------------------------------------------------------------
+
+    def upload(self, path: Path | str, *, entry: str = "", name: str = "") -> WorkloadInfo:
+        """Uploads a Python file, an archive, or a folder, which is packed without what is hidden or cached.
+
+        Args:
+            entry: The workload in it, as train.py:MyWorkload; may be left out where there is only one.
+            name: For people.
+
+        Raises:
+            WorkloadError: It is not there, or too large.
+        """
+        path = Path(path)
+        if path.is_dir():
+            with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
+                packed = Path(folder) / f"{path.resolve().name or 'workload'}.tar.gz"
+                pack(path, packed)
+                return self._send_file(packed, entry, name)
+        return self._send_file(path, entry, name)
+
+    def name_workload(self, entry: str, *, name: str = "") -> WorkloadInfo:
+        """Names a workload that workers have: `zoo:NAME`, or `package.module:Class`."""
+        return self._transport.post("/workloads", WorkloadInfo, {"entry": entry, "name": name})
+
+    def workloads(self) -> Iterator[WorkloadInfo]:
+        """Yours, the newest first."""
+        return self._all("/workloads", WorkloadPage)
+
+    def delete_workload(self, workload_id: str) -> None:
+        """One that no study refers to."""
+        self._transport.delete(f"/workloads/{workload_id}")
+
+    # --- studies ---------------------------------------------------------------------------------
+
+    def submit(self, workload: str | None = None, *, workload_id: str | None = None, **request: Any) -> StudyDetail:
+        """Submits a study.
+
+        Args:
+            workload: What workers have: `zoo:NAME`, or `package.module:Class`; or
+            workload_id: what was uploaded.
+            request: The other fields of `POST /studies`: budget_s, max_trials, allow, only, skip, seed, num_ranks,
+                device, constraints, hardware, priority, title.
+        """
+        body = {"workload": workload, "workload_id": workload_id, **request}
+        given = {name: value for name, value in body.items() if value is not None}
+        return self._transport.post("/studies", StudyDetail, given)
+
+    def study(self, study_id: str) -> StudyDetail:
+        return self._transport.get(f"/studies/{study_id}", StudyDetail)
+
+    def studies(self, **filters: str | None) -> Iterator[StudySummary]:
+        """Yours, the newest first. Filters: state, owner, workload, workload_id, hardware."""
+        return self._all("/studies", StudyPage, **filters)
+
+    def change(self, study_id: str, **changes: Any) -> StudyDetail:
+        """Changes `title` or `priority`."""
+        return self._transport.patch(f"/studies/{study_id}", StudyDetail, changes)
+
+    def cancel(self, study_id: str) -> StudyDetail:
+        """Ends it for good; one that runs recommends the best so far."""
+        return self._transport.post(f"/studies/{study_id}/cancel", StudyDetail)
+
+    def pause(self, study_id: str) -> StudyDetail:
+        """Stops it until it is resumed."""
+        return self._transport.post(f"/studies/{study_id}/pause", StudyDetail)
+
+    def resume(self, study_id: str) -> StudyDetail:
+        """Lets it wait for a worker again."""
+        return self._transport.post(f"/studies/{study_id}/resume", StudyDetail)
+
+    def delete(self, study_id: str) -> None:
+        """With all that was measured in it."""
+        self._transport.delete(f"/studies/{study_id}")
+
+    def wait(self, study_id: str, timeout_s: float | None = None) -> StudyDetail:
+        """Waits until a study has ended, and gives it.
+
+        Raises:
+            TimeoutError: It has not within the time.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for _ in follow(self._transport, f"/studies/{study_id}/events", 0):
+            if deadline is not None and time.monotonic() > deadline:
+                state = self.study(study_id).state
+                raise TimeoutError(f"study {study_id} has not ended within {timeout_s:g} s: it is {state.value}")
+        return self.study(study_id)
+
+    def events(self, study_id: str, after: int = 0) -> Iterator[Event]:
+        """What happens in a study, from its beginning (or after an event's number) to its end, as it happens.
+
+        A connection that breaks is made again, and nothing is missed or repeated.
+        """
+        followed = follow(self._transport, f"/studies/{study_id}/events", after)
+        return (event for event in followed if event is not None)
+
+    # --- what a study found ----------------------------------------------------------------------
+
+    def decisions(self, study_id: str) -> Iterator[Decision]:
+        """The story of the search."""
+        return self._all(f"/studies/{study_id}/decisions", DecisionPage)
+
+    def findings(self, study_id: str) -> Iterator[TrialFinding]:
+        """What breakdowns show, the newest trial first."""
+        return self._all(f"/studies/{study_id}/findings", TrialFindingPage)
+
+    def recommendation(self, study_id: str) -> Recommendation | None:
+        """The answer; None while there is none."""
+        try:
+            text = self._transport.get_text(f"/studies/{study_id}/recommendation", format=None)
+        except NotFound as error:
+            if error.problem.code == "recommendation-not-found":
+                return None
+            raise
+        return decode(text, Recommendation)
+
+    def export_formats(self, study_id: str) -> tuple[ExportFormat, ...]:
+        """The formats of the recommendation, with what each cannot express."""
+        return self._transport.get(f"/studies/{study_id}/exports", ExportList).items
+
+    def export(self, study_id: str, format: str) -> str:
+        """The recommendation for another tool."""
+        return self._transport.get_text(f"/studies/{study_id}/exports/{format}")
+
+    # --- trials ----------------------------------------------------------------------------------
+
+    def trials(self, study_id: str, state: str | None = None) -> Iterator[TrialSummary]:
+        """In the order in which they began."""
+        return self._all(f"/studies/{study_id}/trials", TrialPage, state=state)
+
+    def trial(self, trial_id: str) -> TrialDetail:
+        return self._transport.get(f"/trials/{trial_id}", TrialDetail)
+
+    def windows(self, trial_id: str) -> Iterator[Window]:
+        return self._all(f"/trials/{trial_id}/windows", WindowPage)
+
+    def breakdown(self, trial_id: str) -> TrialBreakdown:
+        """Where the time of the profiled steps went; the categories sum to it."""
+        return self._transport.get(f"/trials/{trial_id}/breakdown", TrialBreakdown)
+
+    def kernels(self, trial_id: str) -> Iterator[KernelStats]:
+        return self._all(f"/trials/{trial_id}/kernels", KernelPage)
+
+    def gaps(self, trial_id: str) -> Iterator[GapSite]:
+        return self._all(f"/trials/{trial_id}/gaps", GapPage)
+
+    def collectives(self, trial_id: str) -> Iterator[CollectiveStats]:
+        return self._all(f"/trials/{trial_id}/collectives", CollectivePage)
+
+    def guard(self, trial_id: str) -> TrialGuard:
+        """Whether it still was the same training."""
+        return self._transport.get(f"/trials/{trial_id}/guard", TrialGuard)
+
+    def log(self, trial_id: str, tail_bytes: int = 1 << 16) -> str:
+        """The end of what its processes printed."""
+        return self._transport.get_text(f"/trials/{trial_id}/logs", tail_bytes=tail_bytes)
+
+    # --- files, workers --------------------------------------------------------------------------
+
+    def artifacts(self, study_id: str) -> Iterator[ArtifactInfo]:
+        """Files of a study and its trials."""
+        return self._all(f"/studies/{study_id}/artifacts", ArtifactPage)
+
+    def download(self, artifact_id: int, target: Path | str) -> Path:
+        """Writes a file as it is kept; traces and timelines are gzip files.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        return self._download(f"/artifacts/{artifact_id}", Path(target))
+
+    def download_trace(self, trial_id: str, target: Path | str) -> Path:
+        """Writes the trace of a trial (gzipped JSON); errors as `download`."""
+        return self._download(f"/trials/{trial_id}/trace", Path(target))
+
+    def workers(self) -> Iterator[WorkerSummary]:
+        """The newest first."""
+        return self._all("/workers", WorkerPage)
+
+    def hardware_profiles(self) -> Iterator[HardwareSummary]:
+        """Of workers and of past studies."""
+        return self._all("/hardware-profiles", HardwarePage)
+
+    # --- how -------------------------------------------------------------------------------------
+
+    def _all(self, path: str, page: type[Any], **filters: str | None) -> Iterator[Any]:
+        """The items of all pages, each page read when it is needed."""
+        cursor: str | None = None
+        while True:
+            found = self._transport.get(path, page, limit=PAGE, cursor=cursor, **filters)
+            items: Sequence[Any] = found.items
+            yield from items
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
+    def _send_file(self, path: Path, entry: str, name: str) -> WorkloadInfo:
+        with storage_errors(str(path)), path.open("rb") as file:
+
+            def form() -> dict[str, Any]:
+                file.seek(0)
+                return {"files": {"file": (path.name, file)}, "data": {"entry": entry, "name": name}}
+
+            return self._transport.post_form("/workloads", WorkloadInfo, form)
+
+    def _download(self, path: str, target: Path) -> Path:
+        """Complete or not at all."""
+        partial = target.with_name(f".{target.name}.part")
+        try:
+            with self._transport.streaming(path, headers={"Accept": "*/*"}) as response:
+                expected = response.headers.get("Content-Length")
+                with storage_errors(str(target)), partial.open("wb") as file:
+                    for chunk in response.iter_raw():
+                        file.write(chunk)
+                    size = file.tell()
+            if expected is not None and size != int(expected):
+                raise StoreError(f"{target} got {size:,} of {expected} bytes: ask for it again")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return target

@@ -1,0 +1,90 @@
+"""What the service refuses, as exceptions. Their texts are the service's own: what was violated, and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tuner.errors import SteptuneError
+
+
+class ProblemField(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a request."""
+
+    pointer: str = ""
+    message: str = ""
+    code: str = ""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Problem details (RFC 9457), as far as they were sent: a proxy on the way may answer otherwise."""
+
+    status: int
+    code: str = ""
+    title: str = ""
+    detail: str = ""
+    instance: str = ""
+    request_id: str = ""
+    errors: tuple[ProblemField, ...] = ()
+    context: dict[str, Any] = {}
+
+
+class ServiceError(SteptuneError):
+    """The service refused a request, or failed.
+
+    Attributes:
+        problem: What it said.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        named = f" (request {problem.request_id})" if problem.request_id and problem.status >= 500 else ""
+        super().__init__(f"{problem.detail or problem.title or f'the service answered {problem.status}'}{named}")
+        self.problem = problem
+
+
+class AccessRefused(ServiceError):
+    """401 or 403: the token is missing, unknown, expired or revoked, or may not do this."""
+
+
+class NotFound(ServiceError):
+    """404: it is not there, or is not yours."""
+
+
+class Conflict(ServiceError):
+    """409 or 412: its state does not allow it, or it was changed meanwhile."""
+
+
+class InvalidRequest(ServiceError):
+    """400, 413, 415 or 422: what was sent is wrong; `problem.errors` names the fields."""
+
+
+class TooManyRequests(ServiceError):
+    """429: also after waiting."""
+
+
+class ServiceUnreachable(SteptuneError):
+    """The service could not be reached, or its answer broke off, also after trying again."""
+
+
+KINDS: dict[int, type[ServiceError]] = {
+    400: InvalidRequest,
+    401: AccessRefused,
+    403: AccessRefused,
+    404: NotFound,
+    409: Conflict,
+    412: Conflict,
+    413: InvalidRequest,
+    415: InvalidRequest,
+    422: InvalidRequest,
+    429: TooManyRequests,
+}
+
+
+def error_of(status: int, body: bytes, request_id: str) -> ServiceError:
+    """The exception of an answer that is no success."""
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except msgspec.MsgspecError:
+        problem = Problem(status=status, request_id=request_id)
+    return KINDS.get(status, ServiceError)(problem)

@@ -1,0 +1,64 @@
+"""Following what happens: server-sent events, taken up again where the connection broke."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+
+from service.client.errors import ServiceError, ServiceUnreachable
+from service.client.transport import RETRIED_STATUSES, Transport
+from tuner.records import Event
+
+SILENCE_S = 45.0
+"""The service sends something every 15 seconds; after this long the connection is dead."""
+RETRY_S = 1.0
+MAX_FAILURES = 10
+"""In a row; a stream that comes back starts counting anew."""
+
+
+def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None]:
+    """Events with numbers above `after`, without a gap and without an end but the study's; None now and then, so that
+    the caller can look at the clock.
+
+    Raises:
+        ServiceError: It is refused.
+        ServiceUnreachable: The service stays away.
+    """
+    failures = 0
+    while True:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        try:
+            with transport.streaming(path, headers=headers, read_s=SILENCE_S) as response:
+                if response.status_code == httpx.codes.NO_CONTENT:
+                    return
+                for event in _parsed(response.iter_lines()):
+                    failures = 0
+                    if event is not None:
+                        after = event.sequence
+                    yield event
+        except ServiceUnreachable:
+            failures += 1
+            if failures >= MAX_FAILURES:
+                raise
+        except ServiceError as error:
+            failures += 1
+            if failures >= MAX_FAILURES or error.problem.status not in RETRIED_STATUSES:
+                raise
+        yield None
+        time.sleep(RETRY_S)
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[Event | None]:
+    """The events of a stream (the part of the format that the service uses); None for a comment."""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))
+        elif line.startswith(":"):
+            yield None
+        elif not line and data:
+            yield msgspec.json.decode("\n".join(data), type=Event)
+            data = []

@@ -1,0 +1,96 @@
+"""A folder as an upload: the same folder always gives the same bytes, and what nobody needs stays out."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.archives import DEFAULT_LIMITS, ArchiveLimits
+from service.connections import storage_errors
+from tuner.errors import WorkloadNotFound, WorkloadRejected
+
+LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
+"""Folders of caches and results, beside all that is hidden (`.git`, `.venv`, …)."""
+_LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """What went into an archive, and what did not.
+
+    Attributes:
+        files: Paths within the folder.
+        left_out: Paths of files and folders: hidden, caches, links.
+    """
+
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def pack(folder: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
+    """Writes a folder's files into a tar.gz. Times, owners and the order of the file system leave no trace in it.
+
+    Raises:
+        WorkloadNotFound: There is no such folder.
+        WorkloadRejected: It is larger than the service unpacks, or is empty.
+        StoreError: A file cannot be read, or the archive cannot be written.
+    """
+    if not folder.is_dir():
+        raise WorkloadNotFound(f"{folder} is not a folder")
+    left_out: list[str] = []
+    files = [path.relative_to(folder).as_posix() for path in _files(folder, folder, left_out)]
+    _check_size(folder, files, limits)
+    with (
+        storage_errors(str(folder)),
+        target.open("wb") as sink,
+        gzip.GzipFile("", "wb", 6, sink, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in files:
+            path = folder / name
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
+                tar.addfile(member, file)
+    return Packed(files=tuple(files), left_out=tuple(left_out))
+
+
+def _files(root: Path, folder: Path, left_out: list[str]) -> Iterator[Path]:
+    with storage_errors(str(folder)):
+        entries = sorted(folder.iterdir())
+    for path in entries:
+        hidden = path.name.startswith(".") or path.name.endswith(_LEFT_OUT_SUFFIXES)
+        if path.is_symlink() or hidden or (path.name in LEFT_OUT and path.is_dir()):
+            left_out.append(path.relative_to(root).as_posix())
+        elif path.is_dir():
+            yield from _files(root, path, left_out)
+        elif path.is_file():
+            yield path
+        else:
+            left_out.append(path.relative_to(root).as_posix())
+
+
+def _check_size(folder: Path, files: list[str], limits: ArchiveLimits) -> None:
+    if not files:
+        raise WorkloadRejected(f"{folder} has no files to send")
+    if len(files) > limits.members:
+        raise WorkloadRejected(
+            f"{folder} has {len(files):,} files, and the service unpacks {limits.members:,}: send less"
+        )
+    sizes = {name: (folder / name).stat().st_size for name in files}
+    largest = max(sizes, key=sizes.__getitem__)
+    if sizes[largest] > limits.file_bytes:
+        raise WorkloadRejected(
+            f"{folder / largest} has {sizes[largest]:,} bytes, and one file may have {limits.file_bytes:,}: "
+            "leave data where workers can read it"
+        )
+    if sum(sizes.values()) > limits.total_bytes:
+        raise WorkloadRejected(
+            f"{folder} has {sum(sizes.values()):,} bytes, and the service unpacks {limits.total_bytes:,}: leave data "
+            "where workers can read it"
+        )

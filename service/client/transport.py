@@ -1,0 +1,163 @@
+"""Requests: time limits, trying again where that does no harm, and problems as exceptions."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+import tuner
+from service.client.errors import ServiceUnreachable, error_of
+from tuner.errors import ChoiceError
+from tuner.records import new_id
+
+API = "/api/v1"
+RETRIED_STATUSES = (429, 502, 503, 504)
+IN_PROGRESS = "request-in-progress"
+"""The first request with this key, of which we did not get the answer, is still at work."""
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+Answer = TypeVar("Answer")
+
+
+class Transport:
+    """Sends requests to one service.
+
+    Args:
+        url: Of the service, with a base path where it has one: https://host/steptune.
+        token: Bearer token, or None where the service asks nobody.
+        timeout_s: How long each read or write may stand still.
+        retries: How often a request is sent again.
+        transport: For tests: httpx's own otherwise.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        timeout_s: float = 30.0,
+        retries: int = 4,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ChoiceError(f"{url!r} is not the address of a service: write it like https://host:8700")
+        headers = {"User-Agent": f"steptune/{tuner.__version__}", "Accept": "application/json"}
+        if token is not None:
+            if not token.isascii() or not token.isprintable() or " " in token:
+                raise ChoiceError("the token is not one of Steptune's: it begins with stp_ and has no spaces")
+            headers["Authorization"] = f"Bearer {token}"
+        self.url = url.rstrip("/")
+        self._retries = retries
+        self._http = httpx.Client(
+            base_url=f"{self.url}{API}",
+            headers=headers,
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, kind: type[Answer], **query: Any) -> Answer:
+        """Reads something."""
+        return self._decoded(self._send("GET", path, query), kind)
+
+    def get_text(self, path: str, **query: Any) -> str:
+        """Reads a text."""
+        return self._send("GET", path, query, headers={"Accept": "*/*"}).text
+
+    def post(self, path: str, kind: type[Answer], body: Any = None, *, key: str | None = None) -> Answer:
+        """Has something done, once: the key makes it safe to send the request again."""
+        content = {"json": body} if body is not None else {}
+        return self._decoded(self._send("POST", path, {}, headers=_once(key), content=lambda: content), kind)
+
+    def post_form(self, path: str, kind: type[Answer], form: Callable[[], dict[str, Any]]) -> Answer:
+        """Sends a file; `form` gives httpx's arguments anew for each time it is sent."""
+        return self._decoded(self._send("POST", path, {}, headers=_once(None), content=form), kind)
+
+    def patch(self, path: str, kind: type[Answer], body: Any, version: str | None = None) -> Answer:
+        """Changes something; sent once, as it may have been changed although the answer was lost."""
+        headers = {"If-Match": version} if version else {}
+        return self._decoded(self._send("PATCH", path, {}, headers=headers, content=lambda: {"json": body}), kind)
+
+    def delete(self, path: str) -> None:
+        """Deletes something; where the answer to that was lost, it is gone already when asked again."""
+        self._send("DELETE", path, {}, gone_is_fine=True)
+
+    @contextmanager
+    def streaming(
+        self, path: str, *, headers: Mapping[str, str], read_s: float | None = None
+    ) -> Iterator[httpx.Response]:
+        """An answer that is read piece by piece, not tried again."""
+        timeout = self._http.timeout if read_s is None else httpx.Timeout(self._http.timeout.connect, read=read_s)
+        try:
+            with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    raise error_of(response.status_code, response.read(), _request_id(response))
+                yield response
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: Callable[[], dict[str, Any]] = dict,
+        gone_is_fine: bool = False,
+    ) -> httpx.Response:
+        params = {name: value for name, value in query.items() if value is not None}
+        left = 0 if method == "PATCH" else self._retries
+        pause_s = FIRST_PAUSE_S
+        lost = False
+        while True:
+            try:
+                response = self._http.request(method, path, params=params, headers=headers, **content())
+            except httpx.TransportError as error:
+                if not left:
+                    raise self._unreachable(error) from error
+                lost, asked_s = True, 0.0
+            else:
+                if response.is_success or (response.status_code == 404 and lost and gone_is_fine):
+                    return response
+                refusal = error_of(response.status_code, response.content, _request_id(response))
+                if not left or not (response.status_code in RETRIED_STATUSES or refusal.problem.code == IN_PROGRESS):
+                    raise refusal
+                asked_s = _retry_after_s(response)
+            left -= 1
+            time.sleep(max(min(asked_s, LONGEST_PAUSE_S), pause_s * random.uniform(0.5, 1.0)))
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _decoded(self, response: httpx.Response, kind: type[Answer]) -> Answer:
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ServiceUnreachable(
+                f"{self.url} gave an answer that Steptune {tuner.__version__} cannot read ({error}): is it Steptune's "
+                "address, and of the same version?"
+            ) from error
+
+    def _unreachable(self, error: Exception) -> ServiceUnreachable:
+        reason = str(error) or type(error).__name__
+        return ServiceUnreachable(f"{self.url} cannot be reached: {reason}; check the address, and that it runs")
+
+
+def _once(key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": key or new_id()}
+
+
+def _request_id(response: httpx.Response) -> str:
+    return str(response.headers.get("X-Request-ID", ""))
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else 0.0

@@ -1,0 +1,78 @@
+"""Directories of studies that workers ran on this machine, and when they go.
+
+A worker leaves a mark for each, beside them, where user code cannot write. What has none is a command's, whose report
+points there, and stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from service.artifacts.retention import ENDED_STATES
+from service.connections import place_of, storage_errors, writing
+from service.fencing import database_now
+from service.models import QueueEntryRow, StudyRow
+
+
+def mark(engine: Engine, data_directory: Path, study_id: str) -> None:
+    """Says that the directory of a study is a worker's.
+
+    Raises:
+        StoreError: The mark cannot be written.
+    """
+    marks = _marks(engine, data_directory)
+    with storage_errors(str(marks)):
+        marks.mkdir(parents=True, exist_ok=True)
+        (marks / study_id).touch()
+
+
+def remove_directories(engine: Engine, data_directory: Path, *, grace_s: float) -> int:
+    """Removes those of studies that ended longer ago than the grace period, or are deleted; returns how many.
+
+    What is wanted of them is an artifact by then.
+
+    Raises:
+        StoreError: The database cannot be used, or a directory cannot be moved away.
+    """
+    removed = 0
+    for found in sorted(_marks(engine, data_directory).glob("*")):
+        directory = data_directory / "studies" / found.name
+        trash = directory.with_name(f"{found.name}.removed")
+        if not _moved_away(engine, directory, trash, grace_s):
+            continue
+        shutil.rmtree(trash, ignore_errors=True)
+        if not trash.exists():
+            found.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _marks(engine: Engine, data_directory: Path) -> Path:
+    """Of one database: workers of several may share a data directory, and know nothing of each other's studies."""
+    place = place_of(engine)
+    return data_directory / "worker_studies" / hashlib.sha256(place.encode()).hexdigest()[:12]
+
+
+def _moved_away(engine: Engine, directory: Path, trash: Path, grace_s: float) -> bool:
+    """While the queue entry is locked: no worker can claim the study meanwhile."""
+    with writing(engine) as session:
+        entry = session.get(QueueEntryRow, directory.name, with_for_update=True)
+        study = session.get(StudyRow, directory.name)
+        now = database_now(session)
+        if study is not None and (entry is None or not _is_over(study, entry, now - timedelta(seconds=grace_s), now)):
+            return False
+        with storage_errors(str(directory)):
+            if directory.exists() and not trash.exists():
+                directory.rename(trash)
+    return True
+
+
+def _is_over(study: StudyRow, entry: QueueEntryRow, before: datetime, now: datetime) -> bool:
+    held = entry.lease_until is not None and entry.lease_until > now
+    ended_at = entry.ended_at
+    return study.state in ENDED_STATES and not held and ended_at is not None and ended_at < before

@@ -1,0 +1,67 @@
+"""What a worker, or `steptune db gc`, does now and then: ends what dead workers began, forgets what is expired,
+and removes files nobody needs.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, CursorResult, Engine, delete
+
+from service.artifacts import ArtifactStore
+from service.artifacts.collection import collect_garbage
+from service.artifacts.retention import apply_quotas, release_traces
+from service.connections import reading, writing
+from service.directories import remove_directories
+from service.fencing import database_now
+from service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
+from service.queue import open_queue
+from service.settings import Settings
+from tuner.records import Record
+
+IDEMPOTENCY = timedelta(days=1)
+
+
+class HouseReport(Record):
+    """What was removed."""
+
+    num_idempotency_keys: int
+    num_sessions: int
+    num_audit_entries: int
+    num_traces: int
+    num_directories: int
+    """Of studies, on this machine."""
+    num_files: int
+    size_bytes: int
+
+
+def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> HouseReport:
+    """Does all of it once; harmless at any time, and where several do it at the same time.
+
+    Raises:
+        StoreError: The database or the artifacts cannot be used; CollectionBusy where files are put without a pause.
+    """
+    open_queue(engine, settings).bury()
+    with reading(engine) as session:
+        now = database_now(session)
+    keys = _forget(engine, IdempotencyKeyRow, IdempotencyKeyRow.created_at < now - IDEMPOTENCY)
+    sessions = _forget(engine, BrowserSessionRow, BrowserSessionRow.expires_at < now)
+    audit = _forget(engine, AuditRow, AuditRow.at < now - timedelta(days=settings.audit_days))
+    traces = release_traces(engine) + apply_quotas(engine, settings)
+    directories = remove_directories(engine, settings.data_directory, grace_s=settings.artifact_grace_s)
+    collected = collect_garbage(engine, artifacts, grace_s=settings.artifact_grace_s)
+    return HouseReport(
+        num_idempotency_keys=keys,
+        num_sessions=sessions,
+        num_audit_entries=audit,
+        num_traces=traces,
+        num_directories=directories,
+        num_files=collected.num_files,
+        size_bytes=collected.size_bytes,
+    )
+
+
+def _forget(engine: Engine, table: type[Base], expired: ColumnElement[bool]) -> int:
+    with writing(engine) as session:
+        return cast(CursorResult[Any], session.execute(delete(table).where(expired))).rowcount

@@ -1,0 +1,50 @@
+"""Device nodes that a sandbox shows: the GPUs that a study has, and what their drivers need beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from service.places import VISIBLE_DEVICES
+
+NODES = Path("/dev")
+DRIVER = Path("/proc/driver/nvidia/gpus")
+PATTERNS = ("nvidia*", "nvidia-caps/*", "kfd", "dri/*")
+_ONE_GPU = re.compile(r"nvidia(\d+)")
+
+
+def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
+    """Nodes to bind; of NVIDIA's GPUs only those with these numbers, or all for None."""
+    minors = None if gpus is None else {minor for number, minor in enumerate(_minors()) if number in gpus}
+    for pattern in PATTERNS:
+        for path in sorted(NODES.glob(pattern)):
+            gpu = _ONE_GPU.fullmatch(path.name)
+            if not path.is_dir() and (gpu is None or minors is None or int(gpu[1]) in minors):
+                yield path
+
+
+def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
+    """CUDA counts the GPUs that it can open, from 0; in the order of the PCI bus, as the numbers here do."""
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if gpus is None:
+        return order
+    return {**order, VISIBLE_DEVICES: ",".join(str(sorted(gpus).index(number)) for number in gpus)}
+
+
+def visible_gpus(text: str | None) -> tuple[int, ...] | None:
+    """The numbers in CUDA_VISIBLE_DEVICES; None where it is not set, or names GPUs otherwise."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")] if text else []
+    return tuple(map(int, names)) if all(name.isdecimal() for name in names) else None
+
+
+def _minors() -> list[int]:
+    """Of the GPUs that this process can open, in the order of the PCI bus."""
+    found = []
+    for information in sorted(DRIVER.glob("*/information")):
+        minor = re.search(r"^Device Minor:\s*(\d+)", information.read_text(errors="replace"), re.MULTILINE)
+        found += [int(minor[1])] if minor else []
+    nodes = sorted(int(gpu[1]) for path in NODES.glob("nvidia*") if (gpu := _ONE_GPU.fullmatch(path.name)))
+    return [minor for minor in found if minor in nodes] or nodes

@@ -1,0 +1,26 @@
+"""Settings of isolation; part of the service's `Settings`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+
+class IsolationSettings(BaseModel):
+    isolation: str | None = Field(
+        default=None,
+        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (the first of "
+        "these, from the right, that works here). Not set, it is none for commands that a user types, and strongest "
+        "for a worker.",
+    )
+    isolation_network: bool = Field(
+        default=False, description="Whether isolated trials may use the network; loopback they always may."
+    )
+    readable: tuple[Path, ...] = Field(
+        default=(),
+        description="Files and folders that isolated trials may read beside the workload's own folder: a JSON list.",
+    )
+    study_disk_bytes: int | None = Field(
+        default=None, ge=0, description="What the files of one isolated study may take; not set, half of what is free."
+    )

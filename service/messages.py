@@ -1,0 +1,625 @@
+"""What the interface answers beyond the engine's records: summaries, pages, and the records with their ids.
+
+A message may hold a stored record as JSON (`service.queries.stored`), so that it is not read and written again.
+"""
+
+from __future__ import annotations
+
+from tuner.records import (
+    Candidate,
+    CollectiveStats,
+    Decision,
+    Effect,
+    Environment,
+    Event,
+    Failure,
+    FailureKind,
+    Finding,
+    GapSite,
+    GuardVerdict,
+    HardwareProfile,
+    KernelStats,
+    MemoryPeak,
+    Purpose,
+    Record,
+    Startup,
+    StudySettings,
+    StudyState,
+    TrialState,
+    Verdict,
+    Window,
+    WorkloadFacts,
+)
+from tuner.trace_records import Timeline
+
+
+class StudySummary(Record):
+    """A study in a list.
+
+    Attributes:
+        study_id: Sortable by time.
+        title: Given by its owner.
+        workload: The reference of what is tuned.
+        workload_id: The uploaded workload, where there is one.
+        owner_id: Its user; null for studies of the command line.
+        state: Where it is in its life.
+        created_at: When it was submitted (ISO 8601, UTC).
+        hardware_fingerprint: Of the hardware profile on which it runs; null until it ran.
+        priority: Higher ones of the same owner are run first.
+        worker_id: Who runs it.
+        verdict: What its recommendation claims; null until there is one.
+        gain: Rate of the recommendation over the baseline's; null where unknown.
+    """
+
+    study_id: str
+    title: str
+    workload: str
+    workload_id: str | None
+    owner_id: str | None
+    state: StudyState
+    created_at: str
+    hardware_fingerprint: str | None
+    priority: int
+    worker_id: str | None
+    verdict: Verdict | None
+    gain: float | None
+
+
+class StudyQueueState(Record):
+    """What a submitted study asks of workers, and what became of it.
+
+    Attributes:
+        version: Grows with every change; part of the ETag.
+        required_device_kind: "cpu", "cuda", or null for any.
+        required_hardware: A fingerprint of a hardware profile, or a part of its label; null for any.
+        num_devices: Devices that it holds while it runs.
+        waits_for: Why nobody runs it, for a person; empty where somebody does, or nobody has to.
+        requested: What its owner wants of it while it runs: "", "cancel" or "pause".
+        num_claims: How often a worker took it.
+        num_lost: Workers that died with it since a trial was last completed.
+        device_seconds: Devices times the time that workers held it.
+        queued_at: When it was queued (last).
+        claimed_at: When its worker took it.
+        ended_at: When it came to its end.
+    """
+
+    version: int
+    required_device_kind: str | None
+    required_hardware: str | None
+    num_devices: int
+    waits_for: str
+    requested: str
+    num_claims: int
+    num_lost: int
+    device_seconds: float
+    queued_at: str
+    claimed_at: str | None
+    ended_at: str | None
+
+
+class StudyDetail(StudySummary):
+    """A study.
+
+    Attributes:
+        message: What a person should know about its state.
+        settings: What was asked for.
+        facts: What was found out about the workload; null until it was inspected.
+        environment: The hardware and software on which it runs; null until it ran.
+        num_trials: How many trials are in each state.
+        queue: What it asks of workers; null for studies of the command line.
+        source_digest: Of the workload's code.
+        steptune_version: That began it.
+    """
+
+    message: str
+    settings: StudySettings
+    facts: WorkloadFacts | None
+    environment: Environment | None
+    num_trials: dict[str, int]
+    queue: StudyQueueState | None
+    source_digest: str
+    steptune_version: str
+
+
+class StudyPage(Record):
+    """Studies, the newest first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[StudySummary, ...]
+    next_cursor: str | None
+
+
+class TrialSummary(Record):
+    """A trial in a list.
+
+    Attributes:
+        trial_id: Sortable by time.
+        study_id: The study that it belongs to.
+        sequence: Its number in the study, in the order in which trials began.
+        candidate: What it runs: the choices that differ from today's.
+        candidate_key: Identity of the candidate.
+        purpose: Why it was run.
+        group: Trials of one group lived at the same time and took turns.
+        replicate: Number of this start of the candidate, from 0.
+        state: Where it is in its life.
+        failure_kind: Why it failed; null where it did not.
+        started_at: When it began (ISO 8601, UTC).
+        step_time_ns: Mean over its clean windows; null without any.
+        units_per_s: Samples or tokens per second over its clean windows; null without any.
+        num_windows: Its clean windows.
+    """
+
+    trial_id: str
+    study_id: str
+    sequence: int
+    candidate: Candidate
+    candidate_key: str
+    purpose: Purpose
+    group: str
+    replicate: int
+    state: TrialState
+    failure_kind: FailureKind | None
+    started_at: str
+    step_time_ns: float | None
+    units_per_s: float | None
+    num_windows: int
+
+
+class TrialPage(Record):
+    """Trials, in the order in which they began.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[TrialSummary, ...]
+    next_cursor: str | None
+
+
+class TrialAttempt(Record):
+    """One process start of a trial.
+
+    Attributes:
+        number: From 1.
+        outcome: How it ended; "running" until then.
+        worker_id: Who ran it; null without a queue.
+        started_at: When it began (ISO 8601, UTC).
+        ended_at: When it ended.
+    """
+
+    number: int
+    outcome: TrialState
+    worker_id: str | None
+    started_at: str
+    ended_at: str | None
+
+
+class TrialDetail(TrialSummary):
+    """A trial, with what came of it. Windows, breakdown, kernels, … have their own places below it.
+
+    Attributes:
+        attempts: Its process starts.
+        failure: Why it ended early; null where it did not.
+        guard_passed: Whether it still is the same training; null where that was not checked.
+        startup: Where the time went before the first window.
+        memory: Peak memory by rank.
+        effects: Whether its choices did what they say.
+        contended: Fewer clean windows than asked for: others used the machine.
+        isolation: How its processes were shut in; null until it ended.
+        interpreter: How its interpreter was started; null until it ended.
+        phases_ns: How long each phase took.
+        epoch_restart_ns: Cost of starting an epoch; null where it was not measured.
+    """
+
+    attempts: tuple[TrialAttempt, ...]
+    failure: Failure | None
+    guard_passed: bool | None
+    startup: Startup | None
+    memory: tuple[MemoryPeak, ...]
+    effects: tuple[Effect, ...]
+    contended: bool
+    isolation: str | None
+    interpreter: str | None
+    phases_ns: dict[str, int]
+    epoch_restart_ns: int | None
+
+
+class Health(Record):
+    """That all is well.
+
+    Attributes:
+        status: "ok" or "ready".
+    """
+
+    status: str
+
+
+class BreakdownCategory(Record):
+    """The time of one category.
+
+    Attributes:
+        category: Its name.
+        ns: Over the whole profiled stretch.
+        share: Of the stretch.
+        rescaled_ns: Per step, rescaled to the unprofiled step; null where that is unknown.
+    """
+
+    category: str
+    ns: int
+    share: float
+    rescaled_ns: int | None
+
+
+class DeviceBreakdown(Record):
+    """Where the time of one device of one rank went. The categories sum to the stretch exactly.
+
+    Attributes:
+        rank: The process.
+        device: Its device, or its CPU.
+        num_steps: Profiled steps.
+        step_time_ns: The whole profiled stretch.
+        categories: The longest first.
+    """
+
+    rank: int
+    device: str
+    num_steps: int
+    step_time_ns: int
+    categories: tuple[BreakdownCategory, ...]
+
+
+class TrialBreakdown(Record):
+    """Where the time of a trial's profiled steps went.
+
+    Attributes:
+        trial_id: The trial.
+        devices: One breakdown for each device of each rank; empty where nothing was profiled.
+    """
+
+    trial_id: str
+    devices: tuple[DeviceBreakdown, ...]
+
+
+class WindowPage(Record):
+    """Timed stretches, in the order in which they were measured.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[Window, ...]
+    next_cursor: str | None
+
+
+class KernelPage(Record):
+    """Kernels, the most time first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[KernelStats, ...]
+    next_cursor: str | None
+
+
+class GapPage(Record):
+    """Gaps by cause and by the kernel that ends them, the most time first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[GapSite, ...]
+    next_cursor: str | None
+
+
+class CollectivePage(Record):
+    """Collectives by name and message size, the most time first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[CollectiveStats, ...]
+    next_cursor: str | None
+
+
+class FindingPage(Record):
+    """Findings, the most that could be saved first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[Finding, ...]
+    next_cursor: str | None
+
+
+class TrialFinding(Record):
+    """A finding and the trial in which it was made.
+
+    Attributes:
+        trial_id: The trial.
+        finding: What its breakdown shows.
+    """
+
+    trial_id: str
+    finding: Finding
+
+
+class TrialFindingPage(Record):
+    """Findings of all trials of a study, the newest trial first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[TrialFinding, ...]
+    next_cursor: str | None
+
+
+class TrialGuard(Record):
+    """Whether a trial still was the same training.
+
+    Attributes:
+        trial_id: The trial.
+        verdict: With its checks and curves; null where it was not checked.
+    """
+
+    trial_id: str
+    verdict: GuardVerdict | None
+
+
+class TrialTimeline(Record):
+    """What the devices did in the profiled steps, thinned out for a picture.
+
+    Attributes:
+        trial_id: The trial.
+        timelines: One for each device.
+    """
+
+    trial_id: str
+    timelines: tuple[Timeline, ...]
+
+
+class DecisionPage(Record):
+    """The story of a search: what was tried or not, why, and what came of it.
+
+    Attributes:
+        items: At most `limit` of them, in the order of the search.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[Decision, ...]
+    next_cursor: str | None
+
+
+class ArtifactInfo(Record):
+    """A file that belongs to a study or a trial.
+
+    Attributes:
+        artifact_id: Its number.
+        study_id: The study.
+        trial_id: The trial; null for a file of the whole study.
+        kind: "trace", "timeline", "log", …
+        digest: SHA-256 of its content, in hexadecimal digits.
+        size_bytes: As it is kept.
+        created_at: When it was recorded (ISO 8601, UTC).
+    """
+
+    artifact_id: int
+    study_id: str
+    trial_id: str | None
+    kind: str
+    digest: str
+    size_bytes: int
+    created_at: str
+
+
+class ArtifactPage(Record):
+    """Files, in the order in which they were recorded.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[ArtifactInfo, ...]
+    next_cursor: str | None
+
+
+class EventPage(Record):
+    """What happened, in order.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[Event, ...]
+    next_cursor: str | None
+
+
+class ExportFormat(Record):
+    """A format in which a recommendation can be had.
+
+    Attributes:
+        name: For `exports/{name}`.
+        summary: What it is.
+        version: The library, and the version of it, that the text is for.
+        usage: How to use the file.
+        file_name: A usual name for it.
+        media_type: Of the text.
+        not_expressible: What of this recommendation the format cannot express, one sentence each.
+    """
+
+    name: str
+    summary: str
+    version: str
+    usage: str
+    file_name: str
+    media_type: str
+    not_expressible: tuple[str, ...]
+
+
+class ExportList(Record):
+    """The formats in which a study's recommendation can be had.
+
+    Attributes:
+        items: All of them.
+    """
+
+    items: tuple[ExportFormat, ...]
+
+
+class WorkloadInfo(Record):
+    """A workload as it was given.
+
+    Attributes:
+        workload_id: Sortable by time.
+        owner_id: Its user.
+        kind: "file", "archive", "zoo" or "module".
+        name: Given by its owner, or that of the uploaded file.
+        entry: The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload".
+        digest: SHA-256 of what was uploaded, in hexadecimal digits; null where nothing was.
+        size_bytes: Of what was uploaded.
+        created_at: When it was given (ISO 8601, UTC).
+    """
+
+    workload_id: str
+    owner_id: str
+    kind: str
+    name: str
+    entry: str
+    digest: str | None
+    size_bytes: int
+    created_at: str
+
+
+class WorkloadPage(Record):
+    """Workloads, the newest first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[WorkloadInfo, ...]
+    next_cursor: str | None
+
+
+class WorkerSlot(Record):
+    """A core or a device that a worker may use.
+
+    Attributes:
+        kind: "core" or "cuda".
+        number: On its host.
+    """
+
+    kind: str
+    number: int
+
+
+class WorkerSummary(Record):
+    """A process that runs studies.
+
+    Attributes:
+        worker_id: Sortable by time.
+        name: Given by who started it, or made up.
+        host_id: Of its machine, hashed: workers on one host share its devices.
+        state: "idle", "busy", "draining" or "gone".
+        hardware_fingerprint: Of its hardware profile.
+        hardware_label: The hardware, for people.
+        device_kind: "cpu" or "cuda".
+        slots: Cores and devices that it may use.
+        isolation: How it shuts in the code of trials.
+        version: Of Steptune.
+        started_at: When it began (ISO 8601, UTC).
+        heartbeat_at: When it was last heard of.
+        study_id: What it runs; null where that is nothing, or not yours to see.
+    """
+
+    worker_id: str
+    name: str
+    host_id: str
+    state: str
+    hardware_fingerprint: str | None
+    hardware_label: str
+    device_kind: str
+    slots: tuple[WorkerSlot, ...]
+    isolation: str
+    version: str
+    started_at: str
+    heartbeat_at: str
+    study_id: str | None
+
+
+class WorkerPage(Record):
+    """Workers, the newest first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[WorkerSummary, ...]
+    next_cursor: str | None
+
+
+class HardwareSummary(Record):
+    """A hardware profile: what figures depend on.
+
+    Attributes:
+        fingerprint: Its identity.
+        device_kind: "cpu" or "cuda".
+        label: For people.
+        profile: All of it.
+    """
+
+    fingerprint: str
+    device_kind: str
+    label: str
+    profile: HardwareProfile
+
+
+class HardwarePage(Record):
+    """Hardware profiles, ordered by fingerprint.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[HardwareSummary, ...]
+    next_cursor: str | None
+
+
+class Caller(Record):
+    """Who the caller is.
+
+    Attributes:
+        user_id: The user.
+        name: The user's name.
+        scopes: What this token or session may do.
+        token_id: The token that was sent; null for a login that is not by token.
+        method: How the caller showed who they are: "token", "session" or "open".
+        expires_at: When the token or session ends; null for never.
+    """
+
+    user_id: str
+    name: str
+    scopes: tuple[str, ...]
+    token_id: str | None
+    method: str
+    expires_at: str | None

@@ -1,0 +1,88 @@
+"""Answers that are kept for requests that may be sent again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, delete, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from service.connections import writing
+from service.models import IdempotencyKeyRow
+
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A request that had the key before.
+
+    Attributes:
+        status: None while it is at work.
+    """
+
+    request_sha256: str
+    status: int | None
+    headers: str | None
+    body: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A request that has the key now.
+
+    Attributes:
+        new_id: For what it makes.
+    """
+
+    request_sha256: str
+    new_id: str
+
+
+def take(
+    engine: Engine,
+    user_id: str,
+    key: str,
+    mine: Taken,
+    now: datetime,
+    *,
+    forget_before: datetime,
+    stale_before: datetime,
+) -> Taken | Earlier:
+    """Takes a key, or says who has it.
+
+    Args:
+        forget_before: Keys of this age are free again.
+        stale_before: A request of this age without an answer died with its process; who sends it again takes over.
+    """
+    with writing(engine) as session:
+        session.execute(delete(IdempotencyKeyRow).where(IdempotencyKeyRow.created_at < forget_before))
+        insert = _INSERTS[engine.dialect.name](IdempotencyKeyRow).values(
+            user_id=user_id, key=key, request_sha256=mine.request_sha256, headers=mine.new_id, created_at=now
+        )
+        row = None
+        while row is None:  # on PostgreSQL who had the key may give it back at this moment
+            taken = session.execute(insert.on_conflict_do_nothing().returning(IdempotencyKeyRow.key)).one_or_none()
+            if taken is not None:
+                return mine
+            row = session.get(IdempotencyKeyRow, (user_id, key), with_for_update=True)
+        if row.status is None and row.created_at < stale_before and row.request_sha256 == mine.request_sha256:
+            row.created_at = now
+            return Taken(request_sha256=row.request_sha256, new_id=row.headers or mine.new_id)
+        return Earlier(request_sha256=row.request_sha256, status=row.status, headers=row.headers, body=row.body)
+
+
+def keep(engine: Engine, user_id: str, key: str, status: int, headers: str, body: bytes) -> None:
+    """Keeps the answer of a request that has the key."""
+    mine = (IdempotencyKeyRow.user_id == user_id, IdempotencyKeyRow.key == key)
+    with writing(engine) as session:
+        session.execute(update(IdempotencyKeyRow).where(*mine).values(status=status, headers=headers, body=body))
+
+
+def give_back(engine: Engine, user_id: str, key: str) -> None:
+    """Frees the key of a request that was refused: it may be sent again."""
+    mine = (IdempotencyKeyRow.user_id == user_id, IdempotencyKeyRow.key == key, IdempotencyKeyRow.status.is_(None))
+    with writing(engine) as session:
+        session.execute(delete(IdempotencyKeyRow).where(*mine))

@@ -1,0 +1,50 @@
+"""Stored records on their way into messages: as JSON, without being turned into objects and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+_parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def stored(text: str) -> Any:
+    """A stored record. What is not a finite number becomes null, as JSON has none."""
+    if "NaN" not in text and "Infinity" not in text:
+        return msgspec.Raw(text.encode())
+    return msgspec.Raw(msgspec.json.encode(json.loads(text)))
+
+
+def stored_list(texts: Iterable[str]) -> Any:
+    """Stored records as a list."""
+    return msgspec.Raw(b"[" + b",".join(bytes(stored(text)) for text in texts) + b"]")
+
+
+def parts_of(text: str) -> dict[str, Any]:
+    """The fields of a stored record by name, as JSON: they go into a message as they are."""
+    return _parts.decode(stored(text))
+
+
+def value_of(part: Any) -> Any:
+    """One of those fields as a value; None where it is not there."""
+    return None if part is None else msgspec.json.decode(part)
+
+
+def iso(time: datetime | str) -> str:
+    """In UTC. Text without a zone is in UTC already."""
+    if isinstance(time, str):
+        if len(time) == 32 and time.endswith("+00:00"):  # as PostgreSQL writes it
+            return time
+        if len(time) == 26 and time[10] == " ":  # as SQLite has it
+            return f"{time[:10]}T{time[11:]}+00:00"
+        time = datetime.fromisoformat(time)
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
+    return time.astimezone(UTC).isoformat()
+
+
+def iso_or_none(time: datetime | None) -> str | None:
+    return None if time is None else iso(time)

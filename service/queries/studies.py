@@ -1,0 +1,233 @@
+"""Studies as the interface shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Engine, Integer, Select, bindparam, func, select, update
+
+from service.connections import querying, reading, writing
+from service.messages import StudyDetail, StudyQueueState, StudySummary
+from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
+from service.queries.packed import packed_rows
+from service.queries.stored import iso, iso_or_none, parts_of
+from tuner.errors import VersionConflict
+from tuner.records import StudyState, Verdict
+from tuner.store_rules import unknown_study
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFilter:
+    """Which studies are listed; None is any.
+
+    Attributes:
+        workload: The reference as it was given.
+    """
+
+    owner_id: str | None = None
+    state: str | None = None
+    workload_id: str | None = None
+    workload: str | None = None
+    hardware: str | None = None
+
+
+class Owner(NamedTuple):
+    """Whose something is; None for the command line's."""
+
+    exists: bool
+    owner_id: str | None
+
+
+def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
+    """The newest first, those with ids below `before`; one more than `limit` where there are more."""
+    given = {name: value for name, value in dataclasses.asdict(wanted).items() if value is not None}
+    if before is not None:
+        given["before"] = before
+    with querying(engine) as connection:
+        rows = packed_rows(connection, _listing(frozenset(given)), {**given, "limit": limit + 1})
+    return [_summary(*row) for row in rows]
+
+
+def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
+    """A study, if it exists. Whose it is, is for the caller to check."""
+    with querying(engine) as connection:
+        row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
+        if row is None:
+            return None
+        num_trials = {found[0]: found[1] for found in connection.execute(_COUNTS, {"study_id": study_id})}
+        return _detail(row, num_trials)
+
+
+def study_owner(engine: Engine, study_id: str) -> Owner:
+    """Whether there is such a study, and whose it is."""
+    with querying(engine) as connection:
+        row = connection.execute(_OWNER, {"study_id": study_id}).one_or_none()
+        return Owner(exists=row is not None, owner_id=None if row is None else row[0])
+
+
+def owners_of(engine: Engine, study_ids: Sequence[str]) -> dict[str, str | None]:
+    """Whose these studies are."""
+    query = select(StudyRow.study_id, StudyRow.owner_id).where(StudyRow.study_id.in_(study_ids))
+    with reading(engine) as session:
+        return {row[0]: row[1] for row in session.execute(query)}
+
+
+def version_of_study(engine: Engine, study_id: str) -> int | None:
+    """The version of its queue entry; None without one."""
+    with reading(engine) as session:
+        return session.scalar(select(QueueEntryRow.version).where(QueueEntryRow.study_id == study_id))
+
+
+def change_study(
+    engine: Engine, study_id: str, version: int | None, *, title: str | None, priority: int | None
+) -> None:
+    """Changes what is not None.
+
+    Args:
+        version: At which the study must be; None for any.
+
+    Raises:
+        StudyNotFound: It was not submitted to the service.
+        VersionConflict: It is at another version.
+    """
+    entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id)
+    if version is not None:
+        entry = entry.where(QueueEntryRow.version == version)
+    changes = {} if priority is None else {"priority": priority}
+    with writing(engine) as session:
+        changed = entry.values(version=QueueEntryRow.version + 1, **changes).returning(QueueEntryRow.study_id)
+        if not session.scalars(changed).all():
+            if version is None:
+                raise unknown_study(study_id)
+            raise VersionConflict(f"study {study_id} is at version {version} no more: read it again")
+        if title is not None:
+            session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
+
+
+# Making a statement takes longer than running it, so those of reads are made once.
+_SUMMARIES = (
+    select(
+        StudyRow.study_id,
+        StudyRow.title,
+        StudyRow.workload,
+        StudyRow.owner_id,
+        StudyRow.state,
+        StudyRow.created_at,
+        StudyRow.hardware_fingerprint,
+        QueueEntryRow.source_id,
+        QueueEntryRow.priority,
+        QueueEntryRow.worker_id,
+        RecommendationRow.verdict,
+        RecommendationRow.gain,
+    )
+    .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+    .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
+)
+NUM_SUMMARY_COLUMNS = len(_SUMMARIES.selected_columns)
+_QUEUE_STATE = (
+    QueueEntryRow.version,
+    QueueEntryRow.required_device_kind,
+    QueueEntryRow.required_hardware,
+    QueueEntryRow.num_devices,
+    QueueEntryRow.requested,
+    QueueEntryRow.num_claims,
+    QueueEntryRow.num_lost,
+    QueueEntryRow.device_seconds,
+    QueueEntryRow.queued_at,
+    QueueEntryRow.claimed_at,
+    QueueEntryRow.ended_at,
+)
+_STUDY = _SUMMARIES.add_columns(StudyRow.record, *_QUEUE_STATE).where(StudyRow.study_id == bindparam("study_id"))
+_COUNTS = (
+    select(TrialRow.state, func.count()).where(TrialRow.study_id == bindparam("study_id")).group_by(TrialRow.state)
+)
+_OWNER = select(StudyRow.owner_id).where(StudyRow.study_id == bindparam("study_id"))
+
+
+_FILTERS = {
+    "owner_id": StudyRow.owner_id,
+    "state": StudyRow.state,
+    "workload_id": QueueEntryRow.source_id,
+    "workload": StudyRow.workload,
+    "hardware": StudyRow.hardware_fingerprint,
+}
+
+
+@functools.cache
+def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
+    """The statement of a list with these filters, and with `before` or without."""
+    # The same ids, from the table whose index has the filter before them.
+    study_id = QueueEntryRow.study_id if "workload_id" in given else StudyRow.study_id
+    query = _SUMMARIES.where(*(column == bindparam(name) for name, column in _FILTERS.items() if name in given))
+    if "before" in given:
+        query = query.where(study_id < bindparam("before"))
+    return query.order_by(study_id.desc()).limit(bindparam("limit", type_=Integer))
+
+
+def _summary(
+    study_id: str,
+    title: str,
+    workload: str,
+    owner_id: str | None,
+    state: str,
+    created_at: datetime | str,
+    hardware: str | None,
+    source_id: str | None,
+    priority: int | None,
+    worker_id: str | None,
+    verdict: str | None,
+    gain: float | None,
+) -> StudySummary:
+    """Of the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the query."""
+    return StudySummary(
+        study_id=study_id,
+        title=title,
+        workload=workload,
+        workload_id=source_id,
+        owner_id=owner_id,
+        state=StudyState(state),
+        created_at=iso(created_at),
+        hardware_fingerprint=hardware,
+        priority=priority or 0,
+        worker_id=worker_id,
+        verdict=None if verdict is None else Verdict(verdict),
+        gain=gain,
+    )
+
+
+def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
+    record = parts_of(row.record)
+    return StudyDetail(
+        **msgspec.structs.asdict(_summary(*row[:NUM_SUMMARY_COLUMNS])),
+        message=record.get("message", ""),
+        settings=record["settings"],
+        facts=record.get("facts"),
+        environment=record.get("environment"),
+        num_trials=num_trials,
+        queue=None if row.version is None else _queue_state(row),
+        source_digest=record.get("source_digest", ""),
+        steptune_version=record.get("steptune_version", ""),
+    )
+
+
+def _queue_state(entry: Any) -> StudyQueueState:
+    return StudyQueueState(
+        version=entry.version,
+        required_device_kind=entry.required_device_kind,
+        required_hardware=entry.required_hardware,
+        num_devices=entry.num_devices,
+        waits_for="",
+        requested=entry.requested,
+        num_claims=entry.num_claims,
+        num_lost=entry.num_lost,
+        device_seconds=entry.device_seconds,
+        queued_at=iso(entry.queued_at),
+        claimed_at=iso_or_none(entry.claimed_at),
+        ended_at=iso_or_none(entry.ended_at),
+    )

@@ -1,0 +1,178 @@
+"""Trials and what was measured in them, as the interface shows them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sqlalchemy import Engine, Float, Integer, Select, bindparam, cast, func, select
+
+from service.connections import querying
+from service.messages import TrialAttempt, TrialDetail, TrialSummary
+from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
+from service.queries.packed import packed_rows
+from service.queries.stored import iso, iso_or_none, parts_of, value_of
+from service.queries.studies import Owner
+from tuner.records import TrialState
+
+_COLUMNS = (
+    TrialRow.trial_id,
+    TrialRow.study_id,
+    TrialRow.sequence,
+    TrialRow.candidate_key,
+    TrialRow.purpose,
+    TrialRow.trial_group,
+    TrialRow.replicate,
+    TrialRow.state,
+    TrialRow.failure_kind,
+    TrialRow.record,
+)
+
+
+def list_trials(
+    engine: Engine, study_id: str, *, state: str | None, limit: int, after: int | None
+) -> list[TrialSummary]:
+    """In the order in which they began, from the sequence above `after`; one more than `limit` where there are more."""
+    given = {"study_id": study_id, "state": state, "after": after, "limit": limit + 1}
+    given = {name: value for name, value in given.items() if value is not None}
+    with querying(engine) as connection:
+        rows = packed_rows(connection, _listing(frozenset(given)), given)
+    return [TrialSummary(**_summary(*row)) for row in rows]
+
+
+def trial_owner(engine: Engine, trial_id: str) -> Owner:
+    """Whether there is such a trial, and whose study it belongs to."""
+    with querying(engine) as connection:
+        row = connection.execute(_OWNER, {"trial_id": trial_id}).one_or_none()
+        return Owner(exists=row is not None, owner_id=None if row is None else row[0])
+
+
+def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:
+    """A trial with what came of it, without the lists that have their own place."""
+    with querying(engine) as connection:
+        row = connection.execute(_TRIAL, {"trial_id": trial_id}).one_or_none()
+        if row is None:
+            return None
+        attempts = [_attempt(found) for found in connection.execute(_ATTEMPTS, {"trial_id": trial_id})]
+        return _detail(row, attempts)
+
+
+# Making a statement takes longer than running it, so those of reads are made once.
+_OWNER = (
+    select(StudyRow.owner_id)
+    .join(TrialRow, TrialRow.study_id == StudyRow.study_id)
+    .where(TrialRow.trial_id == bindparam("trial_id"))
+)
+_ATTEMPTS = (
+    select(
+        TrialAttemptRow.number,
+        TrialAttemptRow.outcome,
+        TrialAttemptRow.worker_id,
+        TrialAttemptRow.started_at,
+        TrialAttemptRow.ended_at,
+    )
+    .where(TrialAttemptRow.trial_id == bindparam("trial_id"))
+    .order_by(TrialAttemptRow.number)
+)
+
+
+def _measured(trials: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+    """Trials, in the order in which they began, with sums over their clean windows after their columns."""
+    found = trials.cte("found")
+    sums = (
+        select(
+            WindowRow.trial_id,
+            func.count().label("num_windows"),
+            *(
+                cast(func.sum(column), Float).label(column.name)
+                for column in (WindowRow.num_steps, WindowRow.num_units, WindowRow.duration_ns)
+            ),
+        )
+        .where(WindowRow.trial_id.in_(select(found.c.trial_id)), WindowRow.void.is_(None))
+        .group_by(WindowRow.trial_id)
+        .subquery("sums")
+    )
+    return (
+        select(found, sums.c.num_windows, sums.c.num_steps, sums.c.num_units, sums.c.duration_ns)
+        .outerjoin(sums, sums.c.trial_id == found.c.trial_id)
+        .order_by(found.c.sequence)
+    )
+
+
+_TRIAL = _measured(select(TrialRow.result, *_COLUMNS).where(TrialRow.trial_id == bindparam("trial_id")))
+
+
+@functools.cache
+def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
+    """The statement of a list with a state and `after`, or without."""
+    query = select(*_COLUMNS).where(TrialRow.study_id == bindparam("study_id"))
+    if "state" in given:
+        query = query.where(TrialRow.state == bindparam("state"))
+    if "after" in given:
+        query = query.where(TrialRow.sequence > bindparam("after"))
+    return _measured(query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer)))
+
+
+def _summary(
+    trial_id: str,
+    study_id: str,
+    sequence: int,
+    candidate_key: str,
+    purpose: str,
+    group: str,
+    replicate: int,
+    state: str,
+    failure_kind: str | None,
+    stored_record: str,
+    num_windows: int | None,
+    num_steps: float | None,
+    num_units: float | None,
+    duration_ns: float | None,
+) -> dict[str, Any]:
+    """Of the columns of `_COLUMNS`, in their order, and the sums of `_measured`, which are None without windows."""
+    record = parts_of(stored_record)
+    return {
+        "trial_id": trial_id,
+        "study_id": study_id,
+        "sequence": sequence,
+        "candidate": record["candidate"],
+        "candidate_key": candidate_key,
+        "purpose": purpose,
+        "group": group,
+        "replicate": replicate,
+        "state": state,
+        "failure_kind": failure_kind,
+        "started_at": record["started_at"],
+        "step_time_ns": duration_ns / num_steps if duration_ns and num_steps else None,
+        "units_per_s": num_units * 1e9 / duration_ns if duration_ns and num_units is not None else None,
+        "num_windows": num_windows or 0,
+    }
+
+
+def _detail(row: Any, attempts: list[TrialAttempt]) -> TrialDetail:
+    stored_result, *columns = row
+    result = {} if stored_result is None else parts_of(stored_result)
+    return TrialDetail(
+        **_summary(*columns),
+        attempts=tuple(attempts),
+        failure=result.get("failure"),
+        guard_passed=(value_of(result.get("guard")) or {}).get("passed"),
+        startup=result.get("startup"),
+        memory=result.get("memory", ()),
+        effects=result.get("effects", ()),
+        contended=result.get("contended", False),
+        isolation=result.get("isolation"),
+        interpreter=result.get("interpreter"),
+        phases_ns=result.get("phases_ns", {}),
+        epoch_restart_ns=result.get("epoch_restart_ns"),
+    )
+
+
+def _attempt(row: Any) -> TrialAttempt:
+    return TrialAttempt(
+        number=row.number,
+        outcome=TrialState(row.outcome),
+        worker_id=row.worker_id,
+        started_at=iso(row.started_at),
+        ended_at=iso_or_none(row.ended_at),
+    )

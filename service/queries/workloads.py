@@ -1,0 +1,96 @@
+"""Workloads as they were given: uploads, zoo entries, modules on the workers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine, exists, select
+
+from service.access.quotas import check_artifact_bytes
+from service.connections import reading, writing
+from service.messages import WorkloadInfo
+from service.models import QueueEntryRow, WorkloadSourceRow
+from service.queries.stored import iso
+from tuner.errors import StateConflict
+
+
+def add_workload(
+    engine: Engine,
+    source_id: str,
+    owner_id: str,
+    *,
+    kind: str,
+    name: str,
+    entry: str,
+    digest: str | None = None,
+    size_bytes: int = 0,
+    max_bytes: int | None = None,
+) -> WorkloadInfo:
+    """A new workload.
+
+    Args:
+        max_bytes: That the owner may keep, where nothing else is set for them.
+
+    Raises:
+        QuotaExceeded: The owner keeps more than they may with it.
+    """
+    row = WorkloadSourceRow(
+        source_id=source_id,
+        owner_id=owner_id,
+        kind=kind,
+        name=name,
+        entry=entry,
+        digest=digest,
+        size_bytes=size_bytes,
+        created_at=datetime.now(UTC),
+    )
+    with writing(engine) as session:
+        session.add(row)
+        session.flush()
+        if digest is not None:
+            check_artifact_bytes(session, owner_id, max_bytes)
+        return _info(row)
+
+
+def list_workloads(engine: Engine, owner_id: str | None, *, limit: int, before: str | None) -> list[WorkloadInfo]:
+    """The newest first; one more than `limit` where there are more."""
+    query = select(WorkloadSourceRow).order_by(WorkloadSourceRow.source_id.desc()).limit(limit + 1)
+    if owner_id is not None:
+        query = query.where(WorkloadSourceRow.owner_id == owner_id)
+    if before is not None:
+        query = query.where(WorkloadSourceRow.source_id < before)
+    with reading(engine) as session:
+        return [_info(row) for row in session.scalars(query)]
+
+
+def find_workload(engine: Engine, source_id: str) -> WorkloadInfo | None:
+    with reading(engine) as session:
+        row = session.get(WorkloadSourceRow, source_id)
+        return None if row is None else _info(row)
+
+
+def delete_workload(engine: Engine, source_id: str) -> None:
+    """Forgets a workload; garbage collection removes what was uploaded.
+
+    Raises:
+        StateConflict: Studies refer to it.
+    """
+    with writing(engine) as session:
+        row = session.get(WorkloadSourceRow, source_id, with_for_update=True)  # no study refers to it from now on
+        if session.scalar(select(exists().where(QueueEntryRow.source_id == source_id))):
+            raise StateConflict(f"studies refer to workload {source_id}: delete them first")
+        if row is not None:
+            session.delete(row)
+
+
+def _info(row: WorkloadSourceRow) -> WorkloadInfo:
+    return WorkloadInfo(
+        workload_id=row.source_id,
+        owner_id=row.owner_id,
+        kind=row.kind,
+        name=row.name,
+        entry=row.entry,
+        digest=row.digest,
+        size_bytes=row.size_bytes,
+        created_at=iso(row.created_at),
+    )

@@ -1,0 +1,129 @@
+"""Which study a free worker gets.
+
+Users take turns. Among those who may start a study now (quotas), in this order:
+
+1. the priority that an administrator gave the user, higher first: whoever wants to have more says so to them;
+2. fewer studies running;
+3. less device time in the last 30 days;
+
+and of the one user's studies
+
+4. those that have begun before those that have not: half a study is of use to nobody;
+5. the priority that the user gave the study, higher first. It orders a user's own studies and never another's, or
+   everybody would give their own the highest;
+6. the oldest.
+
+A study is for one hardware profile, because figures of different machines are not compared. One that has begun goes
+on with a worker of its own profile; with one of another only where its user named a part of a label ("H100") that
+both have, which says that such machines may stand for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, select
+from sqlalchemy.orm import Session
+
+from service.models import QueueEntryRow, ResourceSlotRow, StudyRow
+from service.places import CORE, CUDA, Slot
+from service.queue.records import Quotas, WorkerOffer
+from service.queue.usage import Usage, limits_by_owner, usage_by_owner
+from tuner.records import StudyState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """The first study of one user that a worker could run."""
+
+    study_id: str
+    owner_id: str | None
+    priority: int
+    queued_at: datetime
+
+
+def candidates(session: Session, offer: WorkerOffer, now: datetime, quotas: Quotas) -> Iterator[Candidate]:
+    """One study for each user who may start one, the user whose turn it is first."""
+    first = _first_of_each_owner(session, offer, num_free_devices(session, offer, now), now)
+    usage = usage_by_owner(session, now) if first else {}
+    limits = limits_by_owner(session, {found.owner_id: None for found in first}, quotas)
+
+    def turn(found: Candidate) -> tuple[float, ...]:
+        used = usage.get(found.owner_id, Usage())
+        queued_at = found.queued_at.timestamp()
+        return (-limits[found.owner_id].priority, used.running, used.device_seconds, -found.priority, queued_at)
+
+    for found in sorted(first, key=turn):
+        if not limits[found.owner_id].exceeded_by(usage.get(found.owner_id, Usage())):
+            yield found
+
+
+def claimable(now: datetime) -> ColumnElement[bool]:
+    """Waits, or is held by nobody any more. A running study without a lease is the command line's."""
+    lost = and_(StudyRow.state == StudyState.RUNNING.value, QueueEntryRow.lease_until <= now)
+    return or_(StudyRow.state == StudyState.QUEUED.value, lost)
+
+
+def is_named(required: str | None, fingerprint: str | None, label: str) -> bool:
+    """Whether hardware is what a study requires: this fingerprint, or a part of this label."""
+    return required is not None and (required == fingerprint or required.lower() in label.lower())
+
+
+def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnElement[bool]:
+    """Whether a study of so many devices, or fewer, may run on a worker's hardware."""
+    wanted = QueueEntryRow.required_hardware
+    all_wanted = session.scalars(select(wanted).where(wanted.is_not(None)).distinct()).all()
+    shapes: list[ColumnElement[bool]] = [false()]
+    for number in range(1, num_devices + 1):
+        profile = offer.profile_for(number)
+        named = wanted.in_([text for text in all_wanted if is_named(text, profile.fingerprint, profile.label)])
+        begun = StudyRow.hardware_fingerprint
+        goes_on_here = or_(begun.is_(None), begun == profile.fingerprint, named)
+        shapes.append(and_(QueueEntryRow.num_devices == number, or_(wanted.is_(None), named), goes_on_here))
+    kind = QueueEntryRow.required_device_kind
+    return and_(or_(kind.is_(None), kind == offer.profile.device_kind), or_(*shapes))
+
+
+def num_free_devices(session: Session, offer: WorkerOffer, now: datetime) -> int:
+    """How many of its devices a worker could claim now; 0 where any of its cores is taken."""
+    taken = taken_slots(session, offer.host_id, now)
+    if any(Slot(kind=CORE, number=core) in taken for core in offer.cores):
+        return 0
+    if offer.profile.device_kind != CUDA:
+        return 1
+    free = 0
+    while free < len(offer.gpus) and Slot(kind=CUDA, number=offer.gpus[free]) not in taken:
+        free += 1
+    return free
+
+
+def taken_slots(session: Session, host_id: str, now: datetime) -> set[Slot]:
+    """Slots of a host that a live claim has; those of dead claims are free."""
+    alive = exists().where(
+        QueueEntryRow.study_id == ResourceSlotRow.study_id,
+        QueueEntryRow.fence == ResourceSlotRow.fence,
+        QueueEntryRow.lease_until > now,
+    )
+    taken = select(ResourceSlotRow.kind, ResourceSlotRow.number).where(ResourceSlotRow.host_id == host_id, alive)
+    return {Slot(kind=kind, number=number) for kind, number in session.execute(taken)}
+
+
+def _first_of_each_owner(session: Session, offer: WorkerOffer, num_devices: int, now: datetime) -> list[Candidate]:
+    if num_devices == 0:
+        return []
+    begun_first = case((QueueEntryRow.num_claims > 0, 0), else_=1)
+    order = (begun_first, QueueEntryRow.priority.desc(), QueueEntryRow.queued_at, QueueEntryRow.study_id)
+    place = func.row_number().over(partition_by=StudyRow.owner_id, order_by=order).label("place")
+    ranked = (
+        select(StudyRow.study_id, StudyRow.owner_id, QueueEntryRow.priority, QueueEntryRow.queued_at, place)
+        .join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+        .where(claimable(now), _fits(session, offer, num_devices))
+        .subquery()
+    )
+    first = select(ranked).where(ranked.c.place == 1)
+    return [
+        Candidate(study_id=row.study_id, owner_id=row.owner_id, priority=row.priority, queued_at=row.queued_at)
+        for row in session.execute(first)
+    ]

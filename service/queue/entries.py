@@ -1,0 +1,142 @@
+"""Studies and their queue entries as rows: finding and locking them, ending claims, and what a reader sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import Select, select, update
+from sqlalchemy.orm import Session
+
+from service.fencing import database_now
+from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
+from service.queue.records import BEGUN, QueueEntry, Source
+from service.queue.waiting import Entry
+from service.store import lose_trials, write_event, write_state
+from tuner import store_rules
+from tuner.errors import StateConflict, VersionConflict, WorkloadNotFound
+from tuner.records import Study, StudyState
+from tuner.store_rules import decode
+
+
+def select_entries(study_ids: Sequence[str] | None = None) -> Select[StudyRow, QueueEntryRow]:
+    query = select(StudyRow, QueueEntryRow).join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+    return query if study_ids is None else query.where(StudyRow.study_id.in_(study_ids))
+
+
+def locked(session: Session, study_id: str, version: int | None = None) -> Entry:
+    """A study and its entry, locked in this order: entry, study.
+
+    Args:
+        version: At which the entry must be; None for any.
+
+    Raises:
+        StudyNotFound: It was not submitted to the service.
+        VersionConflict: It is at another version.
+    """
+    entry = session.get(QueueEntryRow, study_id, with_for_update=True)
+    study = None if entry is None else session.get(StudyRow, study_id, with_for_update=True)
+    if entry is None or study is None:
+        raise store_rules.unknown_study(study_id)
+    if version is not None and entry.version != version:
+        raise VersionConflict(f"study {study_id} is at version {entry.version} now, not {version}: read it again")
+    return study, entry
+
+
+def source_of(session: Session, entry: QueueEntryRow) -> Source | None:
+    row = None if entry.source_id is None else session.get(WorkloadSourceRow, entry.source_id)
+    return None if row is None else Source(kind=row.kind, entry=row.entry, digest=row.digest)
+
+
+def keep_source(session: Session, source_id: str | None) -> None:
+    """Lets nobody delete what was uploaded until the transaction ends.
+
+    Raises:
+        WorkloadNotFound: It is deleted already.
+    """
+    with_lock = {"read": True, "key_share": True}
+    if source_id is not None and session.get(WorkloadSourceRow, source_id, with_for_update=with_lock) is None:
+        raise WorkloadNotFound(f"there is no workload {source_id!r}: it was deleted; upload it again")
+
+
+def is_held(entry: QueueEntryRow, now: datetime) -> bool:
+    return entry.lease_until is not None and entry.lease_until > now
+
+
+def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
+    """A study that was stopped in the service, and went on with `steptune resume`."""
+    return study.state == StudyState.RUNNING.value and entry.lease_until is None
+
+
+def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
+    """Refuses to stop or to forget what a command is running.
+
+    Raises:
+        StateConflict: One is.
+    """
+    if is_of_command_line(study, entry):
+        raise StateConflict(f"study {study.study_id} is run by a command: end that with Ctrl-C")
+
+
+def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
+    """What becomes of a study that a worker gives back in a state: one that has not ended is stopped as its user asked,
+    or waits again where a pause was taken back.
+    """
+    if state not in (StudyState.QUEUED, StudyState.PAUSED):
+        return state
+    return {"cancel": StudyState.CANCELLED, "pause": StudyState.PAUSED}.get(entry.requested, StudyState.QUEUED)
+
+
+def account(entry: QueueEntryRow, now: datetime) -> None:
+    """Counts the time of a claim that is over, up to the end of its lease."""
+    if entry.claimed_at is not None and entry.lease_until is not None:
+        held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
+        entry.device_seconds += entry.num_devices * max(0.0, held)
+
+
+def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
+    """Nobody holds the study from now on, and none of its trials runs; whoever still thinks so has an old number."""
+    now = database_now(session)
+    account(entry, now)
+    entry.fence += 1
+    entry.lease_until = entry.worker_id = None
+    entry.requested = ""
+    entry.version += 1
+    entry.ended_at = None if state in (*BEGUN, StudyState.PAUSED) else entry.ended_at or now
+    freed = update(ResourceSlotRow).where(ResourceSlotRow.study_id == study.study_id)
+    session.execute(freed.values(study_id=None))
+    lose_trials(session, study.study_id)
+    set_state(session, study, state, message)
+
+
+def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
+    if write_state(session, study, state, message):
+        write_event(session, study.study_id, "state", {"state": state.value, "message": message})
+
+
+def entry_of(study: StudyRow, entry: QueueEntryRow, waits: str) -> QueueEntry:
+    return QueueEntry(
+        study_id=study.study_id,
+        owner_id=study.owner_id,
+        title=study.title,
+        state=StudyState(study.state),
+        message=decode(study.record, Study).message,
+        source_id=entry.source_id,
+        version=entry.version,
+        priority=entry.priority,
+        required_device_kind=entry.required_device_kind,
+        required_hardware=entry.required_hardware,
+        num_devices=entry.num_devices,
+        place=entry.place,
+        waits_for=waits,
+        requested=entry.requested,
+        worker_id=entry.worker_id,
+        fence=entry.fence,
+        lease_until=entry.lease_until,
+        num_claims=entry.num_claims,
+        num_lost=entry.num_lost,
+        device_seconds=entry.device_seconds,
+        queued_at=entry.queued_at,
+        claimed_at=entry.claimed_at,
+        ended_at=entry.ended_at,
+    )

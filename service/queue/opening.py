@@ -1,0 +1,17 @@
+"""The queue with the limits that the settings give."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from service.queue.records import Quotas
+from service.queue.repository import StudyQueue
+from service.settings import Settings
+
+
+def open_queue(engine: Engine, settings: Settings) -> StudyQueue:
+    """The queue on a database whose schema was checked."""
+    quotas = Quotas(
+        max_running=settings.max_running, max_queued=settings.max_queued, max_device_hours=settings.max_device_hours
+    )
+    return StudyQueue(engine, quotas=quotas, lease_s=settings.lease_s, max_losses=settings.max_losses)

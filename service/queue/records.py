@@ -1,0 +1,142 @@
+"""What the queue says about studies and workers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from service.fencing import Lease
+from service.places import CORE, CUDA, Slot
+from tuner.records import HardwareProfile, Record, Study, StudyState
+
+BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
+"""States in which the queue has a study in hand."""
+
+
+class Quotas(Record):
+    """What a user may use, where nothing else was set for them. None is no limit."""
+
+    max_running: int | None = None
+    max_queued: int | None = None
+    max_device_hours: float | None = None
+    """Over the last 30 days."""
+
+
+class QueueEntry(Record):
+    """A study in the service, as its owner sees it."""
+
+    study_id: str
+    owner_id: str | None
+    title: str
+    state: StudyState
+    message: str
+    source_id: str | None
+    version: int
+    """Grows with every change: the ETag."""
+    priority: int
+    required_device_kind: str | None
+    required_hardware: str | None
+    num_devices: int
+    place: str
+    """Host, hashed, and devices that the last claim took."""
+    waits_for: str
+    """Why nobody runs it, for a person; empty where somebody does, or nobody has to."""
+    requested: str
+    """What was asked of its worker: "", "cancel" or "pause"."""
+    worker_id: str | None
+    """Who holds it."""
+    fence: int
+    lease_until: datetime | None
+    num_claims: int
+    num_lost: int
+    """Workers that died with it since a trial was last completed."""
+    device_seconds: float
+    """Devices times the time that workers held it, up to the end of the last claim."""
+    queued_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime | None
+
+
+class WorkerInfo(Record):
+    """A worker, as the service knows it."""
+
+    worker_id: str
+    name: str
+    host_id: str
+    state: str
+    """"idle", "busy", "draining" or "gone"."""
+    hardware_fingerprint: str | None
+    hardware_label: str
+    device_kind: str
+    slots: tuple[Slot, ...]
+    isolation: str
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    study_id: str | None = None
+    """The study that it holds."""
+
+    @property
+    def num_devices(self) -> int:
+        """All cores of a worker are one device."""
+        return sum(slot.kind == CUDA for slot in self.slots) if self.device_kind == CUDA else 1
+
+
+class WorkerOffer(Record):
+    """What a worker says of itself when it arrives.
+
+    A study gets all of the worker's cores and the first of its GPUs, as many as it asked for.
+    """
+
+    worker_id: str
+    name: str
+    host_id: str
+    profile: HardwareProfile
+    """With all of its devices."""
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...] = ()
+    isolation: str = "none"
+    version: str = ""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.slots_for(len(self.gpus))
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.gpus) if self.profile.device_kind == CUDA else 1
+
+    def slots_for(self, num_devices: int) -> tuple[Slot, ...]:
+        """What a study of so many devices gets."""
+        gpus = self.gpus[:num_devices] if self.profile.device_kind == CUDA else ()
+        return (*(Slot(kind=CORE, number=n) for n in self.cores), *(Slot(kind=CUDA, number=n) for n in gpus))
+
+    def profile_for(self, num_devices: int) -> HardwareProfile:
+        """The hardware profile that a study of so many devices sees."""
+        if self.profile.device_kind != CUDA:
+            return self.profile
+        return replace(self.profile, devices=self.profile.devices[:num_devices])
+
+
+class Source(Record):
+    """What was uploaded."""
+
+    kind: str
+    """"file" or "archive"; "zoo" and "module" are on every worker."""
+    entry: str
+    digest: str | None
+
+
+class Claim(Record):
+    """A study that is this worker's until the lease ends."""
+
+    lease: Lease
+    study: Study
+    owner_id: str | None
+    source: Source | None
+    other_hardware: bool
+    """Whether it may go on with hardware on which it was not begun."""
+    slots: tuple[Slot, ...]
+    place: str
+    """Where it runs now."""

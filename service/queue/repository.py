@@ -1,0 +1,480 @@
+"""The queue of studies on a database. All queries of it are in this package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec.structs import replace
+from sqlalchemy import Engine, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from service import advisory_locks, rows
+from service.connections import reading, writing
+from service.fencing import Lease, database_now, hold
+from service.models import (
+    QueueEntryRow,
+    ResourceSlotRow,
+    StudyRow,
+    UserRow,
+    WorkerRow,
+)
+from service.places import CUDA, place_of
+from service.queue.claiming import Candidate, candidates, claimable
+from service.queue.entries import (
+    account,
+    check_not_of_command_line,
+    end_claim,
+    entry_of,
+    is_held,
+    is_of_command_line,
+    keep_source,
+    locked,
+    select_entries,
+    set_state,
+    source_of,
+    wished,
+)
+from service.queue.records import (
+    BEGUN,
+    Claim,
+    QueueEntry,
+    Quotas,
+    WorkerInfo,
+    WorkerOffer,
+)
+from service.queue.usage import keep_usage, limits_of
+from service.queue.waiting import is_waiting, waits_for
+from service.queue.workers import known_workers
+from service.store import insert_missing, write_event, write_study
+from tuner import store_rules
+from tuner.errors import ChoiceError, QuotaExceeded, StateConflict
+from tuner.records import Study, StudyState
+from tuner.store_rules import decode
+
+LEASE_S = 60.0
+"""A worker that was not heard of for so long is taken for dead."""
+MAX_LOSSES = 5
+"""Workers that may die with a study, one after the other without a trial completed, before it is given up."""
+FORGET_WORKERS = timedelta(days=1)
+
+
+class StudyQueue:
+    """Studies that wait for workers, and workers that wait for studies. Each method is one transaction.
+
+    Args:
+        engine: From `service.database.create_engine_for`, its schema checked.
+        quotas: Of users for whom nothing else was set.
+        lease_s: How long a claim lasts without a heartbeat.
+        max_losses: Deaths of workers in a row after which a study has failed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        quotas: Quotas = Quotas(),  # noqa: B008 - frozen
+        lease_s: float = LEASE_S,
+        max_losses: int = MAX_LOSSES,
+    ) -> None:
+        self._engine = engine
+        self._quotas = quotas
+        self._lease_s = lease_s
+        self._max_losses = max_losses
+
+    # --- what users do ---------------------------------------------------------------------------
+
+    def submit(
+        self,
+        study: Study,
+        *,
+        owner_id: str | None,
+        source_id: str | None = None,
+        title: str = "",
+        priority: int = 0,
+        required_device_kind: str | None = None,
+        required_hardware: str | None = None,
+        num_devices: int = 1,
+    ) -> QueueEntry:
+        """Records a new study, which waits for a worker from now on.
+
+        Args:
+            source_id: What was uploaded; None for a zoo entry or a module on the workers.
+            priority: Among the owner's own studies, higher first.
+            required_device_kind: "cpu" or "cuda"; by default the device of the study's settings.
+            required_hardware: A fingerprint of a hardware profile, or a part of its label.
+            num_devices: GPUs; on the CPU all cores of a worker are one device.
+
+        Raises:
+            QuotaExceeded: The owner has as many studies waiting as allowed.
+            ChoiceError: A requirement that no worker can ever meet.
+            WorkloadNotFound: What was uploaded is deleted.
+            StoreError: There is a study with this id.
+        """
+        kind = required_device_kind or study.settings.device
+        _check_requirements(kind, required_hardware, num_devices)
+        with writing(self._engine) as session:
+            if session.get(StudyRow, study.study_id) is not None:
+                raise store_rules.study_repeated(study.study_id)
+            self._check_queued(session, owner_id)
+            keep_source(session, source_id)
+            write_study(session, replace(study, state=StudyState.QUEUED, message=""))
+            owned = update(StudyRow).where(StudyRow.study_id == study.study_id)
+            session.execute(owned.values(owner_id=owner_id, title=title))
+            session.add(
+                QueueEntryRow(
+                    study_id=study.study_id,
+                    source_id=source_id,
+                    priority=priority,
+                    required_device_kind=kind,
+                    required_hardware=required_hardware,
+                    num_devices=num_devices,
+                    queued_at=database_now(session),
+                )
+            )
+            write_event(session, study.study_id, "state", {"state": StudyState.QUEUED.value, "message": ""})
+            return self._entry(session, study.study_id)
+
+    def entry(self, study_id: str) -> QueueEntry:
+        """How a study stands.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+        """
+        with reading(self._engine) as session:
+            return self._entry(session, study_id)
+
+    def entries(self, study_ids: Sequence[str]) -> list[QueueEntry]:
+        """How several studies stand, in this order; those that were not submitted to the service are left out."""
+        with reading(self._engine) as session:
+            return self._entries(session, study_ids)
+
+    def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
+        """Ends a study for good. One that is running stops soon, and recommends the best so far.
+
+        Args:
+            version: At which the study must be; None for any.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
+            StateConflict: It has ended already.
+        """
+        return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
+
+    def pause(self, study_id: str, version: int | None = None) -> QueueEntry:
+        """Stops a study until it is resumed. One that is running stops soon.
+
+        Args:
+            version: At which the study must be; None for any.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
+            StateConflict: It has ended, or is about to be cancelled.
+        """
+        return self._stop(study_id, "pause", StudyState.PAUSED, version)
+
+    def resume(self, study_id: str, version: int | None = None) -> QueueEntry:
+        """Lets a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
+
+        Args:
+            version: At which the study must be; None for any.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
+            StateConflict: It is not stopped, was cancelled, or is complete.
+            QuotaExceeded: The owner has as many studies waiting as allowed.
+        """
+        self.bury(study_id)
+        with writing(self._engine) as session:
+            study, entry = locked(session, study_id, version)
+            state = StudyState(study.state)
+            if entry.requested == "pause":
+                entry.requested = ""
+                entry.version += 1
+            elif state in (StudyState.PAUSED, StudyState.INTERRUPTED, StudyState.FAILED):
+                self._check_queued(session, study.owner_id)
+                entry.queued_at = database_now(session)
+                entry.num_lost = 0
+                end_claim(session, study, entry, StudyState.QUEUED)
+            elif state is not StudyState.QUEUED:
+                raise StateConflict(f"study {study_id} is {state.value}: only one that was stopped can be resumed")
+            session.flush()
+            return self._entry(session, study_id)
+
+    def delete(self, study_id: str, version: int | None = None) -> None:
+        """Forgets a study and everything measured in it; the device time that it took still counts.
+
+        Args:
+            version: At which the study must be; None for any.
+
+        Raises:
+            StudyNotFound: It was not submitted to the service.
+            VersionConflict: It is at another version.
+            StateConflict: A worker is running it, or a command.
+        """
+        with writing(self._engine) as session:
+            study, entry = locked(session, study_id, version)
+            now = database_now(session)
+            if is_held(entry, now):
+                raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
+            check_not_of_command_line(study, entry)
+            account(entry, now)
+            keep_usage(session, study, entry, now)
+            session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
+
+    def take_over(self, study_id: str) -> None:
+        """Makes a study the command line's, which runs it from now on; none of the service's workers will. One that was
+        never submitted is the command line's already.
+
+        Raises:
+            StateConflict: It is running in the service, or waits there for a worker.
+        """
+        self.bury(study_id)
+        with writing(self._engine) as session:
+            if session.get(QueueEntryRow, study_id) is None:
+                return
+            study, entry = locked(session, study_id)
+            in_hand = StudyState(study.state) in BEGUN and not is_of_command_line(study, entry)
+            if in_hand or is_held(entry, database_now(session)):
+                raise StateConflict(
+                    f"study {study_id} is {study.state} in the service, whose workers run it: pause it there first"
+                )
+            entry.version += 1
+            set_state(session, study, StudyState.RUNNING)
+
+    # --- what workers do -------------------------------------------------------------------------
+
+    def register(self, offer: WorkerOffer) -> None:
+        """A worker arrives, or says again what it has. Workers that have long been gone are forgotten."""
+        with writing(self._engine) as session:
+            now = database_now(session)
+            session.execute(delete(WorkerRow).where(WorkerRow.heartbeat_at < now - FORGET_WORKERS))
+            insert_missing(session, rows.hardware_row(offer.profile))
+            session.merge(
+                WorkerRow(
+                    worker_id=offer.worker_id,
+                    name=offer.name,
+                    host_id=offer.host_id,
+                    state="idle",
+                    hardware_fingerprint=offer.profile.fingerprint,
+                    device_kind=offer.profile.device_kind,
+                    devices=json.dumps([[slot.kind, slot.number] for slot in offer.slots]),
+                    isolation=offer.isolation,
+                    version=offer.version,
+                    started_at=now,
+                    heartbeat_at=now,
+                )
+            )
+            for slot in offer.slots:
+                insert_missing(session, ResourceSlotRow(host_id=offer.host_id, kind=slot.kind, number=slot.number))
+
+    def beat(self, worker_id: str, state: str) -> bool:
+        """A worker is alive. False where it was forgotten and has to register again."""
+        with writing(self._engine) as session:
+            worker = session.get(WorkerRow, worker_id, with_for_update=True)
+            if worker is not None:
+                worker.state = state
+                worker.heartbeat_at = database_now(session)
+            return worker is not None
+
+    def claim(self, offer: WorkerOffer) -> Claim | None:
+        """The next study for a registered worker, with its devices; None where none fits or is allowed now."""
+        with writing(self._engine) as session:
+            if session.get_bind().dialect.name == "postgresql":
+                session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
+            now = database_now(session)
+            self._bury(session, now, takes_over=True)
+            for candidate in candidates(session, offer, now, self._quotas):
+                claim = self._take(session, candidate, offer, now)
+                if claim is not None:
+                    return claim
+            return None
+
+    def bury(self, study_id: str | None = None) -> None:
+        """Ends the claims of workers that died, of one study or of all, without waiting for another worker: what was
+        asked of them is done, and what nobody asked anything of waits again.
+        """
+        with writing(self._engine) as session:
+            self._bury(session, database_now(session), study_id)
+
+    def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
+        """Extends a lease, and the life of its worker.
+
+        Args:
+            draining: The worker takes no further study.
+
+        Returns:
+            What the user asks of the study: "", "cancel" or "pause".
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        with writing(self._engine) as session:
+            now = database_now(session)
+            hold(session, lease, lease.study_id, lease_until=now + timedelta(seconds=self._lease_s), version=_SAME)
+            alive = update(WorkerRow).where(WorkerRow.worker_id == lease.worker_id)
+            session.execute(alive.values(heartbeat_at=now, state="draining" if draining else "busy"))
+            return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
+
+    def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:
+        """Ends a claim; the devices are free. What the user asks of a study that stops counts for more than the state
+        that a worker gives it: the worker may not have heard of it.
+
+        Args:
+            state: Of the study from now on: QUEUED where another worker shall go on with it.
+            lost: The study broke down by no fault of its own; too often in a row, and it has failed.
+
+        Raises:
+            LeaseLost: The lease was over before.
+        """
+        with writing(self._engine) as session:
+            hold(session, lease, lease.study_id)
+            study, entry = locked(session, lease.study_id)
+            state = wished(entry, state)
+            if lost:
+                entry.num_lost += 1
+                if state is StudyState.QUEUED and entry.num_lost >= self._max_losses:
+                    state, message = StudyState.FAILED, _given_up(entry.num_lost, message)
+            end_claim(session, study, entry, state, message)
+
+    def leave(self, worker_id: str) -> None:
+        """A worker goes."""
+        with writing(self._engine) as session:
+            session.execute(update(WorkerRow).where(WorkerRow.worker_id == worker_id).values(state="gone"))
+
+    def workers(self) -> list[WorkerInfo]:
+        """All that are known, the newest first."""
+        with reading(self._engine) as session:
+            return known_workers(session, database_now(session), self._lease_s)
+
+    # --- pieces ----------------------------------------------------------------------------------
+
+    def _stop(self, study_id: str, request: str, state: StudyState, version: int | None) -> QueueEntry:
+        self.bury(study_id)
+        with writing(self._engine) as session:
+            study, entry = locked(session, study_id, version)
+            found = StudyState(study.state)
+            if found in (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED) and found is not state:
+                raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")
+            if request == "pause" and entry.requested == "cancel":
+                raise StateConflict(f"study {study_id} is about to be cancelled: it cannot be paused")
+            if is_held(entry, database_now(session)):
+                if entry.requested != request:
+                    entry.requested = request
+                    entry.version += 1
+                    write_event(session, study_id, "requested", {"request": request})
+            elif found is not state:
+                check_not_of_command_line(study, entry)
+                end_claim(session, study, entry, state)
+            session.flush()
+            return self._entry(session, study_id)
+
+    def _bury(self, session: Session, now: datetime, study_id: str | None = None, *, takes_over: bool = False) -> None:
+        """Ends claims whose worker died.
+
+        Args:
+            study_id: Of one study only.
+            takes_over: Leaves those that another worker shall take over: the study had not ended, its user did not
+                want it to, and it does not kill workers.
+        """
+        lost = select_entries(None if study_id is None else [study_id]).where(QueueEntryRow.lease_until <= now)
+        if takes_over:
+            given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
+            lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
+        for study, entry in session.execute(lost.with_for_update(**_BOTH)).all():
+            entry.num_lost += 1
+            if study.state != StudyState.RUNNING.value:
+                end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
+            elif entry.requested or entry.num_lost < self._max_losses:
+                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
+            else:
+                end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
+
+    def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
+        """Makes a study the worker's, unless somebody is changing it at this moment."""
+        query = select_entries([candidate.study_id]).where(claimable(now))
+        found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
+        if found is None:
+            return None
+        study, entry = found
+        if study.state == StudyState.RUNNING.value:
+            account(entry, now)
+            entry.num_lost += 1
+        entry.worker_id = offer.worker_id
+        entry.fence += 1
+        entry.num_claims += 1
+        entry.claimed_at = now
+        entry.lease_until = now + timedelta(seconds=self._lease_s)
+        entry.version += 1
+        slots = offer.slots_for(entry.num_devices)
+        entry.place = place_of(offer.host_id, slots)
+        for slot in slots:
+            row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
+            row.study_id, row.fence = study.study_id, entry.fence
+        set_state(session, study, StudyState.RUNNING)
+        session.execute(update(WorkerRow).where(WorkerRow.worker_id == offer.worker_id).values(state="busy"))
+        return Claim(
+            lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
+            study=decode(study.record, Study),
+            owner_id=study.owner_id,
+            source=source_of(session, entry),
+            other_hardware=entry.required_hardware is not None,
+            slots=slots,
+            place=entry.place,
+        )
+
+    def _check_queued(self, session: Session, owner_id: str | None) -> None:
+        user = session.get(UserRow, owner_id, with_for_update=True) if owner_id is not None else None
+        limit = limits_of(user, self._quotas).max_queued
+        waiting = select(func.count()).where(StudyRow.owner_id == owner_id, StudyRow.state == StudyState.QUEUED.value)
+        num_waiting = session.scalar(waiting) or 0
+        if limit is not None and num_waiting >= limit:
+            raise QuotaExceeded(
+                f"{num_waiting} studies wait in the queue already, and the limit is {limit}: cancel one, or wait",
+                quota="max_queued",
+                value=num_waiting + 1,
+                limit=limit,
+            )
+
+    def _entry(self, session: Session, study_id: str) -> QueueEntry:
+        found = self._entries(session, [study_id])
+        if not found:
+            raise store_rules.unknown_study(study_id)
+        return found[0]
+
+    def _entries(self, session: Session, study_ids: Sequence[str]) -> list[QueueEntry]:
+        found = {study.study_id: (study, entry) for study, entry in session.execute(select_entries(study_ids))}
+        ordered = [found[study_id] for study_id in study_ids if study_id in found]
+        now = database_now(session)
+        waiting = any(is_waiting(*entry, now) for entry in ordered)
+        workers = known_workers(session, now, self._lease_s) if waiting else []
+        reasons = waits_for(session, ordered, workers, self._quotas, now)
+        return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
+
+
+_BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
+"""Only rows that are locked are looked at again where another transaction has changed them since."""
+_SAME = QueueEntryRow.version
+"""A heartbeat is no change that a reader sees."""
+
+
+def _given_up(num_lost: int, message: str) -> str:
+    because = f": {message}" if message else ""
+    return (
+        f"it was given up after {num_lost} workers in a row broke down with it before a trial was complete{because}. "
+        "Does the workload use more memory than the machine has? `resume` tries again"
+    )
+
+
+def _check_requirements(kind: str | None, hardware: str | None, num_devices: int) -> None:
+    if kind not in (None, "cpu", CUDA):
+        raise ChoiceError(f"a device of kind {kind!r} is required: a device is `cpu` or `cuda`")
+    if hardware is not None and not hardware.strip():
+        raise ChoiceError("the required hardware is empty: give a fingerprint, a part of a label, or nothing")
+    if num_devices < 1 or (kind == "cpu" and num_devices > 1):
+        raise ChoiceError(f"{num_devices} devices are required: at least one, and on the CPU, whose cores are one, one")

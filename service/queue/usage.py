@@ -1,0 +1,109 @@
+"""What users have and had of the devices: for quotas, and for taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from service.models import DeletedUsageRow, QueueEntryRow, StudyRow, UserRow
+from service.queue.records import Quotas
+
+RECENT = timedelta(days=30)
+
+
+@dataclass
+class Usage:
+    """Of one user."""
+
+    running: int = 0
+    device_seconds: float = 0.0
+    """Of studies that ended in the last 30 days, or have not ended; also of those that were deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of one user, own or as the settings say."""
+
+    priority: int = 0
+    max_running: int | None
+    max_queued: int | None
+    max_device_hours: float | None
+    disabled: bool = False
+
+    def exceeded_by(self, usage: Usage) -> str:
+        """Why none of the user's studies may start; empty where one may."""
+        if self.disabled:
+            return "its user is disabled"
+        if self.max_running is not None and usage.running >= self.max_running:
+            return f"its user to have fewer than {self.max_running} studies running"
+        if self.max_device_hours is not None and usage.device_seconds >= 3600 * self.max_device_hours:
+            return f"its user to have used less than {self.max_device_hours:g} device hours in {RECENT.days} days"
+        return ""
+
+
+def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
+    """Of everybody who used anything lately."""
+    found: dict[str | None, Usage] = {}
+    ended = (
+        select(StudyRow.owner_id, func.sum(QueueEntryRow.device_seconds))
+        .join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
+        .where(
+            QueueEntryRow.device_seconds > 0,
+            or_(QueueEntryRow.ended_at.is_(None), QueueEntryRow.ended_at > now - RECENT),
+        )
+        .group_by(StudyRow.owner_id)
+    )
+    deleted = (
+        select(DeletedUsageRow.owner_id, func.sum(DeletedUsageRow.device_seconds))
+        .where(DeletedUsageRow.ended_at > now - RECENT)
+        .group_by(DeletedUsageRow.owner_id)
+    )
+    for owner_id, seconds in [*session.execute(ended), *session.execute(deleted)]:
+        found.setdefault(owner_id, Usage()).device_seconds += seconds
+    held = (
+        select(StudyRow.owner_id, QueueEntryRow.num_devices, QueueEntryRow.claimed_at)
+        .join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
+        .where(QueueEntryRow.lease_until > now)
+    )
+    for owner_id, num_devices, claimed_at in session.execute(held):
+        usage = found.setdefault(owner_id, Usage())
+        usage.running += 1
+        usage.device_seconds += num_devices * max(0.0, (now - (claimed_at or now)).total_seconds())
+    return found
+
+
+def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
+    """Keeps what a study used that is about to be deleted, and forgets what is too old to count."""
+    session.execute(delete(DeletedUsageRow).where(DeletedUsageRow.ended_at <= now - RECENT))
+    if study.owner_id is not None and entry.device_seconds > 0:
+        session.add(
+            DeletedUsageRow(
+                owner_id=study.owner_id, device_seconds=entry.device_seconds, ended_at=entry.ended_at or now
+            )
+        )
+
+
+def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:
+    """A user's own limits, or those of the settings."""
+    if user is None:
+        return Limits(
+            max_running=quotas.max_running, max_queued=quotas.max_queued, max_device_hours=quotas.max_device_hours
+        )
+    return Limits(
+        priority=user.priority,
+        max_running=quotas.max_running if user.max_running is None else user.max_running,
+        max_queued=quotas.max_queued if user.max_queued is None else user.max_queued,
+        max_device_hours=quotas.max_device_hours if user.max_device_hours is None else user.max_device_hours,
+        disabled=user.disabled_at is not None,
+    )
+
+
+def limits_by_owner(session: Session, owners: Mapping[str | None, object], quotas: Quotas) -> dict[str | None, Limits]:
+    """Of these users; None owns what the command line began."""
+    known = select(UserRow).where(UserRow.user_id.in_([owner for owner in owners if owner is not None]))
+    users = {user.user_id: user for user in session.scalars(known)}
+    return {owner: limits_of(users.get(owner or ""), quotas) for owner in owners}

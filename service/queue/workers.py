@@ -1,0 +1,47 @@
+"""Workers as rows, and what a reader sees of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.models import HardwareProfileRow, QueueEntryRow, WorkerRow
+from service.places import Slot
+from service.queue.records import WorkerInfo
+
+
+def known_workers(session: Session, now: datetime, lease_s: float) -> list[WorkerInfo]:
+    """All, the newest first. One that was silent for as long as a lease lasts is gone."""
+    held = select(QueueEntryRow.worker_id, QueueEntryRow.study_id).where(QueueEntryRow.lease_until > now)
+    studies = {row.worker_id: row.study_id for row in session.execute(held)}
+    query = (
+        select(WorkerRow, HardwareProfileRow.label)
+        .outerjoin(HardwareProfileRow, HardwareProfileRow.fingerprint == WorkerRow.hardware_fingerprint)
+        .order_by(WorkerRow.worker_id.desc())
+    )
+    silent = now - timedelta(seconds=lease_s)
+    return [
+        worker_of(worker, label or "", studies.get(worker.worker_id), gone=worker.heartbeat_at < silent)
+        for worker, label in session.execute(query)
+    ]
+
+
+def worker_of(worker: WorkerRow, label: str, study_id: str | None, *, gone: bool) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=worker.worker_id,
+        name=worker.name,
+        host_id=worker.host_id,
+        state="gone" if gone else worker.state,
+        hardware_fingerprint=worker.hardware_fingerprint,
+        hardware_label=label,
+        device_kind=worker.device_kind,
+        slots=tuple(Slot(kind=kind, number=number) for kind, number in json.loads(worker.devices)),
+        isolation=worker.isolation,
+        version=worker.version,
+        started_at=worker.started_at,
+        heartbeat_at=worker.heartbeat_at,
+        study_id=study_id,
+    )

@@ -1,0 +1,133 @@
+"""Running the web application: what is checked before, and how it stops."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from sqlalchemy.engine import make_url
+
+from service.access.first_start import first_admin_token
+from service.access.open_access import check_loopback_only
+from service.api.logs import configure_logs
+from service.app import create_app
+from service.connections import create_engine_for
+from service.database import check_schema, open_engine
+from service.settings import Settings
+from service.worker.supervisor import Supervisor
+from tuner.errors import ChoiceError
+
+BACKLOG = 2048
+"""Connections that wait to be taken, as many as uvicorn itself would let."""
+
+
+def run(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        StoreError: The database cannot be used, or its schema is behind.
+        ChoiceError: The port is taken, or nobody would be asked who they are on an address that others reach.
+    """
+    if settings.insecure_no_auth:
+        check_loopback_only(settings.host)
+    prepare(settings)
+    app = create_app(settings)
+    listener = _listen(settings)
+    configure_logs(settings.log_level)
+    url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
+    sys.stderr.write(f"Steptune serves {url}/api/v1\n")
+    signal.signal(signal.SIGTERM, _leave)
+    _keep_what_is_loaded()
+    with _embedded_worker(settings):
+        Server(_config(app, settings)).run(sockets=[listener])
+
+
+def _keep_what_is_loaded() -> None:
+    """Spares the garbage collector the modules and routes, which stay: looking through them stops every answer."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
+def prepare(settings: Settings) -> None:
+    """Makes a new SQLite database, checks the schema of any other, and prints the first administrator's token once.
+
+    Raises:
+        StoreError: As `run`.
+    """
+    if make_url(settings.database_url).get_backend_name() == "sqlite":
+        engine = open_engine(settings.database_url)
+    else:
+        engine = create_engine_for(settings.database_url)
+    try:
+        check_schema(engine)
+        token = None if settings.insecure_no_auth else first_admin_token(engine, days=settings.token_days)
+    finally:
+        engine.dispose()
+    if token is not None:
+        ends = f"shown this once, good for {settings.token_days:g} days"
+        sys.stderr.write(f"The first administrator's token, {ends}:\n{token}\n")
+
+
+@contextmanager
+def _embedded_worker(settings: Settings) -> Iterator[None]:
+    """A worker beside the server, if it is wanted. It ends after the server, so that what it does can be followed."""
+    if not settings.embedded_worker:
+        yield
+        return
+    supervisor = Supervisor(settings)
+    supervisor.start()
+    try:
+        yield
+    finally:
+        supervisor.stop(settings.shutdown_timeout_s)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Uvicorn raises the signal that stopped it once more; without this, nothing after it would be done."""
+    raise SystemExit(0)
+
+
+class Server(uvicorn.Server):
+    """Ends event streams as soon as it is told to stop; uvicorn itself would wait for them."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        app: FastAPI = self.config.app  # type: ignore[assignment]
+        app.state.services.events.close()
+        super().handle_exit(sig, frame)
+
+
+def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # whom to believe is for service.access.proxies to say
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A listening socket: whoever connects from now on is answered, if only once the application is up."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # With its protocol named, asyncio turns Nagle's algorithm off: answers would wait 40 ms for the client's system.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ChoiceError(
+            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}; name others with --host "
+            "and --port"
+        ) from None
+    return listener

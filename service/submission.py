@@ -1,0 +1,50 @@
+"""From a request for a study to the study: what can be checked without running anything is checked here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import tuner
+from tuner.errors import WorkloadRejected
+from tuner.records import Study, StudySettings
+from tuner.workloads.reference import format_reference, parse_reference, source_digest
+from tuner.workloads.zoo import zoo_entry
+
+
+def checked_reference(text: str) -> str:
+    """A reference to what every worker has: a zoo entry, or a class in an installed module.
+
+    Raises:
+        WorkloadNotFound: The zoo has no such entry.
+        WorkloadRejected: It names a file, which only its user has, or it names no class.
+    """
+    target = text.partition("?")[0]
+    source = target.rpartition(":")[0]
+    if "/" in source or source.endswith(".py"):  # before any file is looked at
+        raise WorkloadRejected(f"{text!r} is a file, and workers do not have it: upload it with POST /api/v1/workloads")
+    reference = parse_reference(text)
+    if reference.kind == "zoo":
+        zoo_entry(reference.name)
+    return format_reference(reference)
+
+
+def new_study(
+    study_id: str, workload: str, settings: StudySettings, data_directory: Path, *, uploaded_digest: str | None = None
+) -> Study:
+    """A study that was not run yet.
+
+    Args:
+        workload: As `checked_reference` gives it, or a reference within what was uploaded.
+        uploaded_digest: Of what was uploaded.
+    """
+    digest = source_digest(parse_reference(workload)) if uploaded_digest is None else uploaded_digest[:16]
+    return Study(
+        study_id=study_id,
+        workload=workload,
+        settings=settings,
+        created_at=datetime.now(UTC).isoformat(),
+        directory=str((data_directory / "studies" / study_id).absolute()),
+        source_digest=digest,
+        steptune_version=tuner.__version__,
+    )

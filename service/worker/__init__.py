@@ -1,0 +1,1 @@
+"""Workers: processes that claim studies from the queue and run them. They never load torch or user code."""

@@ -1,0 +1,168 @@
+"""Keeps a lease alive, and ends the work under it when that fails.
+
+A thread sends heartbeats. The worker believes itself to hold a study only as long as its own clock says that the
+lease, counted from before the last heartbeat that succeeded, has not ended: the database's is then still alive, for
+it counts from later. When that is over, the processes of the trials are killed at once, whatever the main thread is
+doing; before, a database that cannot be reached is only waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from service.fencing import Lease
+from service.queue import StudyQueue
+from service.worker.clock import now_s
+from tuner.errors import LeaseLost, StoreError, StoreUnavailable
+from tuner.records import StudyState
+from tuner.search.driver import StudyInterrupt
+
+SAFE_SHARE = 0.85
+"""Of a lease; the rest is for killing what runs."""
+RETRY_S = 0.5
+WATCH_S = 1.0
+"""Between looks at the clock: a thread that waits does not wait while the machine is suspended."""
+Answer = TypeVar("Answer")
+
+
+class LeaseKeeper:
+    """For one claim, from the claim to its release. Use as a context.
+
+    Args:
+        kill: Kills all processes of trials; called from the keeper's thread.
+        on_beat: Called after each heartbeat that succeeded, from the keeper's thread.
+        claimed_s: `now_s()` before the claim was made.
+    """
+
+    def __init__(
+        self,
+        queue: StudyQueue,
+        lease: Lease,
+        *,
+        lease_s: float,
+        heartbeat_s: float,
+        claimed_s: float,
+        kill: Callable[[], None],
+        on_beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._queue = queue
+        self._lease = lease
+        self._safe_s = SAFE_SHARE * lease_s
+        self._heartbeat_s = heartbeat_s
+        self._held_until_s = claimed_s + self._safe_s
+        self._kill = kill
+        self._on_beat = on_beat
+        self._lost = ""
+        self._requested = ""
+        self._told = False
+        self._drain_until_s: float | None = None
+        self._ended = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._watch = threading.Thread(target=self._watch_clock, name="lease", daemon=True)
+
+    def __enter__(self) -> LeaseKeeper:
+        self._beats.start()
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watch.join()
+        self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
+
+    def drain(self, deadline_s: float) -> None:
+        """The worker shall end: no new trials, and what runs has until a time of `now_s`. The next heartbeat says so.
+
+        Called from signal handlers: sets values and takes no lock.
+        """
+        if self._drain_until_s is None or deadline_s < self._drain_until_s:
+            self._drain_until_s = deadline_s
+
+    def check_lease(self) -> None:
+        """Whether the study is still this worker's.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        if self._lost or now_s() > self._held_until_s:
+            raise LeaseLost(self._lost or _cut_off(self._lease))
+
+    def check(self) -> None:
+        """Called again and again while trials run.
+
+        Raises:
+            LeaseLost: The lease is over; again at every call.
+            StudyInterrupt: The user asked for it, or the worker shall end and cannot wait; once.
+        """
+        self.check_lease()
+        if self._told:
+            return
+        drained = self._drain_until_s is not None and now_s() > self._drain_until_s
+        if self._requested or drained:
+            self._told = True
+            raise _interrupt(self._requested)
+
+    def check_between_trials(self) -> None:
+        """Called before trials begin.
+
+        Raises:
+            As `check`; StudyInterrupt also where the worker shall end.
+        """
+        self.check()
+        if self._drain_until_s is not None and not self._told:
+            self._told = True
+            raise _interrupt("")
+
+    def persist(self, ask: Callable[[], Answer]) -> Answer:
+        """Asks the database, again where it is busy or restarts, as long as the lease lasts.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        while True:
+            self.check_lease()
+            try:
+                return ask()
+            except StoreUnavailable:
+                self._ended.wait(RETRY_S)
+
+    def _beat(self) -> None:
+        wait_s = self._heartbeat_s
+        while not self._ended.wait(wait_s):
+            began_s = now_s()
+            wait_s = self._heartbeat_s
+            try:
+                self._requested = self._queue.heartbeat(self._lease, draining=self._drain_until_s is not None)
+                self._held_until_s = began_s + self._safe_s
+            except LeaseLost as error:
+                self._lose(str(error))
+                return
+            except StoreError:
+                wait_s = min(RETRY_S, self._heartbeat_s)
+            else:
+                self._on_beat()
+
+    def _watch_clock(self) -> None:
+        while not self._ended.wait(min(WATCH_S, max(0.05, self._held_until_s - now_s()))):
+            if now_s() > self._held_until_s:
+                self._lose(_cut_off(self._lease))
+            if self._lost:
+                return
+
+    def _lose(self, why: str) -> None:
+        """Nothing more is measured on devices that are another's."""
+        self._lost = self._lost or why
+        if not self._ended.is_set():
+            self._kill()
+
+
+def _interrupt(requested: str) -> StudyInterrupt:
+    if requested == "cancel":
+        return StudyInterrupt(StudyState.CANCELLED, recommends=True)
+    return StudyInterrupt(StudyState.PAUSED if requested == "pause" else StudyState.QUEUED)
+
+
+def _cut_off(lease: Lease) -> str:
+    return f"the database could not be reached in time, and the lease on study {lease.study_id} is over"

@@ -1,0 +1,350 @@
+"""A worker: claims a study, runs it under its lease, gives it back, and again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+from sqlalchemy import Engine
+
+from service.artifacts import open_artifacts
+from service.connections import FULL_ERRNOS
+from service.directories import mark
+from service.housekeeping import keep_house
+from service.isolation import Level
+from service.places import CUDA, VISIBLE_DEVICES
+from service.progress import EVENT, Publisher
+from service.queue import Claim, StudyQueue, WorkerOffer, open_queue
+from service.running import isolated_runner
+from service.settings import Settings
+from service.store import SqlStudyStore
+from service.studies import MIN_TASK_DEADLINE_S, keep_profiles, remove_working_files
+from service.worker.clock import now_s
+from service.worker.keeper import LeaseKeeper
+from service.worker.patience import patient
+from service.worker.sources import fetch_source
+from tuner.errors import (
+    IsolationUnavailable,
+    LeaseLost,
+    RunnerError,
+    SteptuneError,
+    StorageFull,
+    StoreError,
+    StoreUnavailable,
+)
+from tuner.protocols import StudyStore
+from tuner.records import Study, StudyState
+from tuner.search.driver import StudyDriver, StudyInterrupt, StudyView
+from tuner.trials.processes import child_pids, kill_tree
+from tuner.trials.runner import LocalRunner
+
+logger = logging.getLogger("steptune.worker")
+
+HOUSE_S = 3600.0
+"""Between two times that a worker with nothing else to do removes what is expired."""
+HOUSE_LATE_S = 24 * 3600.0
+"""One that always has studies lets them wait for it after so long."""
+LOOK_S = 0.2
+"""How often a worker that waits looks whether it was told to stop."""
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+_PASSING = (StoreUnavailable, StorageFull)
+"""No worker breaks down with these, however often: space comes, and a store can be reached again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What becomes of a study.
+
+    Attributes:
+        failed: The worker or its surroundings failed it, by no fault of its own.
+        lost: And not for a reason that passes: too often in a row, and the study is given up.
+    """
+
+    state: StudyState
+    message: str = ""
+    failed: bool = False
+    lost: bool = False
+
+
+class Worker:
+    """Runs studies one after the other until it is told to stop. The process is its own: all its children are trials.
+
+    Args:
+        engine: Of the service's database, its schema checked.
+        offer: What this worker has.
+        level: How trials are isolated.
+        once: Stop when there is nothing to claim.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        offer: WorkerOffer,
+        level: Level,
+        *,
+        python: str = sys.executable,
+        once: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._offer = offer
+        self._level = level
+        self._python = python
+        self._once = once
+        self._queue: StudyQueue = open_queue(engine, settings)
+        self._artifacts = open_artifacts(settings)
+        self._keeper: LeaseKeeper | None = None
+        self._runner: LocalRunner | None = None
+        self._stop_at_s: float | None = None
+        self._house_at_s = now_s()
+        self._beat_at_s = 0.0
+        self._pause_s = 0.0
+
+    def stop(self, *, within_s: float) -> None:
+        """No further study; the trials that run may end within this time, then the study is given back.
+
+        Called from signal handlers: sets values and takes no lock.
+        """
+        self._stop_at_s = min(now_s() + within_s, self._stop_at_s or float("inf"))
+        if self._keeper is not None:
+            self._keeper.drain(self._stop_at_s)
+
+    def run(self) -> None:
+        """Until it is told to stop."""
+        self._register()
+        logger.info("worker %s: %s", self._offer.worker_id, self._offer.profile.label)
+        while self._stop_at_s is None:
+            self._keep_house(late_s=HOUSE_LATE_S)
+            claim, claimed_s = self._next()
+            if claim is not None:
+                self._rest(failed=self._work(claim, claimed_s))
+                continue
+            self._keep_house()
+            if self._once:
+                break
+            self._wait(self._settings.poll_s)
+        try:
+            self._queue.leave(self._offer.worker_id)
+        except StoreError as error:
+            logger.warning("could not say goodbye: %s", error)
+
+    # --- between studies -------------------------------------------------------------------------
+
+    def _next(self) -> tuple[Claim | None, float]:
+        """A study if there is one, and the time right before it was claimed: its lease is no older."""
+        try:
+            self._beat()
+            claimed_s = now_s()
+            return self._queue.claim(self._offer), claimed_s
+        except _PASSING as error:
+            logger.warning("waiting for the database: %s", error)
+            return None, now_s()
+
+    def _beat(self) -> None:
+        if now_s() >= self._beat_at_s:
+            if not self._queue.beat(self._offer.worker_id, "idle"):
+                self._queue.register(self._offer)
+            self._beat_at_s = now_s() + self._settings.heartbeat_s
+
+    def _rest(self, *, failed: bool) -> None:
+        """After a study that the worker or its surroundings failed: nothing for a while, longer each time in a row, so
+        that what ails this machine does not go through the whole queue.
+        """
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S) if failed else 0.0
+        end = now_s() + self._pause_s
+        while self._stop_at_s is None and (left := end - now_s()) > 0:
+            self._wait(min(left, self._settings.poll_s))
+            try:
+                self._beat()
+            except _PASSING as error:
+                logger.warning("waiting for the database: %s", error)
+
+    def _keep_house(self, *, late_s: float = 0.0) -> None:
+        """Now and then, this much later than it might be."""
+        if now_s() < self._house_at_s + late_s:
+            return
+        self._house_at_s = now_s() + HOUSE_S
+        try:
+            report = keep_house(self._engine, self._artifacts, self._settings)
+        except StoreError as error:
+            logger.warning("could not remove what is expired: %s", error)
+        else:
+            logger.info("removed what is expired: %s", report)
+
+    def _register(self) -> None:
+        while self._stop_at_s is None:
+            try:
+                self._queue.register(self._offer)
+                break
+            except _PASSING as error:
+                logger.warning("waiting for the database: %s", error)
+                self._wait(self._settings.poll_s)
+
+    def _wait(self, seconds: float) -> None:
+        self._say_alive()
+        end = now_s() + seconds
+        while self._stop_at_s is None and (left := end - now_s()) > 0:
+            time.sleep(min(LOOK_S, left))
+
+    def _say_alive(self) -> None:
+        if self._settings.alive_file is not None:
+            with suppress(OSError):  # a full disk must not end a study
+                self._settings.alive_file.touch()
+
+    # --- a study ---------------------------------------------------------------------------------
+
+    def _work(self, claim: Claim, claimed_s: float) -> bool:
+        """Runs a study and ends the claim; whatever happens, the worker goes on.
+
+        Returns:
+            Whether the worker or its surroundings failed the study.
+        """
+        study_id = claim.lease.study_id
+        logger.info("study %s: claim %d on %s", study_id, claim.lease.fence, claim.place)
+        settings = self._settings
+        with LeaseKeeper(
+            self._queue,
+            claim.lease,
+            lease_s=settings.lease_s,
+            heartbeat_s=settings.heartbeat_s,
+            claimed_s=claimed_s,
+            kill=self._kill,
+            on_beat=self._say_alive,
+        ) as keeper:
+            self._keeper = keeper
+            if self._stop_at_s is not None:
+                keeper.drain(self._stop_at_s)
+            try:
+                end = self._outcome(claim, keeper)
+                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, lost=end.lost))
+                logger.info("study %s: %s %s", study_id, end.state.value, end.message)
+                return end.failed
+            except StoreError as error:
+                logger.warning("study %s: %s", study_id, error)
+                return not isinstance(error, LeaseLost)
+            finally:
+                self._keeper = self._runner = None
+                for pid in child_pids():  # what a killed trial server left
+                    kill_tree(pid)
+
+    def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> Outcome:
+        """Runs a study.
+
+        Raises:
+            LeaseLost: The study is another worker's, or nobody's.
+        """
+        try:
+            return Outcome(state=self._run(claim, keeper))
+        except StudyInterrupt as interrupt:
+            return Outcome(state=interrupt.state)
+        except KeyboardInterrupt:
+            return Outcome(state=StudyState.CANCELLED, message="before the baseline was measured")
+        except LeaseLost:
+            raise
+        except (RunnerError, StoreError, IsolationUnavailable) as error:
+            keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
+            logger.error("study %s: %s", claim.lease.study_id, error)
+            return _given_back(error, str(error))
+        except SteptuneError as error:
+            return Outcome(state=StudyState.FAILED, message=str(error))
+        except Exception as error:
+            keeper.check_lease()
+            logger.exception("study %s broke down", claim.lease.study_id)
+            return _given_back(error, f"{type(error).__name__}: {error}")
+
+    def _run(self, claim: Claim, keeper: LeaseKeeper) -> StudyState:
+        directory = (self._settings.data_directory / "studies" / claim.lease.study_id).absolute()
+        mark(self._engine, self._settings.data_directory, claim.lease.study_id)
+        reference = fetch_source(claim.source, claim.study, self._artifacts, directory / "source")
+        study = replace(claim.study, workload=reference, directory=str(directory))
+        base = SqlStudyStore(self._engine, lease=claim.lease)
+        store = patient(base, keeper, claim.study)
+        watcher = _Watcher(study, store, self._keep)
+        self._show_devices(claim)
+        with isolated_runner(
+            workload=reference,
+            directory=directory,
+            settings=self._settings,
+            level=self._level,
+            python=self._python,
+            device=study.settings.device or self._offer.profile.device_kind,
+            num_ranks=study.settings.num_ranks,
+            seed=study.settings.seed,
+            memory_limit_bytes=study.settings.memory_limit_bytes,
+            task_deadline_s=study.settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, study.settings.budget_s),
+            check=keeper.check,
+        ) as runner:
+            self._runner = runner
+            driver = StudyDriver(
+                study,
+                store,
+                runner,
+                on_change=watcher,
+                before_trials=keeper.check_between_trials,
+                place=claim.place,
+                other_hardware=claim.other_hardware,
+            )
+            driver.run()
+        watcher.keep_files()  # the last time: the answer is there, and counts for more than its traces
+        state = store.get_study(study.study_id).state
+        remove_working_files(study)
+        shutil.rmtree(directory / "source", ignore_errors=True)
+        return state
+
+    def _keep(self, study: Study, store: StudyStore) -> None:
+        recommendation = store.recommendation(study.study_id)
+        keep_profiles(study, store, recommendation, self._artifacts, logs=True)
+
+    def _show_devices(self, claim: Claim) -> None:
+        """Trials see the GPUs that were claimed, and no others."""
+        if self._offer.gpus:
+            gpus = [str(slot.number) for slot in claim.slots if slot.kind == CUDA]
+            os.environ[VISIBLE_DEVICES] = ",".join(gpus)
+
+    def _kill(self) -> None:
+        if self._runner is not None:
+            self._runner.kill()
+
+
+def _given_back(error: Exception, message: str) -> Outcome:
+    passes = isinstance(error, _PASSING) or (isinstance(error, OSError) and error.errno in FULL_ERRNOS)
+    return Outcome(state=StudyState.QUEUED, message=message, failed=True, lost=not passes)
+
+
+class _Watcher:
+    """Publishes what goes on, and keeps files of trials when these are complete."""
+
+    def __init__(self, study: Study, store: StudyStore, keep: Any) -> None:
+        self._study = study
+        self._store = store
+        self._keep = keep
+        self._publish = Publisher(lambda data: store.add_event(study.study_id, EVENT, data))
+        self._num_trials = 0
+
+    def __call__(self, view: StudyView) -> None:
+        if view.num_trials != self._num_trials:
+            self._num_trials = view.num_trials
+            self.keep_files()
+        self._publish(view)
+
+    def keep_files(self) -> None:
+        """Keeps what can be kept now; what cannot is tried again with the next trial.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        try:
+            self._keep(self._study, self._store)
+        except LeaseLost:
+            raise
+        except (StoreError, OSError) as error:
+            logger.warning("study %s: not all of its files could be kept: %s", self._study.study_id, error)

@@ -1,0 +1,154 @@
+"""What a worker has: its host, its cores and GPUs, and the hardware profile that they make.
+
+The profile comes from a trial server, once for a machine and its versions: it is kept in the data directory, so that
+a worker that was started again is at work at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+import tuner
+from service.isolation import Level
+from service.places import CUDA, VISIBLE_DEVICES, host_id
+from service.queue import WorkerOffer
+from service.running import isolated_runner
+from service.settings import Settings
+from tuner.errors import ChoiceError
+from tuner.hardware import torch_version
+from tuner.records import HardwareProfile, new_id
+
+NO_GPUS = "none"
+NVIDIA_SMI_TIMEOUT_S = 60
+"""Without persistence mode the driver initialises every device for it."""
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Numbers of cores or devices: "0-3,6" is 0, 1, 2, 3 and 6.
+
+    Raises:
+        ChoiceError: It is no such list.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ChoiceError(f"{text!r} is no list of numbers: write it like 0, or 0-3,6")
+        numbers.update(range(int(first), int(last if dash else first) + 1))
+    return tuple(sorted(numbers))
+
+
+def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Binds this process, and so all that it starts, to these cores; None keeps those that it has.
+
+    Raises:
+        ChoiceError: Some of them are not this process's.
+    """
+    if not hasattr(os, "sched_getaffinity"):  # macOS cannot bind
+        if cores is not None:
+            raise ChoiceError(f"processes cannot be bound to cores on {sys.platform}: leave --cpus out")
+        return tuple(range(os.cpu_count() or 1))
+    available = os.sched_getaffinity(0)
+    missing = sorted(set(cores or ()) - available)
+    if missing:
+        raise ChoiceError(f"--cpus names {missing}, and this process may use {sorted(available)}")
+    chosen = set(cores) if cores is not None else available
+    os.sched_setaffinity(0, chosen)
+    return tuple(sorted(chosen))
+
+
+def use_gpus(gpus: str | None) -> None:
+    """Shows only these GPUs to all that this process starts; None all of them, "none" none."""
+    if gpus is not None:
+        os.environ[VISIBLE_DEVICES] = "" if gpus == NO_GPUS else ",".join(str(n) for n in parse_numbers(gpus))
+
+
+def named_gpus(text: str) -> tuple[int, ...]:
+    """The numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its order, which is the profile's.
+
+    Where UUIDs are named, numbers are made to follow the PCI bus for all that this process starts, as the driver's do.
+
+    Raises:
+        ChoiceError: A name that is no whole GPU of this machine.
+    """
+    names = [name.strip() for name in text.split(",")]
+    names = names[: names.index("-1")] if "-1" in names else names  # CUDA looks no further
+    if all(name.isdecimal() for name in names):
+        return tuple(map(int, names))
+    uuids = _gpu_uuids()
+    numbers = []
+    for name in names:
+        found = [number for number, uuid in uuids.items() if name == str(number) or uuid.startswith(name)]
+        if len(found) != 1 or not name:
+            raise ChoiceError(
+                f"{VISIBLE_DEVICES} names {name!r}, which is no GPU here that nvidia-smi lists: name whole GPUs by "
+                "number or UUID; parts of one (MIG) cannot be claimed"
+            )
+        numbers += found
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return tuple(numbers)
+
+
+def _gpu_uuids() -> dict[int, str]:
+    """By number; empty where the driver's tool does not answer."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    pairs = (line.partition(",") for line in done.stdout.splitlines())
+    return {int(number): uuid.strip() for number, _, uuid in pairs}
+
+
+def offer_of_this_machine(
+    settings: Settings, level: Level, *, name: str, cores: tuple[int, ...], python: str = sys.executable
+) -> WorkerOffer:
+    """What a worker on these cores, with the visible GPUs, can say of itself."""
+    profile = _known_profile(settings, level, cores, python)
+    gpus: tuple[int, ...] = ()
+    if profile.device_kind == CUDA:
+        visible = os.environ.get(VISIBLE_DEVICES)
+        gpus = named_gpus(visible)[: len(profile.devices)] if visible else tuple(range(len(profile.devices)))
+    return WorkerOffer(
+        worker_id=new_id(),
+        name=name,
+        host_id=host_id(),
+        profile=profile,
+        cores=cores,
+        gpus=gpus,
+        isolation=level.name,
+        version=tuner.__version__,
+    )
+
+
+def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], python: str) -> HardwareProfile:
+    circumstances = (host_id(), cores, os.environ.get(VISIBLE_DEVICES), python, torch_version(), tuner.__version__)
+    key = hashlib.sha256(repr(circumstances).encode()).hexdigest()[:16]
+    path = settings.data_directory / "hardware" / f"{key}.json"
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=HardwareProfile)
+    profile = _described(settings, level, python)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{new_id()}.new")
+    fresh.write_bytes(msgspec.json.encode(profile))
+    fresh.replace(path)
+    return profile
+
+
+def _described(settings: Settings, level: Level, python: str) -> HardwareProfile:
+    """Through a trial server: this process has no torch."""
+    with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
+        Path(folder).chmod(0o755)  # what is isolated may run as another user
+        directory = Path(folder) / "describe"
+        with isolated_runner(
+            workload="zoo:synthetic", directory=directory, settings=settings, level=level, python=python
+        ) as runner:
+            return runner.describe().hardware

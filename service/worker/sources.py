@@ -1,0 +1,35 @@
+"""Uploaded workloads on a worker: unpacked below the study's directory, never imported here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from service.archives import DEFAULT_LIMITS, checked_parts, unpack
+from service.artifacts import ArtifactStore
+from service.queue.records import Source
+from tuner.records import Study
+
+
+def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, folder: Path) -> str:
+    """Brings what was uploaded into a folder, anew: user code may have changed what was there.
+
+    Returns:
+        The reference of the workload on this machine.
+
+    Raises:
+        StoreError: The upload is not kept any more; ArchiveRefused where it is no archive that may be unpacked.
+    """
+    if source is None or source.digest is None:
+        return study.workload
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with artifacts.local_copy(source.digest) as upload:
+        if source.kind == "archive":
+            unpack(upload, folder)
+        else:
+            name, _, _ = source.entry.rpartition(":")
+            target = folder.joinpath(*checked_parts(name, DEFAULT_LIMITS))
+            target.parent.mkdir(parents=True)
+            shutil.copyfile(upload, target)
+    return f"{folder}/{source.entry}"

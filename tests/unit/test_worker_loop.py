@@ -1,0 +1,175 @@
+"""What a worker does around its studies; the studies themselves are made up."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+from builders import sample_study
+from sqlalchemy import Engine
+
+from service.connections import create_engine_for
+from service.queue import StudyQueue, WorkerOffer
+from service.settings import Settings
+from service.worker import loop
+from service.worker.loop import Worker
+from tuner.errors import IsolationUnavailable, RunnerError, StorageFull, StoreError, StoreUnavailable
+from tuner.records import Device, HardwareProfile, StudySettings, StudyState
+
+CPU = HardwareProfile(
+    devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
+    num_cores=2,
+    cpu_name="Some Processor",
+    memory_bytes=1 << 34,
+    versions={"torch": "2.13.0"},
+)
+OFFER = WorkerOffer(worker_id="worker", name="worker", host_id="host", profile=CPU, cores=(0, 1))
+Run = Callable[..., StudyState]
+
+
+class Site:
+    """A worker that ends once it has claimed so many times, by a clock that goes on only as it waits."""
+
+    def __init__(self, engine: Engine, settings: Settings, monkeypatch) -> None:
+        self.engine = engine
+        self.queue = StudyQueue(engine, max_losses=3)
+        self.now_s = 1e6
+        self.claimed_s: list[float] = []
+        self.worker = Worker(engine, settings, OFFER, None, once=True)  # type: ignore[arg-type]
+        monkeypatch.setattr(loop, "now_s", lambda: self.now_s)
+        monkeypatch.setattr(loop, "child_pids", list)
+        monkeypatch.setattr(loop.time, "sleep", self.pass_time)
+        monkeypatch.setattr("service.worker.keeper.now_s", lambda: self.now_s)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def work(self, run: Run, *, claims: int = 100) -> None:
+        """Runs studies by `run` until there is none, or until so many claims were made."""
+
+        def counted(*arguments: object) -> StudyState:
+            self.claimed_s.append(self.now_s)
+            if len(self.claimed_s) == claims:
+                self.worker.stop(within_s=0)
+            return run(*arguments)
+
+        self.worker._run = counted  # type: ignore[method-assign]
+        self.worker.run()
+
+    @property
+    def pauses_s(self) -> list[float]:
+        return [round(after - before) for before, after in pairwise(self.claimed_s)]
+
+
+@pytest.fixture
+def site(sqlite_url: str, tmp_path, monkeypatch) -> Iterator[Site]:
+    engine = create_engine_for(sqlite_url)
+    settings = Settings(_env_file=None, database_url=sqlite_url, data_directory=tmp_path / "data", max_losses=3)
+    yield Site(engine, settings, monkeypatch)
+    engine.dispose()
+
+
+def submitted(queue: StudyQueue, study_id: str = "study") -> None:
+    study = sample_study(study_id=study_id, facts=None, environment=None, settings=StudySettings(), message="")
+    queue.submit(study, owner_id=None)
+
+
+def failing(error: Exception) -> Run:
+    def run(*_: object) -> StudyState:
+        raise error
+
+    return run
+
+
+class TestFailing:
+    @pytest.mark.parametrize(
+        "error", [StorageFull("full"), StoreUnavailable("not reached"), OSError(28, "No space left on device")]
+    )
+    def test_what_passes_costs_no_study_anything(self, site: Site, error: Exception) -> None:
+        submitted(site.queue)
+        site.work(failing(error), claims=8)
+        entry = site.queue.entry("study")
+        assert (entry.state, entry.num_lost) == (StudyState.QUEUED, 0)
+        assert site.pauses_s == [2, 4, 8, 16, 32, 60, 60]
+
+    @pytest.mark.parametrize(
+        "error", [RunnerError("no server"), IsolationUnavailable("no namespaces"), StoreError("gone"), KeyError("bug")]
+    )
+    def test_what_does_not_pass_ends_a_study_after_several_tries(self, site: Site, error: Exception) -> None:
+        submitted(site.queue)
+        site.work(failing(error))
+        entry = site.queue.entry("study")
+        assert (entry.state, entry.num_claims) == (StudyState.FAILED, 3)
+        assert "given up after 3 workers" in entry.message
+        assert site.pauses_s == [2, 4]
+
+    def test_a_success_ends_the_pauses(self, site: Site) -> None:
+        for number in range(4):
+            submitted(site.queue, f"study-{number}")
+        errors: Iterator[Exception | None] = iter([StorageFull("full"), None, None, StorageFull("full"), None, None])
+
+        def run(*_: object) -> StudyState:
+            error = next(errors)
+            if error is not None:
+                raise error
+            return StudyState.COMPLETED
+
+        site.work(run)
+        assert site.pauses_s == [2, 0, 0, 2, 0]
+
+    def test_a_pause_ends_when_the_worker_shall(self, site: Site, monkeypatch) -> None:
+        submitted(site.queue)
+
+        def told(seconds: float) -> None:
+            site.pass_time(seconds)
+            site.worker.stop(within_s=0)
+
+        monkeypatch.setattr(loop.time, "sleep", told)
+        began_s = site.now_s
+        site.work(failing(StorageFull("full")))
+        assert site.now_s - began_s == pytest.approx(loop.LOOK_S)
+
+    def test_a_worker_that_rests_is_alive(self, site: Site) -> None:
+        """It says so as often as one that waits."""
+        submitted(site.queue)
+        beats: list[float] = []
+        beat = site.worker._queue.beat
+        site.worker._queue.beat = lambda *given: beats.append(site.now_s) or beat(*given)  # type: ignore
+        site.work(failing(StorageFull("full")), claims=7)
+        assert max(after - before for before, after in pairwise(beats)) < 15
+
+
+class TestHousekeeping:
+    @pytest.fixture
+    def times_s(self, site: Site, monkeypatch) -> list[float]:
+        """When it was done; each time takes longer than a lease lasts."""
+        times_s: list[float] = []
+
+        def slow(*_: object) -> None:
+            times_s.append(site.now_s)
+            site.pass_time(600)
+
+        monkeypatch.setattr(loop, "keep_house", slow)
+        site.worker._house_at_s = site.now_s
+        return times_s
+
+    def test_it_is_done_when_there_is_nothing_else_to_do(self, site: Site, times_s: list[float]) -> None:
+        submitted(site.queue)
+        site.work(lambda *_: site.pass_time(5) or StudyState.COMPLETED)
+        assert site.queue.entry("study").state is StudyState.COMPLETED
+        assert times_s == [site.claimed_s[0] + 5]
+
+    def test_a_worker_that_is_never_idle_does_it_at_last_and_the_next_claim_is_fresh(
+        self, site: Site, times_s: list[float]
+    ) -> None:
+        for study_id in ("first", "second"):
+            submitted(site.queue, study_id)
+
+        def run(*_: object) -> StudyState:
+            if not times_s:
+                site.worker._house_at_s = site.now_s - loop.HOUSE_LATE_S
+            return StudyState.COMPLETED
+
+        site.work(run, claims=2)
+        assert site.claimed_s == [times_s[0], times_s[0] + 600]
+        entries = site.queue.entries(["first", "second"])
+        assert [(entry.state, entry.num_claims) for entry in entries] == [(StudyState.COMPLETED, 1)] * 2

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from tuner.errors import ChoiceError
+from tuner.export.accelerate import AccelerateCode, AccelerateFsdp1Yaml, AccelerateYaml
 from tuner.export.base import Exporter
+from tuner.export.deepspeed import DeepSpeedJson
+from tuner.export.lightning import LightningTrainer
 from tuner.export.native import NativeJson, NativeYaml
 from tuner.export.snippet import PythonSnippet
+from tuner.export.torchrun import TorchrunScript
+from tuner.export.torchtitan import TorchtitanConfig
+from tuner.export.transformers_arguments import TransformersArguments
 
 EXPORTERS: tuple[Exporter, ...] = (
     NativeJson(),
     NativeYaml(),
     PythonSnippet(),
+    TorchrunScript(),
+    AccelerateYaml(),
+    AccelerateFsdp1Yaml(),
+    AccelerateCode(),
+    TransformersArguments(),
+    LightningTrainer(),
+    DeepSpeedJson(),
+    TorchtitanConfig(),
 )
 
 _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}

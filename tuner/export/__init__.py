@@ -27,6 +27,9 @@ EXPORTERS: tuple[Exporter, ...] = (
     TorchtitanConfig(),
 )
 
+OWN = EXPORTERS[:3]
+"""Those that need nothing but Steptune; a finished study leaves them beside its report."""
+
 _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 
 
@@ -41,4 +44,4 @@ def exporter_named(name: str) -> Exporter:
     return _BY_NAME[name]
 
 
-__all__ = ["EXPORTERS", "Exporter", "exporter_named"]
+__all__ = ["EXPORTERS", "OWN", "Exporter", "exporter_named"]

@@ -165,7 +165,7 @@ class _Yaml(TranslatingExporter):
         return self.header(recommendation) + yaml.safe_dump({**top, **sections}, sort_keys=False)
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
-        found = list(super().notes(recommendation)) if recommendation.num_ranks == 1 else []
+        found = []
         if threads_lost(recommendation):
             found.append("threads: accelerate launch sets OMP_NUM_THREADS; the accelerate_python export undoes that")
         if recommendation.num_ranks > 1 and recommendation.hardware.device_kind == "cpu":

@@ -80,7 +80,9 @@ class LightningTrainer(TranslatingExporter):
         sections = self.sections(recommendation)
         options = {**_placement(recommendation), **sections[_TRAINER]}
         fsdp, compiled = sections.get("FSDP"), sections.get("COMPILE")
-        strategy = f"FSDPStrategy({_arguments(fsdp)})" if fsdp else literal("ddp" if recommendation.num_ranks > 1 else "auto")
+        strategy = (
+            f"FSDPStrategy({_arguments(fsdp)})" if fsdp else literal("ddp" if recommendation.num_ranks > 1 else "auto")
+        )
         optimizer = sections.get("OPTIMIZER", {})
         code = (
             constant(_TRAINER, options, "What decides speed and numerics; the recipe is not among it.")

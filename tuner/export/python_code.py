@@ -7,10 +7,11 @@ DataLoader and the optimizer. Variables that libraries read when they are loaded
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.export.settings import batch_per_rank, choice_of
+from tuner.export.settings import batch_per_rank
 from tuner.export.translation import Rule, Said, Sections
 from tuner.records import Choice, Recommendation, SampleUnit
 
@@ -139,5 +140,6 @@ def imports(recommendation: Recommendation, code: str, *more: str, above: str = 
         above: Statements before it, beyond the recommendation's variables.
     """
     above = environment_code(recommendation) + above
-    lines = [*(["import torch"] if "torch." in code else []), *more]
+    names_torch = re.search(r"^ +(return )?torch\.", code, re.MULTILINE)
+    lines = [*(["import torch"] if names_torch else []), *more]
     return (f"import os\n{above}\n" if above else "") + "".join(f"{line}\n" for line in lines)

@@ -136,8 +136,7 @@ class TorchtitanConfig(TranslatingExporter):
             if section != "set_up":
                 lines += [f"config.{section}.{name} = {literal(value)}" for name, value in values.items()]
         code = (
-            set_up_code(sections)
-            + "\n\ndef recommended(config: Trainer.Config) -> Trainer.Config:\n"
+            set_up_code(sections) + "\n\ndef recommended(config: Trainer.Config) -> Trainer.Config:\n"
             '    """Changes what decides speed and numerics; model, data and recipe stay."""\n'
             "    set_up()\n" + "".join(f"    {line}\n" for line in lines) + "    return config\n"
         )

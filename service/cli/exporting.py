@@ -14,7 +14,7 @@ from service.messages import ExportFormat
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, StoreError
 from tuner.export import EXPORTERS, exporter_named
-from tuner.export.study_formats import study_format
+from tuner.export.study_formats import STUDY_FORMATS, study_format
 from tuner.records import Recommendation, Study
 
 
@@ -66,7 +66,7 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
         ChoiceError: The service has no such format.
         StoreError: The folder cannot be written.
     """
-    known = None if format_ is None or format_ in _names() else study_format(format_)
+    known = next((known for known in STUDY_FORMATS if known.name == format_), None)
     if known is not None:
         content = client.study_file(study_id, known.name)
         files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
@@ -74,10 +74,6 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
         chosen = _chosen(client.export_formats(study_id), format_)
         files = [_of_service(client, study_id, found) for found in chosen]
     _put(files, folder, as_json=as_json, report=None)
-
-
-def _names() -> list[str]:
-    return [exporter.name for exporter in EXPORTERS]
 
 
 def _recommendation(store: SqlStudyStore, study: Study) -> Recommendation:

@@ -100,8 +100,8 @@ def export(
         typer.Option(
             "--format",
             "-f",
-            help="One format: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, accelerate_python, transformers, "
-            "lightning, deepspeed, torchtitan; of the whole study csv, parquet, optuna.",
+            help="Only this one: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, accelerate_python, "
+            "transformers, lightning, deepspeed, torchtitan; of the whole study csv, parquet, optuna.",
             show_default=False,
         ),
     ] = None,

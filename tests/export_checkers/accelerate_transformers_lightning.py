@@ -5,6 +5,7 @@ import os
 import runpy
 import tempfile
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import accelerate
@@ -40,8 +41,7 @@ def check_section(section, prefix: str, plugin, renamed) -> None:
 
 def accelerate_yaml(path: str):
     """What the plugins are in a process that `accelerate launch` starts with this file."""
-    with open(path) as file:
-        content = yaml.safe_load(file)
+    content = yaml.safe_load(Path(path).read_text())
     config = load_config_from_file(path)
     check_section(content.get("fsdp_config", {}), "fsdp_", FullyShardedDataParallelPlugin, FSDP_FIELDS)
     check_section(content.get("dynamo_config", {}), "dynamo_", TorchDynamoPlugin, DYNAMO_FIELDS)

@@ -32,8 +32,7 @@ class Ranks:
 
 
 def deepspeed(path: str):
-    with open(path) as file:
-        content = json.load(file)
+    content = json.loads(Path(path).read_text())
     # DeepSpeed ignores what it does not know at the top; inside its models it refuses it.
     refuse_unknown(content, TOP_KEYS, "DeepSpeedConfig")
     refuse_unknown(content.get("torch_autocast", {}), AUTOCAST_KEYS, "torch_autocast")

@@ -22,7 +22,7 @@ from service.api.security import SESSION_SCHEME
 from tuner.records import Record
 
 REF = "#/components/schemas/{name}"
-BINARY = ("application/vnd.apache.parquet", "application/vnd.sqlite3")
+BINARY = ("application/vnd.apache.parquet",)
 Responses = dict[int | str, dict[str, Any]]
 
 DESCRIPTION = """\

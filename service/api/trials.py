@@ -91,7 +91,7 @@ def list_trials(
 @router.get(
     "/studies/{study_id}/optuna",
     summary="Export a study for Optuna",
-    description="As an Optuna study in an SQLite file, which optuna-dashboard opens. Trials that run are left out.",
+    description="As an Optuna study in a journal file, which optuna-dashboard opens. Trials that run are left out.",
     responses={**returns_file((OPTUNA.media_type,), "The file."), **unchanged(), **refuses(404)},
 )
 def get_optuna_study(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:

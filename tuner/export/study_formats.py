@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.errors import ChoiceError
 from tuner.export import EXPORTERS, optuna_study, trial_table
@@ -33,13 +31,6 @@ class StudyFormat:
     content: Callable[[Study, Sequence[Trial]], bytes]
 
 
-def _optuna(study: Study, trials: Sequence[Trial]) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
-        path = Path(folder) / "study.db"
-        optuna_study.write_optuna_study(path, study, trials)
-        return path.read_bytes()
-
-
 STUDY_FORMATS = (
     StudyFormat(
         name="csv",
@@ -59,11 +50,11 @@ STUDY_FORMATS = (
     ),
     StudyFormat(
         name="optuna",
-        summary="the study as an Optuna study (optuna 5.0.0), in an SQLite file",
-        usage="optuna-dashboard sqlite:///optuna_study.db",
-        file_name="optuna_study.db",
-        media_type="application/vnd.sqlite3",
-        content=_optuna,
+        summary="the study as an Optuna study (optuna 5.0.0), in a journal file",
+        usage="optuna-dashboard optuna_study.log",
+        file_name="optuna_study.log",
+        media_type="application/x-ndjson",
+        content=optuna_study.optuna_journal,
     ),
 )
 _BY_NAME = {known.name: known for known in STUDY_FORMATS}

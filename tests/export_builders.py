@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from report_builders import complete, make_recommendation
+from hypothesis import strategies as st
+from report_builders import complete, cpu_hardware, make_recommendation
 
-from tuner.records import BASELINE, Candidate, Choice, Device, HardwareProfile, Recommendation
+from tuner.records import (
+    BASELINE,
+    Candidate,
+    Choice,
+    DatasetFacts,
+    Device,
+    Environment,
+    HardwareProfile,
+    ModelFacts,
+    OptimizerFacts,
+    Recommendation,
+    SampleUnit,
+    WorkloadFacts,
+)
+from tuner.strategies import STRATEGIES, Supported
+from tuner.strategies.composition import conflict, normalise
 
 
 def gpu_hardware(count: int = 1) -> HardwareProfile:
@@ -86,3 +102,47 @@ RECOMMENDATIONS = {
     **CUDA,
     **SHARDED,
 }
+
+
+FACTS = WorkloadFacts(
+    reference="zoo:synthetic",
+    name="synthetic",
+    signature="0123",
+    global_batch=32,
+    sample_unit=SampleUnit.SAMPLE,
+    dataset=DatasetFacts(kind="map", length=512, sample_bytes=4096, sample_ns=1000, deterministic=True, splits=False),
+    model=ModelFacts(
+        num_parameters=1000,
+        parameter_bytes=4000,
+        num_parameter_tensors=8,
+        num_blocks=3,
+        module_types={"Conv2d": 3},
+        uses_attention=True,
+    ),
+    optimizer=OptimizerFacts(
+        name="AdamW", module="torch.optim", implementation="default", implementations=("for_loop", "foreach", "fused")
+    ),
+)
+ENVIRONMENTS = {
+    kind: Environment(hardware=hardware, compiler="/usr/bin/g++", free_memory_bytes=1 << 36, free_disk_bytes=1 << 36)
+    for kind, hardware in (("cpu", cpu_hardware()), ("cuda", gpu_hardware()))
+}
+
+
+@st.composite
+def candidates(
+    draw: st.DrawFn, environment: Environment = ENVIRONMENTS["cuda"], *, runnable: bool = False
+) -> Candidate:
+    """One choice of each of some strategies, as the search would combine them; runnable: that can be run there."""
+    candidate = BASELINE
+    for strategy in draw(st.lists(st.sampled_from(STRATEGIES), unique_by=lambda s: s.name)):
+        choices = [
+            choice
+            for choice in strategy.choices(environment, FACTS)
+            if not runnable or isinstance(strategy.supports(choice, environment, FACTS), Supported)
+        ]
+        if choices:
+            extended = candidate.with_choice(strategy.name, draw(st.sampled_from(choices)))
+            if not runnable or conflict(extended, environment, FACTS) is None:
+                candidate = extended
+    return normalise(candidate, FACTS)

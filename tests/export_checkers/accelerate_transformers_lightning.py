@@ -19,7 +19,11 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from protocol import refuse_unknown, serve
 
 # Where the launcher's argument and the field of the plugin have two names.
-FSDP_FIELDS = {"offload_params": "cpu_offload", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
+FSDP_FIELDS = {
+    "version": "fsdp_version",
+    "offload_params": "cpu_offload",
+    "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap",
+}
 DYNAMO_FIELDS = {
     "use_fullgraph": "fullgraph",
     "use_dynamic": "dynamic",
@@ -62,12 +66,19 @@ def accelerate_yaml(path: str):
         "regional": dynamo.use_regional_compilation,
     }
     if arguments.use_fsdp:
-        fsdp = FullyShardedDataParallelPlugin()
+        with (
+            mock.patch("accelerate.utils.dataclasses.is_cuda_available", return_value=True),
+            mock.patch("torch.cuda.current_device", return_value=0),
+        ):
+            fsdp = FullyShardedDataParallelPlugin()
         found["fsdp"] = {
             "version": fsdp.fsdp_version,
             "strategy": getattr(fsdp.sharding_strategy, "name", None),
             "reshard": fsdp.reshard_after_forward,
-            "offload": bool(getattr(fsdp.cpu_offload, "offload_params", fsdp.cpu_offload)),
+            # FSDP1 has a flag, FSDP2 a policy.
+            "offload": getattr(
+                fsdp.cpu_offload, "offload_params", type(fsdp.cpu_offload).__name__ == "CPUOffloadPolicy"
+            ),
             "min_num_params": fsdp.min_num_params,
             "prefetch": getattr(fsdp.backward_prefetch, "name", None),
             "checkpointing": fsdp.activation_checkpointing,
@@ -156,7 +167,6 @@ def lightning(path: str):
             "accumulation": made.accumulate_grad_batches,
             "strategy": type(strategy).__name__,
             "sharding": getattr(getattr(strategy, "sharding_strategy", None), "name", None),
-            "benchmark": made._accelerator_connector.benchmark if hasattr(made, "_accelerator_connector") else None,
         }
     finally:
         for patch in patches:

@@ -6,16 +6,18 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
+# Expert-parallel kernels, which need triton: no configuration here uses them.
+sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = mock.MagicMock()
 os.environ["DS_ACCELERATOR"] = "cpu"
 
-
-import torch
-from deepspeed import DeepSpeedConfig
-from deepspeed.runtime import constants
-from protocol import refuse_unknown, serve
-from torchtitan.config import ConfigManager
-from torchtitan.models.llama3.config_registry import llama3_debugmodel
+import torch  # noqa: E402
+from deepspeed import DeepSpeedConfig  # noqa: E402
+from deepspeed.runtime import constants  # noqa: E402
+from protocol import refuse_unknown, serve  # noqa: E402
+from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
 
 TOP_KEYS = {value for value in vars(constants).values() if isinstance(value, str)} | {"zero_optimization"}
 AUTOCAST_KEYS = {"enabled", "dtype", "lower_precision_safe_modules"}
@@ -37,13 +39,14 @@ def deepspeed(path: str):
     refuse_unknown(content, TOP_KEYS, "DeepSpeedConfig")
     refuse_unknown(content.get("torch_autocast", {}), AUTOCAST_KEYS, "torch_autocast")
     pieces = content["train_micro_batch_size_per_gpu"] * content["gradient_accumulation_steps"]
-    config = DeepSpeedConfig(path, mpu=Ranks(content["train_batch_size"] // pieces))
+    with mock.patch("deepspeed.runtime.config.dist.get_rank", return_value=0):  # as where process groups exist
+        config = DeepSpeedConfig(path, mpu=Ranks(content["train_batch_size"] // pieces))
     zero = config.zero_config
     return {
         "batch": [config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps],
         "stage": int(zero.stage),
-        "offload_optimizer": zero.offload_optimizer.device.value if zero.offload_optimizer else None,
-        "offload_param": zero.offload_param.device.value if zero.offload_param else None,
+        "offload_optimizer": str(zero.offload_optimizer.device) if zero.offload_optimizer else None,
+        "offload_param": str(zero.offload_param.device) if zero.offload_param else None,
         "autocast": str(config.torch_autocast_dtype) if config.torch_autocast_enabled else None,
         "bfloat16": config.bfloat16_config.enabled,
         "untested": config.zero_allow_untested_optimizer,

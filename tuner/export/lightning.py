@@ -46,6 +46,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         return Said()
     if sharding.words.fsdp1 is None:
         return Said(missing=dict.fromkeys(choice, "Lightning shards by FSDP1; this shards nothing"))
+    if sharding.mode == "hybrid":
+        reason = "FSDPStrategy wants an auto_wrap_policy or a device_mesh of yours with it; this shards nothing"
+        return Said(missing=dict.fromkeys(choice, reason))
     options = {"sharding_strategy": sharding.words.fsdp1, "cpu_offload": sharding.cpu_offload}
     missing = {}
     if sharding.wrap != "root":

@@ -226,15 +226,23 @@ class AccelerateFsdp1Yaml(_Yaml):
 # --- in code ----------------------------------------------------------------------------------
 
 
+_IN_YAML = "the YAML of the accelerate export says it"
+
+
+def _said_in_yaml(rule: Rule | None) -> Rule:
+    """Not said in code: the YAML says it, or says why not."""
+
+    def missing(choice: Choice, recommendation: Recommendation) -> Said:
+        there = rule(choice, recommendation).missing if rule else {}
+        return Said(missing={**dict.fromkeys(choice, _IN_YAML), **there})
+
+    return missing
+
+
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
     """TF32 is code; the rest is the YAML's."""
-    missing = {} if choice["level"] == "tf32" else _precision(choice, recommendation).missing
-    return Said(sections={"set_up": python_code.tf32_lines(choice)}, missing=missing)
-
-
-def _said_in_yaml(rule: Rule) -> Rule:
-    """Beside the YAML: nothing in code, and missing what is missing there."""
-    return lambda choice, recommendation: Said(missing=rule(choice, recommendation).missing)
+    lines = python_code.tf32_lines(choice)
+    return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
 
 _OWN_THREADS = """
@@ -259,7 +267,7 @@ class AccelerateCode(TranslatingExporter):
         "optimizer_implementation": python_code.optimizer_implementation,
         "activation_checkpointing": _said_in_yaml(_checkpointing),
         "micro_batch": python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
-        STRATEGY: lambda choice, recommendation: Said(),
+        STRATEGY: _said_in_yaml(None),
     }
 
     def file_name(self, recommendation: Recommendation) -> str:

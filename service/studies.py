@@ -23,7 +23,7 @@ from service.places import this_place
 from service.running import chosen_level, isolated_runner
 from service.settings import Settings
 from tuner.errors import RunnerError, StorageFull, StoreError
-from tuner.export import EXPORTERS, Exporter
+from tuner.export import OWN, Exporter
 from tuner.protocols import StudyStore
 from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from tuner.search.driver import StudyDriver, StudyView
@@ -241,14 +241,14 @@ def remove_working_files(study: Study) -> None:
 
 
 def write_results(study_id: str, store: StudyStore, recommendation: Recommendation, folder: Path) -> Results:
-    """Writes the report and every export into a folder.
+    """Writes the report and the exports that need no other tool into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFull where the disk is full. The study itself is
             safe in the database.
     """
     report = write_report(study_id, store, folder)
-    return Results(report=report, exports=write_exports(recommendation, folder, EXPORTERS))
+    return Results(report=report, exports=write_exports(recommendation, folder, OWN))
 
 
 def write_report(study_id: str, store: StudyStore, folder: Path) -> Path:
@@ -269,6 +269,7 @@ def write_exports(recommendation: Recommendation, folder: Path, exporters: Seque
 
     Raises:
         StoreError: The folder cannot be written; StorageFull where the disk is full.
+        RecommendationError: A format cannot hold it.
     """
     paths = []
     with _written(folder, recommendation.study_id):

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from tuner.errors import ChoiceError
+from tuner.export.accelerate import AccelerateCode, AccelerateFsdp1Yaml, AccelerateYaml
 from tuner.export.base import Exporter
+from tuner.export.deepspeed import DeepSpeedJson
+from tuner.export.lightning import LightningTrainer
 from tuner.export.native import NativeJson, NativeYaml
 from tuner.export.snippet import PythonSnippet
+from tuner.export.torchrun import TorchrunScript
+from tuner.export.torchtitan import TorchtitanConfig
+from tuner.export.transformers_arguments import TransformersArguments
 
 EXPORTERS: tuple[Exporter, ...] = (
     NativeJson(),
     NativeYaml(),
     PythonSnippet(),
+    TorchrunScript(),
+    AccelerateYaml(),
+    AccelerateFsdp1Yaml(),
+    AccelerateCode(),
+    TransformersArguments(),
+    LightningTrainer(),
+    DeepSpeedJson(),
+    TorchtitanConfig(),
 )
+
+OWN = EXPORTERS[:3]
+"""Those that need nothing but Steptune; a finished study leaves them beside its report."""
 
 _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 
@@ -27,4 +44,4 @@ def exporter_named(name: str) -> Exporter:
     return _BY_NAME[name]
 
 
-__all__ = ["EXPORTERS", "Exporter", "exporter_named"]
+__all__ = ["EXPORTERS", "OWN", "Exporter", "exporter_named"]

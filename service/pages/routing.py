@@ -66,9 +66,9 @@ def site_of(request: Request, principal: Principal | None = None) -> Site:
     )
 
 
-def page(request: Request, principal: Principal, template: str, **context: Any) -> Response:
-    """A page for this reader: compressed where the browser reads that, and not sent again where it has it."""
-    body = render(template, site_of(request, principal), **context).encode()
+def page(request: Request, site: Site, template: str, **context: Any) -> Response:
+    """A page for one reader: compressed where the browser reads that, and not sent again where it has it."""
+    body = render(template, site, **context).encode()
     tag = hashlib.sha256(body).hexdigest()[:16]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie, Accept-Encoding"}
     if is_known(request, tag):

@@ -142,7 +142,12 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
                 for row in placed.itertuples()
             ],
             y=[floor if math.isnan(gain) else gain for gain in placed["gain"]],
-            marker={"color": look.colour, "symbol": look.symbol, "size": 10, "line": {"width": 1.5, "color": look.colour}},
+            marker={
+                "color": look.colour,
+                "symbol": look.symbol,
+                "size": 10,
+                "line": {"width": 1.5, "color": look.colour},
+            },
             customdata=[_hover(row) for row in placed.itertuples()],
             hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
         )

@@ -17,9 +17,7 @@ from tuner.records import Candidate, choice_label
 COLUMNS = ("strategy", "here", "there", "ratio", "low", "high", "outcome", "num_starts")
 
 
-def get_neighbours_info(
-    source: TrialSource, study_id: str, effects: Effects, candidates: pd.DataFrame
-) -> pd.DataFrame:
+def get_neighbours_info(source: TrialSource, study_id: str, effects: Effects, candidates: pd.DataFrame) -> pd.DataFrame:
     """One row for each configuration that was run and differs from the leading one in a single strategy.
 
     `here` is that strategy's choice in the leading configuration and `there` in the other; `ratio` is the other's speed
@@ -84,7 +82,8 @@ def plot_neighbours(info: pd.DataFrame) -> go.Figure:
             "line": {"width": 1.5, "color": theme.NEUTRAL},
         },
         customdata=[
-            f"<b>{units.ratio(row.ratio)}</b> of its speed with {theme.wrapped(row.there)}<br>instead of {theme.wrapped(row.here)}"
+            f"<b>{units.ratio(row.ratio)}</b> of its speed with {theme.wrapped(row.there)}"
+            f"<br>instead of {theme.wrapped(row.here)}"
             for row in known.itertuples()
         ],
         hovertemplate="%{customdata}<extra></extra>",

@@ -117,9 +117,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     importance = get_importance_info(source, study_id, effects)
     convergence = get_convergence_info(source, study_id, history)
     environment = study.environment
-    figures = _figures(
-        study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence
-    )
+    figures = _figures(study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence)
     return {
         "title": short_name(study.workload),
         "study": study,
@@ -129,9 +127,9 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "headline": get_headline_info(source, study_id),
         "epoch": get_epoch_info(study, recommendation) if recommendation else None,
         "top": top_rows(recommendation) if recommendation else [],
-        "compare_url": "" if site.standalone or leading_candidate(source, study_id) is None else site.url(
-            f"/compare?a={study_id}:baseline&b={study_id}:{'recommended' if recommendation else 'best'}"
-        ),
+        "compare_url": ""
+        if site.standalone or leading_candidate(source, study_id) is None
+        else site.url(f"/compare?a={study_id}:baseline&b={study_id}:{'recommended' if recommendation else 'best'}"),
         "configurations": list(dict.fromkeys(breakdown["configuration"])),
         "breakdown": breakdown_rows(breakdown),
         "findings": findings_by_configuration(source, study_id),

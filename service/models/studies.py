@@ -238,7 +238,7 @@ class RecommendationRow(Base):
 
 
 class StrategyOutcomeRow(Base):
-    """What came of one strategy in a study with an answer: how often it was tried, and what it is worth in the answer."""
+    """What came of one strategy in a study with an answer: how often it was tried, what it is worth in the answer."""
 
     __tablename__ = "strategy_outcomes"
 

@@ -72,7 +72,7 @@ def num_by_state(engine: Engine, owner_id: str | None) -> dict[str, int]:
     if owner_id is not None:
         query = query.where(StudyRow.owner_id == owner_id)
     with querying(engine) as connection:
-        return {state: count for state, count in connection.execute(query)}
+        return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def hardware_labels(engine: Engine) -> Sequence[str]:

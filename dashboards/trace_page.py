@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
+from markupsafe import Markup
 
-from dashboards import theme, units
-from dashboards.templating import templates
+from dashboards import units
+from dashboards.site import STANDALONE
+from dashboards.templating import figures_json, render
 from dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps, plot_timelines
 from dashboards.trace_info import (
     device_label,
@@ -35,8 +36,7 @@ MAX_STEPS = 24
 
 def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = 20) -> str:
     """One self-contained HTML page."""
-    template = templates().get_template("trace.html")
-    return template.render(plotly_js=get_plotlyjs(), **trace_context(analysis, comparison, top=top))
+    return render("trace.html", STANDALONE, **trace_context(analysis, comparison, top=top))
 
 
 def trace_context(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = 20) -> dict[str, Any]:
@@ -44,6 +44,7 @@ def trace_context(analysis: TraceAnalysis, comparison: Comparison | None = None,
     rank = main_rank(analysis)
     kernels = get_kernels_info(rank, top)
     return {
+        "title": ", ".join(Path(r.file).name for r in analysis.ranks),
         "headline": get_trace_headline(analysis),
         "names": [Path(r.file).name for r in analysis.ranks],
         "findings": get_findings_info(analysis),
@@ -63,8 +64,6 @@ def trace_context(analysis: TraceAnalysis, comparison: Comparison | None = None,
         "operators": rank.operators[:top],
         "collectives": (analysis.collectives or rank.collectives)[:top],
         "comparison": comparison,
-        "colour": theme.category_colour,
-        "title": theme.category_title,
         "figures": _figures(analysis, rank, kernels),
     }
 
@@ -94,22 +93,22 @@ def labelled_timelines(analysis: TraceAnalysis) -> dict[str, Timeline]:
     return {device_label(analysis, timeline): timeline for rank in analysis.ranks for timeline in rank.timelines}
 
 
-def _figures(analysis: TraceAnalysis, rank: RankAnalysis, kernels: pd.DataFrame) -> dict[str, str]:
-    """By the id of the element that shows it; only those that have something to show."""
+def _figures(analysis: TraceAnalysis, rank: RankAnalysis, kernels: pd.DataFrame) -> dict[str, Markup]:
+    """By the name under which the page shows it; only those that have something to show."""
     figures: dict[str, go.Figure] = {}
     steps = get_steps_info(analysis)
     if len(steps):
         bars = steps.groupby(["device", "step"], sort=False).ngroup()
-        figures["steps-figure"] = plot_steps(steps[bars < MAX_STEPS])
+        figures["steps"] = plot_steps(steps[bars < MAX_STEPS])
     timelines = labelled_timelines(analysis)
     if timelines:
-        figures["timeline-figure"] = plot_timelines(timelines)
+        figures["timeline"] = plot_timelines(timelines)
     gaps = get_gaps_info(analysis)
     if len(gaps):
-        figures["gaps-figure"] = plot_gaps(gaps)
+        figures["gaps"] = plot_gaps(gaps)
     if len(kernels):
-        figures["kernels-figure"] = plot_kernels(kernels)
+        figures["kernels"] = plot_kernels(kernels)
     for number, memory in enumerate(rank.memory):
         if memory.timeline:
-            figures[f"memory-figure-{number}"] = plot_memory(memory)
-    return {name: figure.to_json() for name, figure in figures.items()}
+            figures[f"memory-{number}"] = plot_memory(memory)
+    return figures_json(figures)

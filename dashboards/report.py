@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Any, NamedTuple
 
-import jinja2
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
@@ -18,6 +17,7 @@ from dashboards.history import LOOKS, get_history_info, plot_history
 from dashboards.sources import TrialSource
 from dashboards.starts import TODAY, leading_candidate, reference_results, results
 from dashboards.story import get_not_tried_info, get_tried_info
+from dashboards.templating import templates
 from tuner.errors import ChoiceError
 from tuner.export import EXPORTERS
 from tuner.records import Candidate, Choice, Finding, Numerics, Recommendation, SampleUnit, Study, choice_label
@@ -183,33 +183,3 @@ def _figures(breakdown: pd.DataFrame, history: pd.DataFrame, gains: pd.DataFrame
     if len(gains):
         figures["gains-figure"] = plot_gains(gains)
     return {name: figure.to_json() for name, figure in figures.items()}
-
-
-def templates() -> jinja2.Environment:
-    """The pages, with the filters that they use."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dashboards"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        ratio=units.ratio,
-        percent=units.percent,
-        memory=units.memory,
-        rate=units.rate,
-        duration=units.duration,
-        words=units.words,
-        significant=units.significant,
-        known=lambda value: value == value,
-        change=units.change,
-        counted=units.counted,
-        short_time=units.short_time,
-        short_time_change=units.short_time_change,
-        kernel_name=units.kernel_name,
-        per_second=units.per_second,
-        place_name=units.place_name,
-        gain_limit=units.gain_limit,
-    )
-    return environment

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from dashboards import theme, units
-from dashboards.report import templates
+from dashboards.templating import templates
 from dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps, plot_timelines
 from dashboards.trace_info import (
     device_label,

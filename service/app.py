@@ -33,6 +33,8 @@ from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
 from service.connections import create_engine_for
 from service.event_hub import EventHub
+from service.pages import static
+from service.pages import studies as studies_pages
 from service.queue import open_queue
 from service.settings import Settings
 from service.uploads import UploadSpace
@@ -50,6 +52,7 @@ RESOURCES = (
     users,
     audit,
 )
+PAGE_ROUTERS = (static, studies_pages)
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
@@ -97,6 +100,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.include_router(health.router)
     app.include_router(login.router)
+    for pages in PAGE_ROUTERS:
+        app.include_router(pages.router)
     for module in RESOURCES:
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)

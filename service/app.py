@@ -35,6 +35,7 @@ from service.connections import create_engine_for
 from service.event_hub import EventHub
 from service.pages import static
 from service.pages import studies as studies_pages
+from service.pages import trials as trials_pages
 from service.queue import open_queue
 from service.settings import Settings
 from service.uploads import UploadSpace
@@ -52,7 +53,7 @@ RESOURCES = (
     users,
     audit,
 )
-PAGE_ROUTERS = (static, studies_pages)
+PAGE_ROUTERS = (static, studies_pages, trials_pages)
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",

@@ -209,6 +209,14 @@ class Lane(Record):
     busy_ns: tuple[int, ...]
     """Time in it in which something ran."""
 
+    def __post_init__(self) -> None:
+        columns = (self.length_ns, self.name, self.category, self.count, self.busy_ns)
+        if {len(column) for column in columns} != {len(self.start_ns)}:
+            raise ValueError("the columns of a lane must be equally long")
+        for index, table in ((self.name, self.names), (self.category, self.categories)):
+            if index and not 0 <= min(index) <= max(index) < len(table):
+                raise ValueError(f"a lane refers to number {max(index)} of a table of {len(table)}")
+
 
 class Difference(Record):
     """One quantity per step on two sides."""

@@ -42,8 +42,8 @@ from tuner.profiling.source_lines import SourceLines
 from tuner.profiling.timeline import timeline
 from tuner.profiling.trace import Trace, TraceError
 from tuner.profiling.what_if import what_ifs
-from tuner.records import Breakdown, Finding
-from tuner.trace_records import GapStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
+from tuner.records import Breakdown, Finding, TrialProfile
+from tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +165,36 @@ def analyse_trace(
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most
 
 
+def analyse_memory(path: Path) -> tuple[MemoryStats, ...]:
+    """What the allocator held, by device, from the trace of a step that recorded every allocation.
+
+    Raises:
+        TraceError: The file is not a trace that can be read.
+    """
+    return memory_stats(link(read_trace(path)))
+
+
+def with_memory(result: RankResult, memory: tuple[MemoryStats, ...]) -> RankResult:
+    """The result with what another trace of the same rank says of its memory."""
+    return replace(result, analysis=msgspec.structs.replace(result.analysis, memory=memory))
+
+
+def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
+    """What a trial's result keeps beside the breakdown: at most `top` of each."""
+    gaps = analysis.gaps.get(analysis.breakdowns[0].device)
+    return TrialProfile(
+        kernels=analysis.kernels[:top],
+        gap_sites=gaps.sites[:top] if gaps is not None else (),
+        collectives=analysis.collectives,
+    )
+
+
+def without_timelines(analysis: TraceAnalysis) -> TraceAnalysis:
+    """The analysis without what is kept in a file of its own, and without names of files."""
+    ranks = (msgspec.structs.replace(rank, timelines=(), file="") for rank in analysis.ranks)
+    return msgspec.structs.replace(analysis, ranks=tuple(ranks))
+
+
 def step_time_cv(capture: Capture) -> float | None:
     """Standard deviation of the step times (of a sample: n - 1) over their mean; None below two marked steps."""
     lengths = np.diff(capture.steps.boundaries)
@@ -231,11 +261,12 @@ def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[
         rank = next(number for number in range(len(results)) if number not in file_of)
         file_of[rank] = path
         notes.append(f"{path} does not say its rank: it counts as rank {rank}")
-        numbered.append(_with_rank(result, rank))
+        numbered.append(of_rank(result, rank))
     return sorted(numbered, key=lambda result: result.analysis.rank)
 
 
-def _with_rank(result: RankResult, rank: int) -> RankResult:
+def of_rank(result: RankResult, rank: int) -> RankResult:
+    """The result of a rank that is known from elsewhere."""
     analysis = result.analysis
     breakdowns = tuple(msgspec.structs.replace(breakdown, rank=rank) for breakdown in analysis.breakdowns)
     timelines = tuple(msgspec.structs.replace(timeline, rank=rank) for timeline in analysis.timelines)

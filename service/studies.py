@@ -169,8 +169,9 @@ def keep_profiles(
     *,
     logs: bool = False,
 ) -> None:
-    """Keeps the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no file.
+    """Keeps the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
+    and of finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no
+    file.
 
     Args:
         logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.

@@ -75,7 +75,7 @@ def test_lanes_are_of_devices_streams_and_threads(tmp_path):
     assert GEMM in stream.names
     assert sum(stream.busy_ns) == sum(kernel.total_ns for kernel in analysis.kernels)
     [thread] = [lane for lane in analysis.lanes if lane.kind == "thread"]
-    assert thread.label.endswith("runs the steps")
+    assert thread.label == "main thread"
     waits = [
         length
         for length, code in zip(thread.length_ns, thread.category, strict=True)

@@ -174,7 +174,7 @@ def _events(start: Ints, end: Ints, category: Ints, name: Ints) -> Spans:
 
 
 def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
-    """Those that do the most, the one that runs the steps first. On a CPU that one is the device itself."""
+    """Those that do the most, first the one that runs the steps: the main thread. On a CPU that is the device itself."""
     trace, stepping = capture.trace, capture.steps.thread
     num_events = np.bincount(trace.host.thread, minlength=len(trace.threads))
     candidates = np.argsort(-num_events, kind="stable")[: 2 * MAX_THREADS].tolist()
@@ -187,8 +187,7 @@ def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
             busy[thread] = _events(start, end, category, trace.host.name[row].astype(np.int64))
     order = sorted(busy, key=lambda thread: (thread != stepping, -int(busy[thread].busy_ns.sum())))
     for thread in order[:MAX_THREADS]:
-        role = ", runs the steps" if thread == stepping else ""
-        yield f"thread {trace.threads[thread][1]}{role}", busy[thread]
+        yield "main thread" if thread == stepping else f"thread {trace.threads[thread][1]}", busy[thread]
 
 
 def _innermost(capture: Capture, thread: int) -> tuple[Ints, Ints, Ints]:

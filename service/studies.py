@@ -169,8 +169,9 @@ def keep_profiles(
     *,
     logs: bool = False,
 ) -> None:
-    """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no file.
+    """Keeps the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
+    and of finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no
+    file.
 
     Args:
         logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.
@@ -182,7 +183,7 @@ def keep_profiles(
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
-        found = {"timeline": files.timelines(trial.trial_id)}
+        found = {"timeline": files.timelines(trial.trial_id), "analysis": files.analysis(trial.trial_id)}
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
         if logs and trial.result is not None:

@@ -1,0 +1,61 @@
+"""What computes, as areas: kernels by category, or a CPU's operators."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from tuner.profiling.categories import classify_operator
+from tuner.trace_records import RankAnalysis
+
+OTHER = "compute_other"
+
+
+def get_treemap_info(rank: RankAnalysis) -> pd.DataFrame:
+    """One row a kernel, or (on a CPU, which has none) an operator with all shapes together: `name`, `short`,
+    `category`, `ms` and `count` per step; the most time first.
+    """
+    num_steps = rank.breakdowns[0].num_steps
+    if rank.kernels:
+        rows = [(k.name, units.kernel_name(k.name), k.category, k.total_ns, k.count) for k in rank.kernels]
+    else:
+        rows = [(o.name, o.name, classify_operator(o.name) or OTHER, o.device_ns, o.count) for o in rank.operators]
+    info = pd.DataFrame(rows, columns=["name", "short", "category", "ns", "count"])
+    info = info.groupby(["name", "short", "category"], sort=False, as_index=False).sum()
+    info = info.assign(ms=info["ns"] / num_steps / 1e6, count=info["count"] / num_steps).drop(columns="ns")
+    return info[info["ms"] > 0].sort_values("ms", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def plot_treemap(info: pd.DataFrame) -> go.Figure:
+    """Areas by time per step, in categories; a click opens one."""
+    totals = info.groupby("category", sort=False)["ms"].sum()
+    figure = theme.new_figure(height=420, margin={"l": 2, "r": 2, "t": 4, "b": 4})
+    ids = [f"category {name}" for name in totals.index] + [f"kernel {number}" for number in info.index]
+    categories = [*totals.index, *info["category"]]
+    colours = [theme.category_colour(name) for name in categories]
+    figure.add_treemap(
+        ids=ids,
+        labels=[theme.plain(theme.category_title(n)) for n in totals.index]
+        + [theme.plain(_short(n)) for n in info["short"]],
+        parents=[""] * len(totals) + [f"category {name}" for name in info["category"]],
+        values=[*totals, *info["ms"]],
+        customdata=[(theme.plain(theme.category_title(name)), "") for name in totals.index]
+        + [
+            (theme.wrapped(str(name), 80), f"<br>{units.significant(count)} runs a step")
+            for name, count in zip(info["name"], info["count"], strict=True)
+        ],
+        branchvalues="total",
+        texttemplate="%{label}<br>%{value:.3f} ms",
+        hovertemplate="%{customdata[0]}<br><b>%{value:.3f} ms</b> a step, %{percentRoot:.1%}%{customdata[1]}<extra></extra>",
+        marker={"colors": colours, "line": {"width": 1}, "pad": {"t": 20, "l": 2, "r": 2, "b": 2}},
+        textfont={"color": [theme.text_colour_on(colour) for colour in colours], "size": 12},
+        tiling={"pad": 1},
+        pathbar={"visible": True},
+        maxdepth=2,
+    )
+    return figure
+
+
+def _short(name: str, width: int = 48) -> str:
+    return name if len(name) <= width else name[: width - 1] + "…"

@@ -26,7 +26,14 @@ def render(template: str, site: Site, **context: Any) -> str:
     return templates().get_template(template).render(site=site, **{**_DEFAULTS, **context})
 
 
-_DEFAULTS: dict[str, Any] = {"scripts": (), "figures": {}, "plots": False, "current": "", "layout": "page.html", "anchor": ""}
+_DEFAULTS: dict[str, Any] = {
+    "scripts": (),
+    "figures": {},
+    "plots": False,
+    "current": "",
+    "layout": "page.html",
+    "anchor": "",
+}
 
 
 def figures_json(figures: Mapping[str, go.Figure]) -> dict[str, Markup]:

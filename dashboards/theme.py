@@ -43,6 +43,15 @@ CATEGORY_COLOURS: dict[str, str] = {
     "queued": "#73716f",
     "unknown": "#f4f1ea",
 }
+BOTTLENECK_COLOURS: dict[str, str] = {
+    "input": CATEGORY_COLOURS["data_wait"],
+    "communication": CATEGORY_COLOURS["communication"],
+    "host": CATEGORY_COLOURS["host"],
+    "synchronisation": CATEGORY_COLOURS["optimizer_host"],
+    "optimizer": CATEGORY_COLOURS["optimizer"],
+    "compute": CATEGORY_COLOURS["compute_elementwise"],
+}
+"""By what `tuner.profiling.categories.bottleneck` names: the colour of a category of it."""
 GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"

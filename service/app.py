@@ -33,9 +33,7 @@ from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
 from service.connections import create_engine_for
 from service.event_hub import EventHub
-from service.pages import static
-from service.pages import studies as studies_pages
-from service.pages import trials as trials_pages
+from service.pages import ROUTERS
 from service.queue import open_queue
 from service.settings import Settings
 from service.uploads import UploadSpace
@@ -53,7 +51,6 @@ RESOURCES = (
     users,
     audit,
 )
-PAGE_ROUTERS = (static, studies_pages, trials_pages)
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
@@ -101,8 +98,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.include_router(health.router)
     app.include_router(login.router)
-    for pages in PAGE_ROUTERS:
-        app.include_router(pages.router)
+    for router in ROUTERS:
+        app.include_router(router)
     for module in RESOURCES:
         app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)

@@ -65,8 +65,8 @@ const steptune = (() => {
   });
 
   // A request of the interface: with what proves that it comes from this page.
-  function call(method, path, content) {
-    const headers = {"Accept": "application/json"};
+  function call(method, path, content, more = {}) {
+    const headers = {"Accept": "application/json", ...more};
     if (body.dataset.csrf) headers["X-CSRF-Token"] = body.dataset.csrf;
     if (content !== undefined && !(content instanceof FormData)) {
       headers["Content-Type"] = "application/json";

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from service.pages import compare, fleet, static, studies, study, submit, trials
+
 
 class Page(NamedTuple):
     """A page: its route's name, its path, and what it is for."""
@@ -21,3 +23,4 @@ PAGES = (
     Page("compare_page", "/compare", "Two trials or studies side by side"),
     Page("fleet_page", "/fleet", "All studies: what limits them, and what pays"),
 )
+ROUTERS = tuple(module.router for module in (static, studies, study, trials, compare, fleet, submit))

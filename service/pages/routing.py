@@ -66,9 +66,9 @@ def site_of(request: Request, principal: Principal | None = None) -> Site:
     )
 
 
-def page(request: Request, principal: Principal, template: str, **context: Any) -> Response:
-    """A page for this reader: compressed where the browser reads that, and not sent again where it has it."""
-    body = render(template, site_of(request, principal), **context).encode()
+def page(request: Request, site: Site, template: str, **context: Any) -> Response:
+    """A page for one reader: compressed where the browser reads that, and not sent again where it has it."""
+    body = render(template, site, **context).encode()
     tag = hashlib.sha256(body).hexdigest()[:16]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie, Accept-Encoding"}
     if is_known(request, tag):
@@ -93,5 +93,7 @@ def _login(request: Request) -> Response:
 def _problem(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
     title = {403: "This is not allowed", 404: "There is nothing here"}.get(status, "This did not work")
     sentence = f"{detail[:1].upper()}{detail[1:]}."
-    text = render("problem.html", site_of(request, getattr(request.state, "principal", None)), title=title, detail=sentence)
+    text = render(
+        "problem.html", site_of(request, getattr(request.state, "principal", None)), title=title, detail=sentence
+    )
     return HTMLResponse(text, status, {**(headers or {}), "Cache-Control": "no-store"})

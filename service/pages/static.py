@@ -41,4 +41,6 @@ def static_file(request: Request, file_name: str) -> Response:
 @router.get("/favicon.ico")
 def favicon() -> Response:
     """Browsers ask for it of themselves, beside any page that is no HTML."""
-    return Response(asset_text("icon.svg"), headers={"Cache-Control": "public, max-age=86400"}, media_type="image/svg+xml")
+    return Response(
+        asset_text("icon.svg"), headers={"Cache-Control": "public, max-age=86400"}, media_type="image/svg+xml"
+    )

@@ -17,7 +17,7 @@ from dashboards.windows import get_spread, get_windows_info, plot_windows
 from tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
 from tuner.trace_records import RankAnalysis, TraceAnalysis
 
-SCRIPTS = ("lanes.js", "trial.js")
+SCRIPTS = ("live.js", "lanes.js", "trial.js")
 TOP = 20
 """Rows of the lists of kernels, operators and collectives."""
 
@@ -64,6 +64,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "files": source.trial_files(trial_id),
         "figures": figures_json(trial_figures(result, analysis)),
         "plots": True,
+        "last_event": 0,
     }
 
 

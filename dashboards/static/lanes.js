@@ -156,7 +156,7 @@
     const button = event.target.closest("button.gap");
     const figure = button && button.closest("section").querySelector('[data-figure="lanes"]');
     if (!figure || figure.drawn !== undefined) return;
-    figure.addEventListener("figure-drawn", () => button.click(), {once: true});
+    figure.addEventListener("figure-drawn", () => setTimeout(() => button.click()), {once: true});
     steptune.draw(figure);
   });
 })();

@@ -1,4 +1,4 @@
-// The page of a trial: its log, its trace in Perfetto, and the page again when a running trial has ended.
+// The page of a trial: its log, and its trace in Perfetto.
 "use strict";
 
 (() => {
@@ -24,13 +24,12 @@
     }
   }
 
-  for (const details of document.querySelectorAll("details[data-log]")) {
-    details.addEventListener("toggle", () => {
-      if (!details.open || details.loaded) return;
-      details.loaded = true;
-      loadLog(details);
-    });
-  }
+  document.addEventListener("toggle", event => {
+    const details = event.target;
+    if (!details.matches("details[data-log]") || !details.open || details.loaded) return;
+    details.loaded = true;
+    loadLog(details);
+  }, {capture: true});
 
   // --- Perfetto: nothing is asked of it before the click ------------------------------------------
 
@@ -69,7 +68,8 @@
     }
   }
 
-  for (const button of document.querySelectorAll("button[data-perfetto]")) {
-    button.addEventListener("click", () => openInPerfetto(button));
-  }
+  document.addEventListener("click", event => {
+    const button = event.target.closest("button[data-perfetto]");
+    if (button) openInPerfetto(button);
+  });
 })();

@@ -160,7 +160,8 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
                 showarrow=False,
                 yshift=16 if row.name == RECOMMENDED else -16,
             )
-    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero")
+    spread = float(memory_gib.max() / memory_gib.min()) if memory_gib.notna().any() else 1.0
+    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero" if spread > 2 else "normal")
     figure.update_yaxes(title={"text": "speed, today's settings = 1×"}, ticksuffix="×")
     return figure
 

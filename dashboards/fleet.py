@@ -94,8 +94,8 @@ def get_limits_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
 
 
 def get_strategies_info(parts: Iterable[FleetPart]) -> pd.DataFrame:
-    """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part of, and the
-    median of what it gains there (NaN where it is part of none). What pays most often comes first.
+    """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part
+    of, and the median of what it gains there (NaN where it is part of none). What pays most often comes first.
     """
     frame = pd.DataFrame(list(parts), columns=list(FleetPart._fields))
     frame["bottleneck"] = frame["bottleneck"].fillna("unknown")

@@ -4,8 +4,9 @@ With few noisy trials, most of them around the best configuration, measures that
 permutation of a forest) say little. So importance is a contrast between configurations that were run and are the same
 but for one strategy: the speed of the best of them over that of the worst, in the search's own Gaussian model of all
 trials (`tuner.search.effects`), which shrinks what few trials say towards "no effect". Of several such sets of
-configurations the one with the most choices counts, then the one nearest to what leads. Where a strategy was only ever
-changed together with others there is none; then it is the model's estimate of its choices alone, with a wide interval.
+configurations one that has today's choice counts, then the one with the most choices, then the nearest to what leads.
+Where a strategy was only ever changed together with others there is none; then it is the model's estimate of its
+choices alone, with a wide interval.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import plotly.graph_objects as go
 
 from dashboards import theme, units
 from dashboards.effects import Effects
+from dashboards.frames import rows_of
 from dashboards.sources import TrialSource
 from dashboards.starts import leading_candidate
 from tuner.records import BASELINE, Candidate, choice_label
@@ -43,7 +45,8 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
     leading = leading_candidate(source, study_id)
     near = leading[1] if leading is not None else effects.reference
     rows = [_row(name, list(measured.values()), near, counts[name], effects) for name in counts]
-    return pd.DataFrame(sorted(rows, key=lambda row: -row[3]), columns=list(COLUMNS))
+    rows.sort(key=lambda row: -row[3])
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _row(
@@ -53,8 +56,8 @@ def _row(
     compared = same or [BASELINE, *_alone(name, measured)]
     ordered = sorted(compared, key=lambda candidate: effects.ratio(candidate, compared[0]).value)
     worst, best = ordered[0], ordered[-1]
-    ratio = effects.ratio(best, worst)
-    return name, _label(best, name), _label(worst, name), *ratio, num_trials, bool(same)
+    value, low, high = effects.ratio(best, worst)
+    return name, _label(best, name), _label(worst, name), value, low, high, num_trials, bool(same)
 
 
 def _same_but(name: str, measured: Sequence[Candidate], near: Candidate) -> list[Candidate]:
@@ -63,7 +66,12 @@ def _same_but(name: str, measured: Sequence[Candidate], near: Candidate) -> list
     for candidate in measured:
         sets.setdefault(candidate.with_choice(name, {}).key, []).append(candidate)
     several = [found for found in sets.values() if len(found) > 1]
-    return max(several, key=lambda found: (len(found), -_distance(found[0], near, name)), default=[])
+
+    def weight(found: list[Candidate]) -> tuple[bool, int, int]:
+        has_today = any(name not in candidate.choices for candidate in found)
+        return has_today, len(found), -_distance(found[0], near, name)
+
+    return max(several, key=weight, default=[])
 
 
 def _distance(candidate: Candidate, other: Candidate, name: str) -> int:
@@ -102,7 +110,7 @@ def plot_importance(info: pd.DataFrame) -> go.Figure:
         customdata=[
             f"<b>{units.ratio(row.ratio)}</b> ({units.ratio(row.low)} to {units.ratio(row.high)})<br>"
             f"best: {theme.wrapped(row.best)}<br>worst: {theme.wrapped(row.worst)}"
-            for row in info.itertuples()
+            for row in rows_of(info)
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )

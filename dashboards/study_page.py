@@ -246,12 +246,11 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
     rows = []
     for exporter in EXPORTERS:
         problem, href = "", site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
-        try:
-            content = exporter.export(recommendation)
-        except RecommendationError as error:
-            problem = str(error)
-        else:
-            href = data_url(content.encode()) if site.standalone else href
+        if site.standalone:
+            try:
+                href = data_url(exporter.export(recommendation).encode())
+            except RecommendationError as error:
+                problem = str(error)
         rows.append(
             Download(
                 name=exporter.name,

@@ -147,8 +147,8 @@ def violations(page, axe: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_page_in_every_state(page, state, visit, axe):
-    """It shows without complaint, asks no other host, is no wider than a phone, and axe-core finds no serious violation:
-    in light and dark, on a phone and a desktop.
+    """It shows without complaint, asks no other host, is no wider than a phone, and axe-core finds no serious
+    violation: in light and dark, on a phone and a desktop.
     """
     name, service = state
     url, status = address(page, service, name)

@@ -1,33 +1,47 @@
 """Which strategies matter on this workload.
 
 With few noisy trials, most of them around the best configuration, measures that need many independent samples (fANOVA,
-permutation of a forest) say little. So importance is a contrast between configurations that were run and are the same
-but for one strategy: the speed of the best of them over that of the worst, in the search's own Gaussian model of all
-trials (`tuner.search.effects`), which shrinks what few trials say towards "no effect". Of several such sets of
-configurations one that has today's choice counts, then the one with the most choices, then the nearest to what leads.
-Where a strategy was only ever changed together with others there is none; then it is the model's estimate of its
-choices alone, with a wide interval.
+permutation of a forest) say little. So importance is a contrast of pairs of configurations that were run and differ in
+one strategy only: two choices that such a pair compares, or a chain of pairs, have a ratio of speeds, by the search's
+own Gaussian model of all trials (`tuner.search.effects`), which shrinks what few trials say towards "no effect". Of
+several chains the one that is known best counts. The importance of a strategy is the ratio of its best choice to its
+worst. Where a strategy was only ever changed together with others there are no pairs; then it is the model's estimate
+of its choices alone, with a wide interval.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards import theme, units
-from dashboards.effects import Effects
+from dashboards.effects import NORMAL_QUANTILE, Effects
 from dashboards.frames import rows_of
 from dashboards.sources import TrialSource
-from dashboards.starts import leading_candidate
 from tuner.records import BASELINE, Candidate, choice_label
 
+TODAY = "as today"
 COLUMNS = ("strategy", "best", "worst", "ratio", "low", "high", "num_trials", "paired")
 METHOD = (
-    "Speed of the best configuration over the worst, of those that were run and differ in this strategy only, in the "
-    "search's Gaussian model of all trials"
+    "Speed of the best choice over the worst, by pairs (or chains of pairs) of configurations that were run and differ "
+    "in this strategy only, in the search's Gaussian model of all trials"
 )
+
+
+class Edge(NamedTuple):
+    """What is known of one choice against another: the logarithm of the ratio of speeds, and its variance."""
+
+    value: float
+    variance: float
+
+
+Known = dict[tuple[str, str], Edge]
+"""By two choices: the first over the second."""
 
 
 def get_importance_info(source: TrialSource, study_id: str, effects: Effects) -> pd.DataFrame:
@@ -42,42 +56,53 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
             measured[trial.candidate.key] = trial.candidate
             for name in trial.candidate.choices:
                 counts[name] = counts.get(name, 0) + 1
-    leading = leading_candidate(source, study_id)
-    near = leading[1] if leading is not None else effects.reference
-    rows = [_row(name, list(measured.values()), near, counts[name], effects) for name in counts]
+    rows = [_row(name, list(measured.values()), counts[name], effects) for name in counts]
     rows.sort(key=lambda row: -row[3])
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _row(
-    name: str, measured: Sequence[Candidate], near: Candidate, num_trials: int, effects: Effects
+    name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects
 ) -> tuple[str, str, str, float, float, float, int, bool]:
-    same = _same_but(name, measured, near)
-    compared = same or [BASELINE, *_alone(name, measured)]
-    ordered = sorted(compared, key=lambda candidate: effects.ratio(candidate, compared[0]).value)
-    worst, best = ordered[0], ordered[-1]
-    value, low, high = effects.ratio(best, worst)
-    return name, _label(best, name), _label(worst, name), value, low, high, num_trials, bool(same)
+    known = _chained(_pairs(name, measured, effects))
+    paired = bool(known)
+    if not paired:
+        known = _pairs(name, [BASELINE, *_alone(name, measured)], effects)
+    root = TODAY if any(TODAY in pair for pair in known) else next(iter(known))[0]
+    speeds = {root: 0.0, **{one: edge.value for (one, other), edge in known.items() if other == root}}
+    best, worst = max(speeds, key=lambda label: speeds[label]), min(speeds, key=lambda label: speeds[label])
+    edge = known.get((best, worst), Edge(0.0, 0.0))
+    half = NORMAL_QUANTILE * math.sqrt(edge.variance)
+    value, low, high = (math.exp(edge.value + shift) for shift in (0.0, -half, half))
+    return name, best, worst, value, low, high, num_trials, paired
 
 
-def _same_but(name: str, measured: Sequence[Candidate], near: Candidate) -> list[Candidate]:
-    """Those that are the same but for one strategy; empty where there are no two."""
-    sets: dict[str, list[Candidate]] = {}
+def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
+    """Of configurations that are the same but for one strategy: each pair of its choices, as it is known best."""
+    same: dict[str, list[Candidate]] = {}
     for candidate in measured:
-        sets.setdefault(candidate.with_choice(name, {}).key, []).append(candidate)
-    several = [found for found in sets.values() if len(found) > 1]
+        same.setdefault(candidate.with_choice(name, {}).key, []).append(candidate)
+    known: Known = {}
+    for one, other in itertools.chain.from_iterable(itertools.permutations(found, 2) for found in same.values()):
+        ratio = effects.ratio(one, other)
+        edge = Edge(math.log(ratio.value), (math.log(ratio.high / ratio.low) / (2 * NORMAL_QUANTILE)) ** 2)
+        pair = _label(one, name), _label(other, name)
+        if pair not in known or edge.variance < known[pair].variance:
+            known[pair] = edge
+    return known
 
-    def weight(found: list[Candidate]) -> tuple[bool, int, int]:
-        has_today = any(name not in candidate.choices for candidate in found)
-        return has_today, len(found), -_distance(found[0], near, name)
 
-    return max(several, key=weight, default=[])
-
-
-def _distance(candidate: Candidate, other: Candidate, name: str) -> int:
-    """In how many other strategies two differ."""
-    names = {*candidate.choices, *other.choices} - {name}
-    return sum(candidate.choices.get(n) != other.choices.get(n) for n in names)
+def _chained(known: Known) -> Known:
+    """With what chains say, the best known of each pair (Floyd, Warshall): variances add up along a chain."""
+    labels = list(dict.fromkeys(label for pair in known for label in pair))
+    found = dict(known)
+    for middle, one, other in itertools.product(labels, repeat=3):
+        if len({middle, one, other}) == 3 and (one, middle) in found and (middle, other) in found:
+            first, second = found[one, middle], found[middle, other]
+            chain = Edge(first.value + second.value, first.variance + second.variance)
+            if (one, other) not in found or chain.variance < found[one, other].variance:
+                found[one, other] = chain
+    return found
 
 
 def _alone(name: str, measured: Sequence[Candidate]) -> list[Candidate]:
@@ -86,7 +111,7 @@ def _alone(name: str, measured: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _label(candidate: Candidate, name: str) -> str:
-    return choice_label(candidate.choices[name]) if name in candidate.choices else "as today"
+    return choice_label(candidate.choices[name]) if name in candidate.choices else TODAY
 
 
 def plot_importance(info: pd.DataFrame) -> go.Figure:

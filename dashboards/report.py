@@ -43,7 +43,7 @@ def trials_shown(source: TrialSource, study_id: str) -> list[Trial]:
     """Profiled trials that the page speaks of, in order: one of today's settings, one of each configuration that was
     accepted on the way, and one of what leads. Of many, the last are shown.
     """
-    trials = [t for t in source.trials(study_id) if t.result is not None and t.result.breakdowns]
+    trials = [t for t in source.trials(study_id) if t.result is not None and t.result.ok and t.result.breakdowns]
     reference = [r.candidate for r in reference_results(source.trials(study_id))][:1]
     accepted = [d.candidate for d in source.decisions(study_id) if d.verdict == "accepted" and d.candidate]
     leading = leading_candidate(source, study_id)

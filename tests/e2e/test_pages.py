@@ -260,7 +260,7 @@ class TestList:
         expect(rows).to_have_count(1)
         expect(rows.first).to_contain_text("failed")
         page.get_by_role("link", name="Clear").click()
-        page.get_by_label("Search").fill("no such workload")
+        page.get_by_role("searchbox").fill("no such workload")
         page.keyboard.press("Enter")
         expect(page.get_by_text("No study fits.")).to_be_visible()
         page.goto(f"{complete.url}/?sort=gain")
@@ -332,7 +332,8 @@ class TestAccess:
             access = service.app.state.access
             user = access.users.create("ada", [Scope.READ, Scope.SUBMIT])
             _, bearer = access.tokens.issue(user.user_id, name="", scopes=[Scope.READ, Scope.SUBMIT], days=1)
-            page = visit.go(f"{service.url}/fleet")
+            page = visit.page
+            page.goto(f"{service.url}/fleet")
             page.get_by_label("Token").fill(bearer.text)
             page.get_by_role("button", name="Log in").click()
             page.wait_for_url(f"{service.url}/fleet")

@@ -18,7 +18,7 @@ MAX_CELLS = 60_000
 """What a browser draws at once without a pause, and what compresses to well below a megabyte."""
 HEIGHTS = {"device": 1.5, "stream": 0.9, "thread": 0.9}
 SPACE = 0.3
-PIXELS = 26.0
+PIXELS = 30.0
 NAME_WIDTH = 60
 
 
@@ -176,17 +176,20 @@ def _short(name: str) -> str:
 
 
 def plot_lanes(info: LanesInfo) -> go.Figure:
-    """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names."""
+    """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names.
+
+    Cells are arrays, not lists, which Plotly would look at one by one.
+    """
     centres, top = [], 0.0
     figure = theme.new_figure(height=100, showlegend=False)
     for row in info.rows:
         height = HEIGHTS[row.kind]
         centres.append(top + height / 2)
         figure.add_heatmap(
-            x=list(row.edges_ms),
+            x=np.array(row.edges_ms),
             y=[top, top + height],
-            z=[list(row.category)],
-            text=[list(row.text)],
+            z=np.array([row.category], dtype=np.float32),
+            text=np.array([row.text], dtype=object),
             hovertemplate="%{text}<extra></extra>",
             coloraxis="coloraxis",
             hoverongaps=False,

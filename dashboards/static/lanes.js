@@ -19,7 +19,7 @@
     const [first, last] = [axis.minallowed, axis.maxallowed];
     const gaps = [...section.querySelectorAll("button.gap")];
     const steps = (plot.data.find(trace => trace.type === "scatter") || {x: []}).x.filter((value, place) => place % 3 === 0);
-    const lanes = plot.data.filter(trace => trace.type === "heatmap");
+    const lanes = plot._fullData.filter(trace => trace.type === "heatmap");
     let gap = -1;
 
     const range = () => plot.layout.xaxis.range.map(Number);
@@ -120,7 +120,7 @@
         const edges = lane.x;
         for (let cell = Math.max(0, firstAfter(edges, low) - 1); cell < edges.length - 1 && edges[cell] < high; cell++) {
           const code = lane.z[0][cell];
-          if (code === null || code === undefined) continue;
+          if (!Number.isFinite(code)) continue;
           const [from, to] = [Math.max(low, edges[cell]), Math.min(high, edges[cell + 1])];
           const width = (to - from) * perMs;
           if (width < LABEL_PX) continue;

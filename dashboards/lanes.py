@@ -148,9 +148,11 @@ def _row(
         category.append(place[code])
         text.append(_text(names[name], lane.categories[code], last - first, count, busy))
         reached = last
-    device = f"{lane.device} {lane.label}" if lane.kind == "stream" else lane.label
+    label = f"rank {rank.rank} {lane.label}" if several and lane.kind == "device" else lane.label
+    if lane.kind == "stream" and len(rank.breakdowns) > 1:
+        label = f"{lane.device} {label}"
     return LaneRow(
-        label=f"rank {rank.rank} {device}" if several else device,
+        label=label,
         kind=lane.kind,
         edges_ms=tuple((edge + shift) / 1e6 for edge in edges),
         category=tuple(category),
@@ -163,7 +165,7 @@ def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
 
 
 def _text(name: str, category: str, length_ns: int, count: int, busy_ns: int) -> str:
-    title = theme.plain(theme.category_title(category))
+    title = theme.plain(theme.kind_title(category))
     said = f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
     if count == 1:
         return f"{said}<br>{units.short_time(length_ns)}"

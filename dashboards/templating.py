@@ -68,6 +68,7 @@ def templates() -> jinja2.Environment:
         place_name=units.place_name,
         gain_limit=units.gain_limit,
         category_title=theme.category_title,
+        kind_title=theme.kind_title,
         category_colour=theme.category_colour,
     )
     environment.globals.update(

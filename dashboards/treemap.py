@@ -32,15 +32,15 @@ def plot_treemap(info: pd.DataFrame) -> go.Figure:
     totals = info.groupby("category", sort=False)["ms"].sum()
     figure = theme.new_figure(height=420, margin={"l": 2, "r": 2, "t": 4, "b": 4})
     ids = [f"category {name}" for name in totals.index] + [f"kernel {number}" for number in info.index]
+    titles = [theme.plain(theme.kind_title(str(name))) for name in totals.index]
     categories = [*totals.index, *info["category"]]
     colours = [theme.category_colour(name) for name in categories]
     figure.add_treemap(
         ids=ids,
-        labels=[theme.plain(theme.category_title(n)) for n in totals.index]
-        + [theme.plain(_short(n)) for n in info["short"]],
+        labels=titles + [theme.plain(_short(name)) for name in info["short"]],
         parents=[""] * len(totals) + [f"category {name}" for name in info["category"]],
         values=[*totals, *info["ms"]],
-        customdata=[(theme.plain(theme.category_title(name)), "") for name in totals.index]
+        customdata=[(title, "") for title in titles]
         + [
             (theme.wrapped(str(name), 80), f"<br>{units.significant(count)} runs a step")
             for name, count in zip(info["name"], info["count"], strict=True)
@@ -54,9 +54,11 @@ def plot_treemap(info: pd.DataFrame) -> go.Figure:
         maxdepth=2,
     )
     # Names that do not fit are left out: the pointer and the table tell them.
-    figure.update_layout(uniformtext={"minsize": 11, "mode": "hide"})
+    figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure
 
 
-def _short(name: str, width: int = 48) -> str:
+def _short(name: str, width: int = 22) -> str:
+    """What fits into an area: without what a template was made for."""
+    name = name.partition("<")[0]
     return name if len(name) <= width else name[: width - 1] + "…"

@@ -55,9 +55,13 @@
     }
 
     function nextStep() {
-      const [low] = range();
+      const [low, high] = range();
+      if (high - low > 0.999 * (last - first)) return goToStep(0);
       const place = steps.findIndex((edge, number) => number < steps.length - 1 && edge > low + (last - first) * 1e-6);
-      const number = place < 0 ? 0 : place;
+      return goToStep(Math.max(0, place));
+    }
+
+    function goToStep(number) {
       says.textContent = `Step ${number + 1} of ${steps.length - 1}`;
       return show(steps[number], steps[number + 1]);
     }

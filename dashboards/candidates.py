@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from dashboards import theme, units
 from dashboards.effects import Effects
-from dashboards.history import LOOKS, outcome_of
+from dashboards.history import LOOKS, Look, outcome_of
 from dashboards.sources import TrialSource
 from dashboards.starts import RECOMMENDED, TODAY, leading_candidate
 from tuner.records import Decision, FailureKind, Trial, TrialState
@@ -108,7 +108,7 @@ def _on_front(info: pd.DataFrame) -> list[bool]:
 
 _MEMORY_LOOKS = {
     **{name: look for name, look in LOOKS.items() if name not in ("running", "contended")},
-    OUT_OF_MEMORY: LOOKS["failed"].__class__(colour=theme.BAD, symbol="triangle-right", title="out of memory"),
+    OUT_OF_MEMORY: Look(colour=theme.BAD, symbol="triangle-right", title="out of memory"),
 }
 
 

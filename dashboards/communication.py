@@ -94,9 +94,7 @@ def plot_bandwidth(info: pd.DataFrame) -> go.Figure:
             },
             customdata=[
                 (units.memory(size), units.per_second(rate, "B"), units.significant(count))
-                for size, rate, count in zip(
-                    rows["message_bytes"], rows["bus_bytes_per_s"], rows["count"], strict=True
-                )
+                for size, rate, count in zip(rows["message_bytes"], rows["bus_bytes_per_s"], rows["count"], strict=True)
             ],
             hovertemplate="%{customdata[0]}: <b>%{customdata[1]}</b><br>%{customdata[2]} calls a step"
             "<extra>%{fullData.name}</extra>",

@@ -61,16 +61,16 @@ def _observations(trials: Sequence[Trial], reference: Candidate) -> Iterable[Obs
         beside = _beside(group, reference)
         for trial in group:
             order += 1
-            if trial is beside and len(group) > 1:
-                continue
+            if trial is beside:
+                continue  # the others are its observations
             assert trial.result is not None
             yield _observation(trial.result, beside.result if beside is not None else None, order)
 
 
 def _beside(group: Sequence[Trial], reference: Candidate) -> Trial | None:
-    """The trial that the others of a group are compared with."""
+    """The trial that the others of a group are compared with; None where they are all the same."""
     known = [t for t in group if t.candidate == reference or t.purpose in _COMPARED_WITH]
-    return known[0] if known and len(group) > 1 else None
+    return known[0] if known and any(t.candidate != known[0].candidate for t in group) else None
 
 
 def _observation(result: TrialResult, beside: TrialResult | None, order: int) -> Observation:

@@ -31,7 +31,9 @@ class FleetStudy(NamedTuple):
 
 
 class FleetPart(NamedTuple):
-    """A strategy in a study with an answer; `gain` is its own gain, None where it is no part of the answer."""
+    """A strategy in a study with an answer: how often it was tried there, and its own gain, None where it is no part of
+    the answer.
+    """
 
     strategy: str
     bottleneck: str | None
@@ -51,7 +53,7 @@ HARDWARE_COLUMNS = (
     "device_hours",
 )
 LIMIT_COLUMNS = ("hardware", "bottleneck", "num_before", "num_after")
-PART_COLUMNS = ("strategy", "bottleneck", "num_studies", "num_parts", "gain")
+PART_COLUMNS = ("strategy", "bottleneck", "num_studies", "num_tried", "num_parts", "gain")
 
 
 def get_hardware_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
@@ -92,13 +94,20 @@ def get_limits_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
 
 
 def get_strategies_info(parts: Iterable[FleetPart]) -> pd.DataFrame:
-    """One row for each strategy and bottleneck: studies in which it was tried, answers that it is part of, and the
+    """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part of, and the
     median of what it gains there (NaN where it is part of none). What pays most often comes first.
     """
     frame = pd.DataFrame(list(parts), columns=list(FleetPart._fields))
     frame["bottleneck"] = frame["bottleneck"].fillna("unknown")
     rows = [
-        (strategy, bottleneck, len(group), int(group["gain"].notna().sum()), group["gain"].astype(float).median())
+        (
+            strategy,
+            bottleneck,
+            len(group),
+            int(group["num_tried"].sum()),
+            int(group["gain"].notna().sum()),
+            group["gain"].astype(float).median(),
+        )
         for (strategy, bottleneck), group in frame.groupby(["strategy", "bottleneck"])
     ]
     info = pd.DataFrame(rows, columns=list(PART_COLUMNS))

@@ -18,10 +18,7 @@ def get_guard_info(guard: GuardVerdict) -> pd.DataFrame:
     def at(values: tuple[float, ...], place: int) -> float:
         return values[place] if place < len(values) else math.nan
 
-    rows = [
-        (place + 1, at(guard.losses, place), at(guard.reference_losses, place))
-        for place in range(count)
-    ]
+    rows = [(place + 1, at(guard.losses, place), at(guard.reference_losses, place)) for place in range(count)]
     info = pd.DataFrame(rows, columns=["step", "loss", "reference"])
     return info.assign(difference=info["loss"] - info["reference"])
 

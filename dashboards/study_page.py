@@ -154,6 +154,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "figures": figures_json(figures),
         "plots": not site.standalone,
         "scripts": ("study.js",),
+        "embedded": [],
         **IN_SERVICE,
     }
 

@@ -9,6 +9,7 @@ several pages show is a macro. A page that may stand inside another extends `lay
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,7 @@ def figures_json(figures: Mapping[str, go.Figure]) -> dict[str, Markup]:
     return {name: Markup(figure.to_json()) for name, figure in figures.items()}
 
 
+@functools.cache
 def templates() -> jinja2.Environment:
     """The pages, with the filters that they use."""
     environment = jinja2.Environment(

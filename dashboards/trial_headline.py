@@ -40,9 +40,7 @@ class TrialHeadline(NamedTuple):
     facts: tuple[Fact, ...]
 
 
-def get_trial_headline(
-    trial: Trial, unit: SampleUnit, decisions: Sequence[Decision] = ()
-) -> TrialHeadline:
+def get_trial_headline(trial: Trial, unit: SampleUnit, decisions: Sequence[Decision] = ()) -> TrialHeadline:
     """The rate of a trial that was measured; why there is none of any other.
 
     Args:
@@ -68,8 +66,12 @@ def get_trial_headline(
         return TrialHeadline("warning", "Not measured: no window counts", sentence, facts)
     rate = units_per_s(result)
     sentence = f"{_told(own[-1])}." if own else "No decision of the study rests on it alone."
-    return TrialHeadline("good" if own and own[-1].verdict in ("accepted", "confirmed") else "neutral",
-                         units.rate(rate, unit), sentence, facts)
+    return TrialHeadline(
+        "good" if own and own[-1].verdict in ("accepted", "confirmed") else "neutral",
+        units.rate(rate, unit),
+        sentence,
+        facts,
+    )
 
 
 def _told(decision: Decision) -> str:
@@ -110,7 +112,9 @@ def _limit_fact(decisions: Sequence[Decision]) -> Fact | None:
     bounds = [decision.predicted_bound for decision in decisions if decision.predicted_bound is not None]
     if not bounds:
         return None
-    return Fact("Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before it ran")
+    return Fact(
+        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before it ran"
+    )
 
 
 def _guard_fact(result: TrialResult) -> Fact | None:

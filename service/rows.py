@@ -149,19 +149,15 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
     """What came of each strategy that was tried or is part of the answer."""
     tried: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
-            names = {move.strategy for move in decision.moves}
-            tried.update(names)
-            accepted.update(names if decision.verdict == "accepted" else ())
+            tried.update({move.strategy for move in decision.moves})
     gains = {part.strategy: number(part.gain) for part in recommendation.parts}
     return [
         StrategyOutcomeRow(
             study_id=recommendation.study_id,
             strategy=name,
             num_tried=tried[name],
-            num_accepted=accepted[name],
             gain=gains.get(name),
         )
         for name in sorted({*tried, *gains})

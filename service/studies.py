@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tuner
 from dashboards.report import render_report
+from dashboards.trial_page import TrialPageSource
 from service.artifacts import ArtifactStore, open_artifacts
 from service.artifacts.retention import KEPT_VERDICTS
 from service.connections import FULL_ERRNOS
@@ -241,27 +242,26 @@ def remove_working_files(study: Study) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_results(study_id: str, store: StudyStore, recommendation: Recommendation, folder: Path) -> Results:
+def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
     """Writes the report and every export into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFull where the disk is full. The study itself is
             safe in the database.
     """
-    report = write_report(study_id, store, folder)
+    report = write_report(study_id, source, folder / REPORT_FILE)
     return Results(report=report, exports=write_exports(recommendation, folder, EXPORTERS))
 
 
-def write_report(study_id: str, store: StudyStore, folder: Path) -> Path:
-    """Writes the report into a folder.
+def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
+    """Writes the report as this file.
 
     Raises:
         StoreError: As `write_results`.
     """
-    report = folder / REPORT_FILE
-    with _written(folder, study_id):
-        folder.mkdir(parents=True, exist_ok=True)
-        report.write_text(render_report(store, study_id), encoding="utf-8")
+    with _written(report.parent, study_id):
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(render_report(source, study_id, source), encoding="utf-8")
     return report
 
 

@@ -32,7 +32,6 @@ def upgrade() -> None:
         sa.Column("study_id", sa.Text(), nullable=False),
         sa.Column("strategy", sa.Text(), nullable=False),
         sa.Column("num_tried", sa.BigInteger(), nullable=False),
-        sa.Column("num_accepted", sa.BigInteger(), nullable=False),
         sa.Column("gain", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("study_id", "strategy", name="pk_strategy_outcomes"),
         sa.ForeignKeyConstraint(
@@ -55,7 +54,7 @@ def _fill(connection: sa.Connection) -> None:
         for name, columns in {
             "recommendations": ("study_id", "record", *TEXTS, *NUMBERS),
             "decisions": ("study_id", "record"),
-            "strategy_outcomes": ("study_id", "strategy", "num_tried", "num_accepted", "gain"),
+            "strategy_outcomes": ("study_id", "strategy", "num_tried", "gain"),
         }.items()
     )
     ids = list(connection.scalars(sa.select(recommendations.c.study_id)))
@@ -81,20 +80,16 @@ def _fill(connection: sa.Connection) -> None:
 
 def _outcomes(study_id: str, record: dict[str, Any], decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     tried: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
     for decision in decisions:
         if decision["verdict"] == "not_tried" or decision["stage"] == "confirm":
             continue
-        for strategy in {move["strategy"] for move in decision.get("moves", [])}:
-            tried[strategy] += 1
-            accepted[strategy] += decision["verdict"] == "accepted"
+        tried.update({move["strategy"] for move in decision.get("moves", [])})
     gains = {part["strategy"]: part["gain"] for part in record.get("parts", [])}
     return [
         {
             "study_id": study_id,
             "strategy": strategy,
             "num_tried": tried[strategy],
-            "num_accepted": accepted[strategy],
             "gain": gains.get(strategy),
         }
         for strategy in sorted({*tried, *gains})

@@ -114,12 +114,15 @@ def export(
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
         return
-    from service.studies import write_exports, write_report
+    from service.artifacts import open_artifacts
+    from service.studies import REPORT_FILE, write_exports, write_report
+    from service.trial_source import KeptTrials
     from tuner.export import EXPORTERS, exporter_named
 
     chosen = [exporter_named(format_)] if format_ else list(EXPORTERS)
     report: Path | None = None
-    with opened_store(settings_with(database)) as store:
+    settings = settings_with(database)
+    with opened_store(settings) as store:
         study = resolve(store, study_id)
         recommendation = store.recommendation(study.study_id)
         if recommendation is None:
@@ -132,7 +135,8 @@ def export(
                 output.file.write(exporter.export(recommendation))
             return
         if format_ is None:
-            report = write_report(study.study_id, store, folder)
+            pages = KeptTrials(store, open_artifacts(settings))
+            report = write_report(study.study_id, pages, folder / REPORT_FILE)
     paths = write_exports(recommendation, folder, chosen)
     left_out = [list(exporter.not_expressible(recommendation)) for exporter in chosen]
     if as_json:

@@ -245,7 +245,6 @@ class StrategyOutcomeRow(Base):
     study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
     strategy: Mapped[str] = mapped_column(primary_key=True)
     num_tried: Mapped[int]
-    num_accepted: Mapped[int]
     gain: Mapped[float | None]
     """Own gain as a ratio; NULL where it is no part of the answer."""
 

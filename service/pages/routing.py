@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -23,6 +24,7 @@ from service.access.principal import Method, Principal
 from service.access.scopes import Scope
 from service.access.secrets import csrf_token_for
 from service.api.answers import is_known
+from service.api.problems import KNOWN_ERRORS, known_error
 from service.api.security import Requires
 
 Reader = Annotated[Principal, Requires(Scope.READ)]
@@ -47,6 +49,12 @@ class PageRoute(APIRoute):
                 return _problem(request, error.status, error.detail, error.headers)
             except RequestValidationError:
                 return _problem(request, 404, f"there is no page at {request.url.path} with these parameters")
+            except KNOWN_ERRORS as error:
+                told = await known_error(request, error)
+                detail = msgspec.json.decode(told.body)["detail"]
+                return _problem(
+                    request, told.status_code, detail, {"Retry-After": "5"} if told.status_code > 500 else {}
+                )
             except StarletteHTTPException as error:
                 return _problem(request, error.status_code, str(error.detail), dict(error.headers or {}))
 

@@ -29,7 +29,7 @@ def studies_page(
     service: Service,
     principal: Reader,
     q: Text = "",
-    state: StudyState | str = "",
+    state: Text = "",
     hardware: Text = "",
     bottleneck: Text = "",
     sort: Text = "newest",

@@ -18,6 +18,7 @@ from service.queries.events import newest_number
 from service.queries.studies import find_study
 from service.queue.records import BEGUN
 from service.store import SqlStudyStore
+from service.trial_source import KeptTrials
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -41,7 +42,8 @@ def study_page(request: Request, service: Service, principal: Reader, study_id: 
 def study_report(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
     """The page as a file to keep; a browser saves it, since its scripts are inside it."""
     check_study(service.engine, study_id, principal)
-    body = render_report(SqlStudyStore(service.engine), study_id).encode()
+    source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
+    body = render_report(source, study_id, source).encode()
     headers = {
         "Content-Disposition": f'attachment; filename="steptune-{study_id[-6:]}.html"',
         "Cache-Control": "private, no-cache",

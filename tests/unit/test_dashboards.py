@@ -39,7 +39,7 @@ from dashboards.gains import get_gains_info, plot_gains
 from dashboards.headline import get_headline_info
 from dashboards.history import LOOKS, get_history_info, plot_history
 from dashboards.report import render_report
-from dashboards.site import STANDALONE, Site
+from dashboards.site import STANDALONE
 from dashboards.sources import TrialSource
 from dashboards.story import get_not_tried_info, get_tried_info
 from dashboards.study_page import study_context

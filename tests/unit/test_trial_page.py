@@ -92,7 +92,9 @@ def text_of(page):
 
 
 def looped(tmp_path, num_ranks=1):
-    return analyse_traces([write_loop(tmp_path / f"rank{n}.json", rank=n, num_ranks=num_ranks) for n in range(num_ranks)])
+    return analyse_traces(
+        [write_loop(tmp_path / f"rank{n}.json", rank=n, num_ranks=num_ranks) for n in range(num_ranks)]
+    )
 
 
 # --- the step timeline ---------------------------------------------------------------------------
@@ -161,7 +163,9 @@ def test_names_in_the_timeline_are_text(tmp_path):
 
 
 @needs_traces
-@pytest.mark.parametrize("name", ["h200_swin_t_launch_bound", "kineto_resnet50_v100_workers0", "h200_resnet50_cuda_graph"])
+@pytest.mark.parametrize(
+    "name", ["h200_swin_t_launch_bound", "kineto_resnet50_v100_workers0", "h200_resnet50_cuda_graph"]
+)
 def test_the_timeline_of_a_real_trace_is_small_and_whole(name):
     analysis = analyse_traces([trace_file(name)])
     info = get_lanes_info(analysis)
@@ -198,9 +202,7 @@ def test_areas_of_the_treemap_are_the_times_of_the_kernels(tmp_path):
 
 def test_on_a_cpu_operators_take_the_place_of_kernels():
     operators = [("aten::mm", "float[2]", 30), ("aten::mm", "float[4]", 10), ("aten::custom", "", 5)]
-    stats = tuple(
-        OperatorStats(name=n, shapes=s, count=2, device_ns=ns, host_ns=ns) for n, s, ns in operators
-    )
+    stats = tuple(OperatorStats(name=n, shapes=s, count=2, device_ns=ns, host_ns=ns) for n, s, ns in operators)
     info = get_treemap_info(make_rank(make_breakdown([{MATMUL: 45}], device="cpu"), operators=stats))
     assert list(info["name"]) == ["aten::mm", "aten::custom"]
     assert list(info["category"]) == [MATMUL, "compute_other"]
@@ -210,7 +212,13 @@ def test_on_a_cpu_operators_take_the_place_of_kernels():
 
 def test_the_queue_is_a_line_a_stream():
     queue = QueueStats(
-        stream=7, num_launches=2, mean_depth=0.5, max_depth=2, empty_share=0.5, median_delay_ns=1, timeline=((0, 1), (9, 0))
+        stream=7,
+        num_launches=2,
+        mean_depth=0.5,
+        max_depth=2,
+        empty_share=0.5,
+        median_delay_ns=1,
+        timeline=((0, 1), (9, 0)),
     )
     rank = make_rank(make_breakdown([{MATMUL: 10}]), queues={"cuda:0": (queue, replace(queue, stream=20))})
     info = get_queue_info(rank)
@@ -366,7 +374,10 @@ def test_a_complete_trial_has_every_figure(tmp_path):
         (replace(sample_trial(), state=TrialState.RUNNING, result=None), "It has no profile yet."),
         (replace(sample_trial(), state=TrialState.LOST, result=None), "It has no profile."),
         (
-            trial_with(sample_result(breakdowns=(), profile=None, findings=(), purpose=Purpose.REPLICATE), purpose=Purpose.REPLICATE),
+            trial_with(
+                sample_result(breakdowns=(), profile=None, findings=(), purpose=Purpose.REPLICATE),
+                purpose=Purpose.REPLICATE,
+            ),
             "trials for the purpose “replicate” need none",
         ),
     ],
@@ -378,7 +389,9 @@ def test_what_a_trial_lacks_is_said_in_a_line(trial, said):
 
 
 def test_a_failed_trial_shows_its_traceback():
-    failure = Failure(kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message="no photos", traceback="File x.py, line 3")
+    failure = Failure(
+        kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message="no photos", traceback="File x.py, line 3"
+    )
     said = text_of(page_of(trial_with(failed_result(failure=failure)), files={"log": 3}))
     for part in ("no photos", "File x.py, line 3", "while it was built"):
         assert part in said

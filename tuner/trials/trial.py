@@ -9,17 +9,25 @@ from typing import Any
 
 import msgspec
 
-from tuner.profiling.analysis import analyse_file, analyse_memory, of_rank, profile_of, together, with_memory, without_timelines
+from tuner.profiling.analysis import (
+    analyse_file,
+    analyse_memory,
+    of_rank,
+    profile_of,
+    together,
+    with_memory,
+    without_timelines,
+)
 from tuner.profiling.breakdown import with_epoch_restart
 from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
 from tuner.strategies.dataset_cache import CachedDataset
+from tuner.trace_records import MemoryStats, TraceAnalysis
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
-from tuner.trace_records import MemoryStats, TraceAnalysis
 from tuner.trials.capture import num_profiled_steps, record_memory, record_profile
 from tuner.trials.coordination import Coordinator
 from tuner.trials.guard import run_guard

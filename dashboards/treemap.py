@@ -47,7 +47,8 @@ def plot_treemap(info: pd.DataFrame) -> go.Figure:
         ],
         branchvalues="total",
         texttemplate="%{label}<br>%{value:.3f} ms",
-        hovertemplate="%{customdata[0]}<br><b>%{value:.3f} ms</b> a step, %{percentRoot:.1%}%{customdata[1]}<extra></extra>",
+        hovertemplate="%{customdata[0]}<br><b>%{value:.3f} ms</b> a step, %{percentRoot:.1%}%{customdata[1]}"
+        "<extra></extra>",
         marker={"colors": colours, "line": {"width": 1, "color": "#ffffff"}, "pad": {"t": 22, "l": 3, "r": 3, "b": 3}},
         textfont={"color": [theme.text_colour_on(colour) for colour in colours], "size": 12},
         tiling={"pad": 2},

@@ -30,7 +30,8 @@ LOG = b"epoch 1\nloss 2.5\nepoch 2\n"
 LISTENS = """<!DOCTYPE html><title>waiting</title><script>
 addEventListener("message", event => {
   if (event.data === "PING") event.source.postMessage("PONG", event.origin);
-  else if (event.data.perfetto) document.title = `${event.data.perfetto.buffer.byteLength} bytes of ${event.data.perfetto.title}`;
+  const given = event.data.perfetto;
+  if (given) document.title = `${given.buffer.byteLength} bytes of ${given.title}`;
 });</script>"""
 
 
@@ -69,7 +70,9 @@ def drawn(page):
     figure = page.locator('[data-figure="lanes"]')
     figure.scroll_into_view_if_needed()
     expect(figure.locator(".plot svg.main-svg").first).to_be_visible()
-    return page, lambda: page.evaluate("document.querySelector('[data-figure=lanes] .plot').layout.xaxis.range.map(Number)")
+    return page, lambda: page.evaluate(
+        "document.querySelector('[data-figure=lanes] .plot').layout.xaxis.range.map(Number)"
+    )
 
 
 class TestTimeline:
@@ -191,7 +194,9 @@ def test_a_running_trial_becomes_what_it_showed_without_reload(tmp_path, visit):
         page.wait_for_selector("html[data-live=yes]")
         page.evaluate("window.same = true")
         expect(page.locator(".claim")).to_have_text("Running")
-        service.store.complete_trials([replace(make_result(running.trial_id, BASELINE, 2e7), candidate=running.candidate)])
+        service.store.complete_trials(
+            [replace(make_result(running.trial_id, BASELINE, 2e7), candidate=running.candidate)]
+        )
         service.store.add_event(study_id, "trials_ended", {"group": "x", "outcomes": {}})
         expect(page.locator(".claim")).to_contain_text("samples/s")
         expect(page.locator('[data-figure="windows"] svg.main-svg').first).to_be_attached()
@@ -207,10 +212,9 @@ def test_inside_a_file_it_works_without_a_network(profiled, browser, tmp_path):
     page = away.page
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready=yes]")
-    page, span = drawn(page)
+    drawn(page)
     page.locator("button.gap").first.click()
     expect(page.locator(".timeline .where")).to_contain_text("Gap 1 of")
     assert away.complaints == []
     assert {url for url in away.requests if not url.startswith("data:")} == {path.as_uri()}
     away.context.close()
-

@@ -174,7 +174,7 @@ def _events(start: Ints, end: Ints, category: Ints, name: Ints) -> Spans:
 
 
 def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
-    """Those that do the most, first the one that runs the steps: the main thread. On a CPU that is the device itself."""
+    """Those that do the most, the one that runs the steps first: the main thread. On a CPU that is the device."""
     trace, stepping = capture.trace, capture.steps.thread
     num_events = np.bincount(trace.host.thread, minlength=len(trace.threads))
     candidates = np.argsort(-num_events, kind="stable")[: 2 * MAX_THREADS].tolist()

@@ -1,7 +1,7 @@
 """What every stream and thread did, thinned out for a picture that can be looked at closely.
 
-Long operations stay as they are, and so does what happens around the longest gaps, where one looks closely. Other
-operations, shorter than the picture can show, are joined where they are neighbours, with the time in which something ran.
+Long operations stay as they are, and so does what happens around the longest gaps, where one looks closely. Others,
+shorter than the picture can show, are joined where they are neighbours, with the time in which something ran.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from tuner.trace_records import GapStats, Lane
 MAX_SPANS = 3000
 """Of a lane: three to a pixel of most screens."""
 NUM_GAPS = 20
-CLOSE_SHARE = 4
-"""At most one in so many spans of a lane is there only because it is close to a long gap."""
 MAX_STREAMS = 6
 MAX_THREADS = 4
 _CALLS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
@@ -76,11 +74,11 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], gaps: Mapping[s
 
 
 def _around(capture: Capture, gaps: Mapping[str, GapStats]) -> Intervals:
-    """The longest gaps, with as much before and after each as it is long."""
+    """The longest gaps, the longest first, with some time before and after each."""
     longest = sorted((gap for stats in gaps.values() for gap in stats.longest), key=lambda gap: -gap.length_ns)
     start = np.array([gap.start_ns for gap in longest[:NUM_GAPS]], dtype=np.int64) + capture.steps.span[0]
     length = np.array([gap.length_ns for gap in longest[:NUM_GAPS]], dtype=np.int64)
-    return union(start - length, start + 2 * length)
+    return start - 3 * length // 4, start + 7 * length // 4
 
 
 def thinned(spans: Spans, max_spans: int, closely: Intervals = (EMPTY, EMPTY)) -> Spans:
@@ -88,19 +86,25 @@ def thinned(spans: Spans, max_spans: int, closely: Intervals = (EMPTY, EMPTY)) -
     than it must be. A joined span is of the category with the most time in it and has the name of the longest event.
 
     Args:
-        closely: Disjoint stretches in which nothing is joined, unless too many spans lie there.
+        closely: Stretches in which nothing is joined: as many of them, in their order, as there is room for.
     """
     if len(spans) <= max_spans:
         return spans
-    apart = _touching(spans, closely)
-    if np.count_nonzero(apart) > max_spans // CLOSE_SHARE:
-        apart[:] = False
+    apart = _touching(spans, _that_fit(spans, closely, max_spans // 2))
     width = max(1, int(spans.end[-1] - spans.start[0]) // (8 * max_spans))
     while True:
         run = _runs(spans, width, apart)
         if run[-1] < max_spans:
             return _joined(spans, run)
         width *= 2
+
+
+def _that_fit(spans: Spans, intervals: Intervals, room: int) -> Intervals:
+    """The first of these intervals, as long as all spans in them find room; as disjoint ones."""
+    low, high = intervals
+    counts = np.searchsorted(spans.start, high) - np.searchsorted(spans.end, low, side="right")
+    num = int(np.searchsorted(np.cumsum(counts), room, side="right"))
+    return union(low[:num], high[:num])
 
 
 def _touching(spans: Spans, intervals: Intervals) -> npt.NDArray[np.bool_]:

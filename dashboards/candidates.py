@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from dashboards import theme, units
 from dashboards.effects import Effects
+from dashboards.frames import rows_of
 from dashboards.history import LOOKS, Look, outcome_of
 from dashboards.sources import TrialSource
 from dashboards.starts import RECOMMENDED, TODAY, leading_candidate
@@ -94,16 +95,17 @@ def _outcome(trials: Sequence[Trial], verdicts: dict[str, Decision]) -> str:
 
 
 def _on_front(info: pd.DataFrame) -> list[bool]:
-    usable = info[info["gain"].notna() & info["peak_memory_bytes"].notna() & (info["outcome"] != "guard_rejected")]
-    return [
-        index in usable.index
-        and not (
-            (usable["gain"] >= row.gain)
-            & (usable["peak_memory_bytes"] <= row.peak_memory_bytes)
-            & ((usable["gain"] > row.gain) | (usable["peak_memory_bytes"] < row.peak_memory_bytes))
-        ).any()
-        for index, row in zip(info.index, info.itertuples(), strict=True)
+    points = list(zip(info["gain"], info["peak_memory_bytes"], strict=True))
+    usable = [
+        (gain, memory)
+        for (gain, memory), outcome in zip(points, info["outcome"], strict=True)
+        if gain == gain and memory == memory and outcome != "guard_rejected"
     ]
+
+    def is_beaten(gain: float, memory: float) -> bool:
+        return any(g >= gain and m <= memory and (g, m) != (gain, memory) for g, m in usable)
+
+    return [point in usable and not is_beaten(*point) for point in points]
 
 
 _MEMORY_LOOKS = {
@@ -139,7 +141,7 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
             mode="markers",
             x=[
                 edge if math.isnan(row.peak_memory_bytes) else row.peak_memory_bytes / (1 << 30)
-                for row in placed.itertuples()
+                for row in rows_of(placed)
             ],
             y=[floor if math.isnan(gain) else gain for gain in placed["gain"]],
             marker={
@@ -148,10 +150,10 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
                 "size": 10,
                 "line": {"width": 1.5, "color": look.colour},
             },
-            customdata=[_hover(row) for row in placed.itertuples()],
+            customdata=[_hover(row) for row in rows_of(placed)],
             hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
         )
-    for row in info[info["name"] != ""].itertuples():
+    for row in rows_of(info[info["name"] != ""]):
         if not math.isnan(row.gain) and not math.isnan(row.peak_memory_bytes):
             figure.add_annotation(
                 x=row.peak_memory_bytes / (1 << 30),
@@ -160,7 +162,8 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
                 showarrow=False,
                 yshift=16 if row.name == RECOMMENDED else -16,
             )
-    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero")
+    spread = float(memory_gib.max() / memory_gib.min()) if memory_gib.notna().any() else 1.0
+    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero" if spread > 2 else "normal")
     figure.update_yaxes(title={"text": "speed, today's settings = 1×"}, ticksuffix="×")
     return figure
 

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from dashboards import theme, units
 from dashboards.breakdown import COLUMNS as BREAKDOWN_COLUMNS
 from dashboards.breakdown import plot_breakdown
+from dashboards.frames import rows_of
 from dashboards.templating import figures_json
 from tuner.records import Candidate, Study, Trial, choice_label
 from tuner.trace_records import Comparison, Difference, KernelDifference
@@ -109,21 +110,14 @@ def get_sides_info(comparison: Comparison) -> pd.DataFrame:
     order = {info.category.value: number for number, info in enumerate(theme.categories_in_order())}
     found = sorted(comparison.categories, key=lambda d: order.get(d.name, len(order)))
     rows = []
-    for name, total, value in (
-        ("A", comparison.step.before_ns, lambda d: d.before_ns),
-        ("B", comparison.step.after_ns, lambda d: d.after_ns),
+    for name, total, values in (
+        ("A", comparison.step.before_ns, [d.before_ns for d in found]),
+        ("B", comparison.step.after_ns, [d.after_ns for d in found]),
     ):
         rows += [
-            (
-                name,
-                d.name,
-                theme.category_group(d.name),
-                theme.category_title(d.name),
-                value(d) / 1e6,
-                value(d) / total if total else 0.0,
-            )
-            for d in found
-            if value(d) > 0
+            (name, d.name, theme.category_group(d.name), theme.category_title(d.name), value / 1e6, value / total)
+            for d, value in zip(found, values, strict=True)
+            if value > 0
         ]
     return pd.DataFrame(rows, columns=list(BREAKDOWN_COLUMNS))
 
@@ -174,7 +168,7 @@ def plot_differences(info: pd.DataFrame) -> go.Figure:
         customdata=[
             f"<b>{units.short_time_change(row.change_ms * 1e6)}</b><br>"
             f"{units.short_time(row.before_ms * 1e6)} → {units.short_time(row.after_ms * 1e6)}"
-            for row in info.itertuples()
+            for row in rows_of(info)
         ],
         hovertemplate="%{y}<br>%{customdata}<extra></extra>",
     )
@@ -196,7 +190,7 @@ def comparison_context(comparison: Comparison, before: Side, after: Side) -> dic
         "sides": (before, after),
         "settings": get_settings_info(before.trial.candidate, after.trial.candidate),
         "explanation": get_explanation(comparison),
-        "differences": list(differences.itertuples()),
+        "differences": rows_of(differences),
         "kernels": by_state(comparison.kernels),
         "gaps": by_state(comparison.gaps),
         "figures": figures_json(figures),

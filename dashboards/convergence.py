@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards import theme, units
+from dashboards.frames import rows_of
 from dashboards.history import LOOKS
 from dashboards.sources import TrialSource
 
@@ -26,7 +27,7 @@ def get_convergence_info(source: TrialSource, study_id: str, history: pd.DataFra
     spent_s = 0.0
     best, best_label = math.nan, ""
     groups: set[str] = set()
-    for trial, row in zip(source.trials(study_id), history.itertuples(), strict=True):
+    for trial, row in zip(source.trials(study_id), rows_of(history), strict=True):
         if trial.result is None:
             continue
         if trial.group not in groups:
@@ -78,7 +79,7 @@ def plot_convergence(info: pd.DataFrame, budget_s: float) -> go.Figure:
             x=list(rows["spent_s"] / size),
             y=list(rows["gain"]),
             marker={"color": look.colour, "symbol": look.symbol, "size": 7, "line": {"width": 1, "color": look.colour}},
-            customdata=[theme.wrapped(row.label) for row in rows.itertuples()],
+            customdata=[theme.wrapped(row.label) for row in rows_of(rows)],
             hovertemplate="<b>%{y:.2f}×</b><br>%{customdata}<extra>%{fullData.name}</extra>",
         )
     spent = float(info["spent_s"].max()) if len(info) else 0.0

@@ -8,6 +8,7 @@ show are those that the search acted on.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ class Effects:
         self.reference = starts[0].candidate if starts else BASELINE
         observations = list(_observations(trials, self.reference))
         self.measured = {o.candidate.key for o in observations}
-        self._model = EffectModel(observations) if observations else None
+        self._model = _model_of(observations) if observations else None
 
     def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
         """Speed of a candidate over another's."""
@@ -49,6 +50,23 @@ class Effects:
         difference = self._model.difference(candidate, other)
         half = NORMAL_QUANTILE * difference.sd
         return Ratio(*(math.exp(difference.mean + shift) for shift in (0.0, -half, half)))
+
+
+_models: OrderedDict[tuple[object, ...], EffectModel] = OrderedDict()
+NUM_KEPT = 32
+
+
+def _model_of(observations: Sequence[Observation]) -> EffectModel:
+    """Fitting it takes longer than all else on a page, and a page that is live is asked for again and again."""
+    key = tuple(
+        (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)
+        for o in observations
+    )
+    model = _models.get(key) or EffectModel(observations)
+    _models[key] = model
+    while len(_models) > NUM_KEPT:
+        _models.popitem(last=False)
+    return model
 
 
 def _observations(trials: Sequence[Trial], reference: Candidate) -> Iterable[Observation]:

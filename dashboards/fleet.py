@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards import theme, units
+from dashboards.frames import rows_of
 from dashboards.templating import figures_json
 
 NOT_RUN = "not run yet"
@@ -62,7 +63,7 @@ def get_hardware_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
     """
     frame = pd.DataFrame(list(studies), columns=list(FleetStudy._fields))
     frame["hardware"] = frame["hardware"].fillna(NOT_RUN)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for hardware, group in frame.groupby("hardware"):
         gains = group.loc[group["verdict"] == "faster", "gain"].dropna().astype(float)
         limits = group["bottleneck_before"].dropna()
@@ -77,7 +78,8 @@ def get_hardware_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
                 float(group["device_seconds"].fillna(group["tuning_s"]).fillna(0.0).astype(float).sum()) / 3600,
             )
         )
-    return pd.DataFrame(sorted(rows, key=lambda row: (-row[1], row[0])), columns=list(HARDWARE_COLUMNS))
+    rows.sort(key=lambda row: (-row[1], row[0]))
+    return pd.DataFrame(rows, columns=list(HARDWARE_COLUMNS))
 
 
 def get_limits_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
@@ -88,14 +90,14 @@ def get_limits_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
             if bottleneck:
                 counts.setdefault((study.hardware or NOT_RUN, bottleneck), [0, 0])[place] += 1
     order = {name: number for number, name in enumerate(theme.BOTTLENECK_COLOURS)}
-    rows = [(*key, *found) for key, found in counts.items()]
+    rows: list[tuple[Any, ...]] = [(*key, *found) for key, found in counts.items()]
     rows.sort(key=lambda row: (row[0], order.get(row[1], len(order)), row[1]))
     return pd.DataFrame(rows, columns=list(LIMIT_COLUMNS))
 
 
 def get_strategies_info(parts: Iterable[FleetPart]) -> pd.DataFrame:
-    """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part of, and the
-    median of what it gains there (NaN where it is part of none). What pays most often comes first.
+    """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part
+    of, and the median of what it gains there (NaN where it is part of none). What pays most often comes first.
     """
     frame = pd.DataFrame(list(parts), columns=list(FleetPart._fields))
     frame["bottleneck"] = frame["bottleneck"].fillna("unknown")
@@ -127,7 +129,7 @@ def plot_limits(info: pd.DataFrame) -> go.Figure:
         rows = info[info["bottleneck"] == bottleneck]
         colour = theme.BOTTLENECK_COLOURS.get(bottleneck, theme.MUTED)
         names, whens, shares, texts, hovers = [], [], [], [], []
-        for row in rows.itertuples():
+        for row in rows_of(rows):
             for when, column in (("before", "num_before"), ("after", "num_after")):
                 count, total = getattr(row, column), totals.loc[row.hardware, column]
                 share = count / total if total else 0.0
@@ -160,7 +162,7 @@ def plot_strategies(info: pd.DataFrame) -> go.Figure:
     strategies = [name for name in dict.fromkeys(info["strategy"]) if info[info["strategy"] == name]["num_parts"].sum()]
     bottlenecks = [name for name in theme.BOTTLENECK_COLOURS if name in set(info["bottleneck"])]
     bottlenecks += sorted(set(info["bottleneck"]) - set(bottlenecks))
-    cells = {(row.strategy, row.bottleneck): row for row in info.itertuples()}
+    cells = {(row.strategy, row.bottleneck): row for row in rows_of(info)}
     gains, texts, hovers = [], [], []
     for strategy in strategies:
         found = [cells.get((strategy, bottleneck)) for bottleneck in bottlenecks]
@@ -216,9 +218,9 @@ def fleet_context(studies: list[FleetStudy], parts: list[FleetPart]) -> dict[str
         "num_faster": sum(1 for s in studies if s.verdict == "faster"),
         "median_gain": float(gains.median()) if len(gains) else math.nan,
         "device_hours": float(hardware["device_hours"].sum()) if len(hardware) else 0.0,
-        "hardware": list(hardware.itertuples()),
-        "limits": list(limits.itertuples()),
-        "strategies": list(strategies.itertuples()),
+        "hardware": rows_of(hardware),
+        "limits": rows_of(limits),
+        "strategies": rows_of(strategies),
         "colours": theme.BOTTLENECK_COLOURS,
         "muted": theme.MUTED,
         "not_run": NOT_RUN,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards import theme, units
 from dashboards.effects import Effects
+from dashboards.frames import rows_of
 from dashboards.history import LOOKS
 from dashboards.sources import TrialSource
 from dashboards.starts import leading_candidate
@@ -24,8 +26,8 @@ def get_neighbours_info(source: TrialSource, study_id: str, effects: Effects, ca
     over the leading one's with its 95 % interval, NaN where it was not measured. Empty before anything leads.
     """
     leading = leading_candidate(source, study_id)
-    rows = []
-    for row in candidates.itertuples() if leading is not None else ():
+    rows: list[tuple[Any, ...]] = []
+    for row in rows_of(candidates) if leading is not None else ():
         assert leading is not None
         strategy = _single_difference(leading[1], row.candidate)
         if strategy is None:
@@ -42,7 +44,8 @@ def get_neighbours_info(source: TrialSource, study_id: str, effects: Effects, ca
                 row.num_starts,
             )
         )
-    return pd.DataFrame(sorted(rows, key=lambda row: row[0]), columns=list(COLUMNS))
+    rows.sort(key=lambda row: str(row[0]))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _single_difference(one: Candidate, other: Candidate) -> str | None:
@@ -59,7 +62,7 @@ def plot_neighbours(info: pd.DataFrame) -> go.Figure:
     """A dot with its interval a neighbour; the line is the leading configuration."""
     known = info[info["ratio"].notna()]
     figure = theme.new_figure(height=96 + 34 * max(1, len(known)), showlegend=False)
-    names = [theme.plain(f"{units.words(row.strategy)}: {row.there}") for row in known.itertuples()]
+    names = [theme.plain(f"{units.words(row.strategy)}: {row.there}") for row in rows_of(known)]
     names = [name if len(name) <= 58 else f"{name[:57]}…" for name in names]
     figure.add_vline(x=1, line={"color": theme.GOOD, "width": 1.5})
     figure.add_scatter(
@@ -84,7 +87,7 @@ def plot_neighbours(info: pd.DataFrame) -> go.Figure:
         customdata=[
             f"<b>{units.ratio(row.ratio)}</b> of its speed with {theme.wrapped(row.there)}"
             f"<br>instead of {theme.wrapped(row.here)}"
-            for row in known.itertuples()
+            for row in rows_of(known)
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )

@@ -50,6 +50,8 @@ NUMERICS: dict[str, str] = {
 OUTCOME_TITLES = {**{name: look.title for name, look in LOOKS.items()}, OUT_OF_MEMORY: "out of memory"}
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 NUM_TOP = 3
+TALL = 40
+"""Longer tables scroll by themselves."""
 IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False}
 """What a service knows beside the study: whether it is in the queue, and the last of its events."""
 
@@ -139,6 +141,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "running": list(history[history["outcome"] == "running"].itertuples()),
         "numbers": dict(zip(history["trial_id"], history["number"], strict=True)),
         "looks": LOOKS,
+        "tall": TALL,
         "outcomes": OUTCOME_TITLES,
         "parts": list(gains.itertuples()),
         "candidates": list(candidates.itertuples()),
@@ -243,12 +246,11 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
     rows = []
     for exporter in EXPORTERS:
         problem, href = "", site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
-        try:
-            content = exporter.export(recommendation)
-        except RecommendationError as error:
-            problem = str(error)
-        else:
-            href = data_url(content.encode()) if site.standalone else href
+        if site.standalone:
+            try:
+                href = data_url(exporter.export(recommendation).encode())
+            except RecommendationError as error:
+                problem = str(error)
         rows.append(
             Download(
                 name=exporter.name,

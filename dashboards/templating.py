@@ -24,7 +24,8 @@ from dashboards.site import Site, asset_text
 
 def render(template: str, site: Site, **context: Any) -> str:
     """A page as HTML."""
-    return templates().get_template(template).render(site=site, **{**_DEFAULTS, **context})
+    text = templates().get_template(template).render(site=site, **{**_DEFAULTS, **context})
+    return text.encode("utf-8", "replace").decode()  # names of files may hold what is no text
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -69,6 +70,7 @@ def templates() -> jinja2.Environment:
         per_second=units.per_second,
         place_name=units.place_name,
         gain_limit=units.gain_limit,
+        thousands="{:,}".format,
         category_title=theme.category_title,
         kind_title=theme.kind_title,
         category_colour=theme.category_colour,

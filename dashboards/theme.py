@@ -133,7 +133,4 @@ def new_figure(height: int, **layout: Any) -> go.Figure:
         "ticks": "",
         "title": {"font": {"size": 12}},
     }
-    figure = go.Figure(layout={**common, **layout})
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
-    return figure
+    return go.Figure(layout={"xaxis": axis, "yaxis": axis, **common, **layout})

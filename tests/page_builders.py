@@ -166,14 +166,14 @@ def _renumbered(decisions: tuple[Decision, ...]) -> list[Decision]:
     return [replace(decision, sequence=1000 + number) for number, decision in enumerate(decisions)]
 
 
-def stories() -> dict[str, Story]:
-    """By the name of their state."""
+def stories(num_trials: int = 200) -> dict[str, Story]:
+    """By the name of their state; the large one has `num_trials`."""
     return {
         "complete": told(complete_study()),
         "one": told(running_study(0), keep_running=False, num_trials=1),
         "running": told(running_study(7)),
         "failed": told(failed_study()),
-        "large": large_story(),
+        "large": large_story(num_trials),
     }
 
 

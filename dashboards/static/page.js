@@ -33,7 +33,25 @@ const steptune = (() => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, {rootMargin: "300px"});
 
+  // What scrolls by itself has to be reached by keyboard, and nothing else should stop it.
+  const scrolling = new ResizeObserver(entries => {
+    for (const {target} of entries) {
+      const more = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;
+      if (!more) { target.removeAttribute("tabindex"); continue; }
+      target.tabIndex = 0;
+      target.setAttribute("role", "group");
+      if (!target.hasAttribute("aria-label")) target.setAttribute("aria-label", nameOf(target));
+    }
+  });
+
+  function nameOf(element) {
+    const caption = element.querySelector("caption");
+    const heading = element.closest("section, details")?.querySelector("h2, h3, summary");
+    return (caption || heading || {textContent: "Table"}).textContent.trim();
+  }
+
   function watch(root) {
+    for (const element of root.querySelectorAll(".scroll, pre")) scrolling.observe(element);
     for (const figure of root.querySelectorAll(".figure")) {
       reserve(figure);
       near.observe(figure);

@@ -40,7 +40,8 @@ def compare_page(request: Request, service: Service, principal: Reader, a: SideN
     if a and b:
         shown |= _shown(service, principal, site, a, b)
     elif a and study_owner(service.engine, a).exists:
-        shown |= _shown(service, principal, site, f"{a}:baseline", f"{a}:best")
+        a, b = f"{a}:baseline", f"{a}:best"
+        shown |= _shown(service, principal, site, a, b)
     elif a:
         shown["problem"] = f"{a} is no study: name a second trial to compare it with."
     return page(

@@ -101,7 +101,7 @@ _COLUMNS = (
     .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
     .outerjoin(HardwareProfileRow, HardwareProfileRow.fingerprint == StudyRow.hardware_fingerprint)
 )
-_SORT_VALUES: dict[str, ColumnElement[Any]] = {
+_SORT_VALUES: dict[str, Any] = {
     "newest": StudyRow.study_id,
     "gain": func.coalesce(RecommendationRow.gain, -1.0),
     "cost": func.coalesce(RecommendationRow.tuning_s, -1.0),

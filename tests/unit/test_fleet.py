@@ -87,7 +87,7 @@ class TestFleet:
         for trace in figure.data:
             for hardware, when, share in zip(*trace.y, trace.x, strict=True):
                 sums[hardware, when] = sums.get((hardware, when), 0.0) + share
-        assert set(sums.values()) == {pytest.approx(100.0)}
+        assert list(sums.values()) == pytest.approx([100.0] * 4)
 
     def test_cells_without_a_gain_are_empty(self) -> None:
         heat = plot_strategies(get_strategies_info(PARTS)).data[0]

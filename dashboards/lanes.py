@@ -18,7 +18,7 @@ MAX_CELLS = 60_000
 """What a browser draws at once without a pause, and what compresses to well below a megabyte."""
 HEIGHTS = {"device": 1.5, "stream": 0.9, "thread": 0.9}
 SPACE = 0.3
-PIXELS = 26.0
+PIXELS = 30.0
 NAME_WIDTH = 60
 
 
@@ -148,9 +148,11 @@ def _row(
         category.append(place[code])
         text.append(_text(names[name], lane.categories[code], last - first, count, busy))
         reached = last
-    device = f"{lane.device} {lane.label}" if lane.kind == "stream" else lane.label
+    label = f"rank {rank.rank} {lane.label}" if several and lane.kind == "device" else lane.label
+    if lane.kind == "stream" and len(rank.breakdowns) > 1:
+        label = f"{lane.device} {label}"
     return LaneRow(
-        label=f"rank {rank.rank} {device}" if several else device,
+        label=label,
         kind=lane.kind,
         edges_ms=tuple((edge + shift) / 1e6 for edge in edges),
         category=tuple(category),
@@ -163,7 +165,7 @@ def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
 
 
 def _text(name: str, category: str, length_ns: int, count: int, busy_ns: int) -> str:
-    title = theme.plain(theme.category_title(category))
+    title = theme.plain(theme.kind_title(category))
     said = f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
     if count == 1:
         return f"{said}<br>{units.short_time(length_ns)}"
@@ -176,17 +178,20 @@ def _short(name: str) -> str:
 
 
 def plot_lanes(info: LanesInfo) -> go.Figure:
-    """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names."""
+    """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names.
+
+    Cells are arrays, not lists, which Plotly would look at one by one.
+    """
     centres, top = [], 0.0
     figure = theme.new_figure(height=100, showlegend=False)
     for row in info.rows:
         height = HEIGHTS[row.kind]
         centres.append(top + height / 2)
         figure.add_heatmap(
-            x=list(row.edges_ms),
+            x=np.array(row.edges_ms),
             y=[top, top + height],
-            z=[list(row.category)],
-            text=[list(row.text)],
+            z=np.array([row.category], dtype=np.float32),
+            text=np.array([row.text], dtype=object),
             hovertemplate="%{text}<extra></extra>",
             coloraxis="coloraxis",
             hoverongaps=False,

@@ -72,6 +72,7 @@ def templates() -> jinja2.Environment:
         gain_limit=units.gain_limit,
         thousands="{:,}".format,
         category_title=theme.category_title,
+        kind_title=theme.kind_title,
         category_colour=theme.category_colour,
     )
     environment.globals.update(

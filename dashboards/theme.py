@@ -71,6 +71,11 @@ def category_title(category: str) -> str:
     return INFO[category].title if category in INFO else category
 
 
+def kind_title(category: str) -> str:
+    """Of work by itself, whether or not anything hides it: "communication" for "exposed communication"."""
+    return category_title(category).removeprefix("exposed ")
+
+
 def category_group(category: str) -> str:
     return INFO[category].group if category in INFO else "unknown"
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from dashboards import units
 from dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
-from dashboards.lanes import get_lanes_info, get_long_gaps_info, plot_lanes
+from dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
 from dashboards.launch_queue import get_queue_info, plot_queue
 from dashboards.site import STANDALONE
 from dashboards.templating import figures_json, render
@@ -39,22 +39,24 @@ MAX_STEPS = 24
 
 def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = 20) -> str:
     """One self-contained HTML page."""
+    trace = trace_context(analysis, top=top)
+    names = [Path(rank.file).name for rank in analysis.ranks]
     return render(
         "trace.html",
         STANDALONE,
-        title=Path(analysis.ranks[0].file).name,
-        names=[Path(rank.file).name for rank in analysis.ranks],
+        title=", ".join(names),
+        names=names,
         comparison=comparison,
         scripts=SCRIPTS,
-        trace=trace_context(analysis, top=top),
-        figures=figures_json(trace_figures(analysis, top=top)),
+        trace=trace,
+        peaks=(),
+        figures=figures_json(trace_figures(analysis, trace["lanes"], top=top)),
     )
 
 
 def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
     """Everything that `trace_sections.html` shows, as data."""
     rank = main_rank(analysis)
-    lanes = get_lanes_info(analysis)
     return {
         "headline": get_trace_headline(analysis),
         "findings": get_findings_info(analysis),
@@ -71,7 +73,7 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
         "several": len(analysis.ranks) > 1,
         "num_ranks": max(rank.num_ranks, len(analysis.ranks)),
         "num_steps": rank.breakdowns[0].num_steps,
-        "lanes": lanes,
+        "lanes": get_lanes_info(analysis),
         "long_gaps": get_long_gaps_info(rank),
         "kernels": list(get_kernels_info(rank, top).itertuples()),
         "operators": rank.operators[:top],
@@ -79,15 +81,18 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
     }
 
 
-def trace_figures(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, go.Figure]:
-    """By name; only those that have something to show."""
+def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -> dict[str, go.Figure]:
+    """By name; only those that have something to show.
+
+    Args:
+        lanes: As in the context: they take the longest to make.
+    """
     rank = main_rank(analysis)
     figures: dict[str, go.Figure] = {}
     steps = get_steps_info(analysis)
     if len(steps):
         bars = steps.groupby(["device", "step"], sort=False).ngroup()
         figures["steps"] = plot_steps(steps[bars < MAX_STEPS])
-    lanes = get_lanes_info(analysis)
     if lanes.rows:
         figures["lanes"] = plot_lanes(lanes)
     for name, info, plot in (

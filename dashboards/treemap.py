@@ -32,30 +32,34 @@ def plot_treemap(info: pd.DataFrame) -> go.Figure:
     totals = info.groupby("category", sort=False)["ms"].sum()
     figure = theme.new_figure(height=420, margin={"l": 2, "r": 2, "t": 4, "b": 4})
     ids = [f"category {name}" for name in totals.index] + [f"kernel {number}" for number in info.index]
+    titles = [theme.plain(theme.kind_title(str(name))) for name in totals.index]
     categories = [*totals.index, *info["category"]]
     colours = [theme.category_colour(name) for name in categories]
     figure.add_treemap(
         ids=ids,
-        labels=[theme.plain(theme.category_title(n)) for n in totals.index]
-        + [theme.plain(_short(n)) for n in info["short"]],
+        labels=titles + [theme.plain(_short(name)) for name in info["short"]],
         parents=[""] * len(totals) + [f"category {name}" for name in info["category"]],
         values=[*totals, *info["ms"]],
-        customdata=[(theme.plain(theme.category_title(name)), "") for name in totals.index]
+        customdata=[(title, "") for title in titles]
         + [
             (theme.wrapped(str(name), 80), f"<br>{units.significant(count)} runs a step")
             for name, count in zip(info["name"], info["count"], strict=True)
         ],
         branchvalues="total",
         texttemplate="%{label}<br>%{value:.3f} ms",
-        hovertemplate="%{customdata[0]}<br><b>%{value:.3f} ms</b> a step, %{percentRoot:.1%}%{customdata[1]}<extra></extra>",
-        marker={"colors": colours, "line": {"width": 1}, "pad": {"t": 20, "l": 2, "r": 2, "b": 2}},
+        hovertemplate="%{customdata[0]}<br><b>%{value:.3f} ms</b> a step, %{percentRoot:.1%}%{customdata[1]}"
+        "<extra></extra>",
+        marker={"colors": colours, "line": {"width": 1, "color": "#ffffff"}, "pad": {"t": 22, "l": 3, "r": 3, "b": 3}},
         textfont={"color": [theme.text_colour_on(colour) for colour in colours], "size": 12},
-        tiling={"pad": 1},
-        pathbar={"visible": True},
+        tiling={"pad": 2},
         maxdepth=2,
     )
+    # Names that do not fit are left out: the pointer and the table tell them.
+    figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure
 
 
-def _short(name: str, width: int = 48) -> str:
+def _short(name: str, width: int = 22) -> str:
+    """What fits into an area: without what a template was made for."""
+    name = name.partition("<")[0]
     return name if len(name) <= width else name[: width - 1] + "…"

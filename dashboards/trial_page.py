@@ -46,6 +46,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     unit = study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
     result = trial.result
     analysis = profile_of(result, source.trial_analysis(trial_id)) if result is not None else None
+    trace = trace_context(analysis, top=TOP) if analysis is not None else None
     return {
         "title": f"Trial {trial.sequence} of {study.workload}",
         "scripts": SCRIPTS,
@@ -56,21 +57,26 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "result": result,
         "headline": get_trial_headline(trial, unit, decisions),
         "decisions": decisions,
-        "trace": trace_context(analysis, top=TOP) if analysis is not None else None,
+        "trace": trace,
+        "peaks": result.memory if result is not None else (),
         "no_profile": "" if analysis is not None else why_no_profile(trial),
         "windows": list(get_windows_info(result).itertuples()) if result else [],
         "spread": get_spread(result) if result else None,
         "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
         "files": source.trial_files(trial_id),
-        "figures": figures_json(trial_figures(result, analysis)),
+        "figures": figures_json({**_profile_figures(analysis, trace), **result_figures(result)}),
         "plots": True,
         "last_event": 0,
     }
 
 
-def trial_figures(result: TrialResult | None, analysis: TraceAnalysis | None) -> dict[str, go.Figure]:
-    """By name; only those that have something to show."""
-    figures = trace_figures(analysis, top=TOP) if analysis is not None else {}
+def _profile_figures(analysis: TraceAnalysis | None, trace: dict[str, Any] | None) -> dict[str, go.Figure]:
+    return trace_figures(analysis, trace["lanes"], top=TOP) if analysis is not None and trace is not None else {}
+
+
+def result_figures(result: TrialResult | None) -> dict[str, go.Figure]:
+    """By name, those beside the profile; only those that have something to show."""
+    figures: dict[str, go.Figure] = {}
     if result is not None and result.windows:
         figures["windows"] = plot_windows(get_windows_info(result))
     if result is not None and result.guard is not None and (result.guard.losses or result.guard.reference_losses):

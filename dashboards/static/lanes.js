@@ -19,7 +19,7 @@
     const [first, last] = [axis.minallowed, axis.maxallowed];
     const gaps = [...section.querySelectorAll("button.gap")];
     const steps = (plot.data.find(trace => trace.type === "scatter") || {x: []}).x.filter((value, place) => place % 3 === 0);
-    const lanes = plot.data.filter(trace => trace.type === "heatmap");
+    const lanes = plot._fullData.filter(trace => trace.type === "heatmap");
     let gap = -1;
 
     const range = () => plot.layout.xaxis.range.map(Number);
@@ -55,9 +55,13 @@
     }
 
     function nextStep() {
-      const [low] = range();
+      const [low, high] = range();
+      if (high - low > 0.999 * (last - first)) return goToStep(0);
       const place = steps.findIndex((edge, number) => number < steps.length - 1 && edge > low + (last - first) * 1e-6);
-      const number = place < 0 ? 0 : place;
+      return goToStep(Math.max(0, place));
+    }
+
+    function goToStep(number) {
       says.textContent = `Step ${number + 1} of ${steps.length - 1}`;
       return show(steps[number], steps[number + 1]);
     }
@@ -120,7 +124,7 @@
         const edges = lane.x;
         for (let cell = Math.max(0, firstAfter(edges, low) - 1); cell < edges.length - 1 && edges[cell] < high; cell++) {
           const code = lane.z[0][cell];
-          if (code === null || code === undefined) continue;
+          if (!Number.isFinite(code)) continue;
           const [from, to] = [Math.max(low, edges[cell]), Math.min(high, edges[cell + 1])];
           const width = (to - from) * perMs;
           if (width < LABEL_PX) continue;

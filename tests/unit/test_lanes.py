@@ -67,6 +67,21 @@ def test_a_long_span_among_short_ones_stays_as_it_is():
     assert (found.count[place], found.category[place], found.end[place] - found.start[place]) == (1, 3, 10**6)
 
 
+def test_what_lies_close_to_a_long_gap_stays_as_it_is():
+    """A thousand short spans on either side of a gap of a millisecond: those beside it are not joined."""
+    parts = [(1, 100, 0)] * 1000 + [(10**6, 100, 3)] + [(1, 100, 0)] * 1000
+    spans = spans_of(parts)
+    low, high = int(spans.end[999]), int(spans.start[1000])
+    closely = (np.array([low - 500]), np.array([high + 500]))
+    found = thinned(spans, 100, closely)
+    near = (found.end > low - 500) & (found.start < high + 500)
+    assert near.sum() == 10
+    assert set(found.count[near].tolist()) == {1}
+    assert found.count.max() > 10
+    everywhere = (spans.start[:1], spans.end[-1:])
+    assert len(thinned(spans, 100, everywhere)) <= 100
+
+
 def test_lanes_are_of_devices_streams_and_threads(tmp_path):
     analysis, _ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
     lanes = {(lane.kind, lane.label): lane for lane in analysis.lanes}

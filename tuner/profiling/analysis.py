@@ -150,7 +150,7 @@ def analyse_trace(
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
         timelines=tuple(timelines),
-        lanes=lanes_of(capture, tiles),
+        lanes=lanes_of(capture, tiles, gaps),
         gaps=gaps,
         queues=queues,
         kernels=kernel_stats(capture, top),

@@ -1,27 +1,29 @@
 """What every stream and thread did, thinned out for a picture that can be looked at closely.
 
-Long operations stay as they are. Shorter ones than the picture can show are joined where they are neighbours, with the
-time in which something ran: so long as nobody zooms in closer than that, nothing is lost.
+Long operations stay as they are, and so does what happens around the longest gaps, where one looks closely. Others,
+shorter than the picture can show, are joined where they are neighbours, with the time in which something ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.profiling.capture import Capture
 from tuner.profiling.categories import CATEGORIES, PRIORITY, Category
 from tuner.profiling.device_time import device_rows
-from tuner.profiling.intervals import EMPTY, Ints
+from tuner.profiling.intervals import EMPTY, Intervals, Ints, union
 from tuner.profiling.nesting import nest
 from tuner.profiling.segments import Segments
 from tuner.profiling.trace import Kind
-from tuner.trace_records import Lane
+from tuner.trace_records import GapStats, Lane
 
 MAX_SPANS = 3000
 """Of a lane: three to a pixel of most screens."""
+NUM_GAPS = 20
 MAX_STREAMS = 6
 MAX_THREADS = 4
 _CALLS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
@@ -52,41 +54,72 @@ class Spans:
         return len(self.start)
 
 
-def lanes_of(capture: Capture, segments: dict[str, Segments], max_spans: int = MAX_SPANS) -> tuple[Lane, ...]:
+def lanes_of(capture: Capture, segments: Mapping[str, Segments], gaps: Mapping[str, GapStats]) -> tuple[Lane, ...]:
     """By device what it did and what its streams ran, then the threads.
 
     Args:
         segments: By device: they tile the steps.
-        max_spans: Of each lane.
+        gaps: By device.
     """
     found = []
+    closely = _around(capture, gaps)
     for device, tiles in segments.items():
         names = _device_names(capture, device)
-        found.append(_lane(capture, device, "device", device, thinned(_tiles(tiles, names), max_spans)))
+        found.append(_lane(capture, device, "device", device, thinned(_tiles(tiles, names), MAX_SPANS, closely)))
         for stream, spans in _streams(capture, device):
-            found.append(_lane(capture, device, "stream", f"stream {stream}", thinned(spans, max_spans)))
+            found.append(_lane(capture, device, "stream", f"stream {stream}", thinned(spans, MAX_SPANS, closely)))
     for label, spans in _threads(capture):
-        found.append(_lane(capture, "", "thread", label, thinned(spans, max_spans)))
+        found.append(_lane(capture, "", "thread", label, thinned(spans, MAX_SPANS, closely)))
     return tuple(found)
 
 
-def thinned(spans: Spans, max_spans: int) -> Spans:
+def _around(capture: Capture, gaps: Mapping[str, GapStats]) -> Intervals:
+    """The longest gaps, the longest first, with some time before and after each."""
+    longest = sorted((gap for stats in gaps.values() for gap in stats.longest), key=lambda gap: -gap.length_ns)
+    start = np.array([gap.start_ns for gap in longest[:NUM_GAPS]], dtype=np.int64) + capture.steps.span[0]
+    length = np.array([gap.length_ns for gap in longest[:NUM_GAPS]], dtype=np.int64)
+    return start - 3 * length // 4, start + 7 * length // 4
+
+
+def thinned(spans: Spans, max_spans: int, closely: Intervals = (EMPTY, EMPTY)) -> Spans:
     """At most `max_spans` of them: neighbours that are shorter than some width become one, and the width is no wider
     than it must be. A joined span is of the category with the most time in it and has the name of the longest event.
+
+    Args:
+        closely: Stretches in which nothing is joined: as many of them, in their order, as there is room for.
     """
     if len(spans) <= max_spans:
         return spans
+    apart = _touching(spans, _that_fit(spans, closely, max_spans // 2))
     width = max(1, int(spans.end[-1] - spans.start[0]) // (8 * max_spans))
     while True:
-        run = _runs(spans, width)
+        run = _runs(spans, width, apart)
         if run[-1] < max_spans:
             return _joined(spans, run)
         width *= 2
 
 
-def _runs(spans: Spans, width: int) -> Ints:
+def _that_fit(spans: Spans, intervals: Intervals, room: int) -> Intervals:
+    """The first of these intervals, as long as all spans in them find room; as disjoint ones."""
+    low, high = intervals
+    counts = np.searchsorted(spans.start, high) - np.searchsorted(spans.end, low, side="right")
+    num = int(np.searchsorted(np.cumsum(counts), room, side="right"))
+    return union(low[:num], high[:num])
+
+
+def _touching(spans: Spans, intervals: Intervals) -> npt.NDArray[np.bool_]:
+    """Which spans are partly or wholly in disjoint intervals."""
+    low, high = intervals
+    if len(low) == 0:
+        return np.zeros(len(spans), dtype=bool)
+    place = np.minimum(np.searchsorted(high, spans.start, side="right"), len(low) - 1)
+    touching: npt.NDArray[np.bool_] = (low[place] < spans.end) & (high[place] > spans.start)
+    return touching
+
+
+def _runs(spans: Spans, width: int, apart: npt.NDArray[np.bool_]) -> Ints:
     """Number of the run that each span belongs to: a long one, or short neighbours in one stretch of this width."""
-    short = (spans.end - spans.start) < width
+    short = ((spans.end - spans.start) < width) & ~apart
     bucket = spans.start // width
     begins = ~(short[1:] & short[:-1] & (bucket[1:] == bucket[:-1]))
     run: Ints = np.concatenate([[0], np.cumsum(begins)])
@@ -96,9 +129,11 @@ def _runs(spans: Spans, width: int) -> Ints:
 def _joined(spans: Spans, run: Ints) -> Spans:
     first = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
     last = np.concatenate([first[1:], [len(run)]]) - 1
-    time = np.zeros((len(first), len(CATEGORIES)), dtype=np.int64)
-    np.add.at(time, (run, spans.category), spans.busy_ns)
-    longest = np.lexsort((spans.busy_ns, run))[last]
+    num_categories = len(CATEGORIES)
+    cells = np.bincount(run * num_categories + spans.category, spans.busy_ns, len(first) * num_categories)
+    time = cells.reshape(len(first), num_categories)
+    candidates = np.flatnonzero(spans.busy_ns == np.maximum.reduceat(spans.busy_ns, first)[run])
+    longest = candidates[np.searchsorted(run[candidates], np.arange(len(first)))]
     return Spans(
         start=spans.start[first],
         end=spans.end[last],
@@ -174,7 +209,7 @@ def _events(start: Ints, end: Ints, category: Ints, name: Ints) -> Spans:
 
 
 def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
-    """Those that do the most, first the one that runs the steps: the main thread. On a CPU that is the device itself."""
+    """Those that do the most, the one that runs the steps first: the main thread. On a CPU that is the device."""
     trace, stepping = capture.trace, capture.steps.thread
     num_events = np.bincount(trace.host.thread, minlength=len(trace.threads))
     candidates = np.argsort(-num_events, kind="stable")[: 2 * MAX_THREADS].tolist()

@@ -119,17 +119,14 @@ def plot_breakdown(info: pd.DataFrame) -> go.Figure:
             ],
             hovertemplate="%{fullData.name}<br><b>%{customdata[0]}</b> per step, %{customdata[1]}<extra>%{y}</extra>",
         )
-    for name in configurations:
-        figure.add_annotation(
-            x=totals[name],
-            y=name,
-            text=f"<b>{units.milliseconds(totals[name])}</b>",
-            showarrow=False,
-            xanchor="left",
-            xshift=6,
-        )
     figure.update_xaxes(
-        title={"text": "milliseconds per step"}, range=[0, 1.22 * float(totals.max() or 1) if len(totals) else 1]
+        title={"text": "milliseconds per step"}, range=[0, 1.03 * float(totals.max() or 1) if len(totals) else 1]
     )
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
+    figure.update_yaxes(
+        autorange="reversed",
+        showgrid=False,
+        ticklabelstandoff=8,
+        tickvals=configurations,
+        ticktext=[f"{name}<br><b>{units.milliseconds(totals[name])}</b>" for name in configurations],
+    )
     return figure

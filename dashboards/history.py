@@ -54,6 +54,7 @@ def get_history_info(source: TrialSource, study_id: str) -> pd.DataFrame:
     """
     trials = source.trials(study_id)
     references = _references(trials)
+    level = statistics.fmean(log_rate(r).mean for r in references) if references else math.nan
     verdicts = {trial_id: d for d in source.decisions(study_id) for trial_id in d.trial_ids}
     rows = [
         (
@@ -63,7 +64,7 @@ def get_history_info(source: TrialSource, study_id: str) -> pd.DataFrame:
             trial.candidate.label,
             trial.purpose.value,
             outcome_of(trial, verdicts.get(trial.trial_id)),
-            _gain(trial.result, references),
+            _gain(trial.result, references, level),
             units_per_s(trial.result) if trial.result and trial.result.clean_windows else math.nan,
             note_on(trial),
         )
@@ -113,14 +114,18 @@ def note_on(trial: Trial) -> str:
     return "others used the machine while it was measured" if result.contended else ""
 
 
-def _gain(result: TrialResult | None, references: list[TrialResult]) -> float:
+def _gain(result: TrialResult | None, references: list[TrialResult], level: float) -> float:
+    """
+    Args:
+        level: Mean logarithm of the rates of the references.
+    """
     if result is None or not result.ok or not references:
         return math.nan
     in_turns = [r for r in references if r.group == result.group and r.candidate != result.candidate]
     paired = log_ratio(result, in_turns[0]) if in_turns else None
     if paired is not None:
         return math.exp(paired.mean)
-    return math.exp(log_rate(result).mean - statistics.fmean(log_rate(r).mean for r in references))
+    return math.exp(log_rate(result).mean - level)
 
 
 def plot_history(info: pd.DataFrame, unit: SampleUnit) -> go.Figure:

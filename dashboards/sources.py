@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.records import Decision, Recommendation, Study, Trial
@@ -18,3 +19,40 @@ class TrialSource(Protocol):
     def decisions(self, study_id: str) -> Sequence[Decision]: ...
 
     def recommendation(self, study_id: str) -> Recommendation | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One study as it was at one moment: a page asks for it many times, and its parts should fit together."""
+
+    study: Study
+    all_trials: Sequence[Trial]
+    all_decisions: Sequence[Decision]
+    answer: Recommendation | None
+
+    def get_study(self, study_id: str) -> Study:
+        return self.study
+
+    def trials(self, study_id: str) -> Sequence[Trial]:
+        return self.all_trials
+
+    def decisions(self, study_id: str) -> Sequence[Decision]:
+        return self.all_decisions
+
+    def recommendation(self, study_id: str) -> Recommendation | None:
+        return self.answer
+
+
+def snapshot(source: TrialSource, study_id: str) -> Snapshot:
+    """Reads a study once.
+
+    Raises:
+        StudyNotFound: There is no such study.
+    """
+    study = source.get_study(study_id)
+    return Snapshot(
+        study=study,
+        all_trials=source.trials(study.study_id),
+        all_decisions=source.decisions(study.study_id),
+        answer=source.recommendation(study.study_id),
+    )

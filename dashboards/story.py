@@ -10,7 +10,7 @@ from dashboards import units
 from dashboards.sources import TrialSource
 from tuner.records import Decision, choice_label
 
-TRIED_COLUMNS = ("number", "stage", "changed", "verdict", "limit", "gain", "low", "high", "num_trials", "reason")
+TRIED_COLUMNS = ("number", "stage", "changed", "verdict", "limit", "gain", "low", "high", "trial_ids", "reason")
 NOT_TRIED_COLUMNS = ("strategy", "choices", "reason")
 NORMAL_QUANTILE = 1.96
 
@@ -29,7 +29,7 @@ def get_tried_info(source: TrialSource, study_id: str) -> pd.DataFrame:
             decision.verdict,
             math.nan if decision.predicted_bound is None else units.gain_limit(decision.predicted_bound),
             *_measured(decision),
-            len(decision.trial_ids),
+            decision.trial_ids,
             decision.reason,
         )
         for decision in source.decisions(study_id)

@@ -43,6 +43,15 @@ CATEGORY_COLOURS: dict[str, str] = {
     "queued": "#73716f",
     "unknown": "#f4f1ea",
 }
+BOTTLENECK_COLOURS: dict[str, str] = {
+    "input": CATEGORY_COLOURS["data_wait"],
+    "communication": CATEGORY_COLOURS["communication"],
+    "host": CATEGORY_COLOURS["host"],
+    "synchronisation": CATEGORY_COLOURS["optimizer_host"],
+    "optimizer": CATEGORY_COLOURS["optimizer"],
+    "compute": CATEGORY_COLOURS["compute_elementwise"],
+}
+"""By what `tuner.profiling.categories.bottleneck` names: the colour of a category of it."""
 GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
@@ -60,6 +69,11 @@ def category_colour(category: str) -> str:
 def category_title(category: str) -> str:
     """Falls back to the name itself for a category of another version."""
     return INFO[category].title if category in INFO else category
+
+
+def kind_title(category: str) -> str:
+    """Of work by itself, whether or not anything hides it: "communication" for "exposed communication"."""
+    return category_title(category).removeprefix("exposed ")
 
 
 def category_group(category: str) -> str:
@@ -119,7 +133,4 @@ def new_figure(height: int, **layout: Any) -> go.Figure:
         "ticks": "",
         "title": {"font": {"size": 12}},
     }
-    figure = go.Figure(layout={**common, **layout})
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
-    return figure
+    return go.Figure(layout={"xaxis": axis, "yaxis": axis, **common, **layout})

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from dashboards import theme, units
-from tuner.trace_records import MemoryStats, Timeline
-
-MAX_TIMELINES = 8
-"""More devices make pages slow, and rows that nobody can tell apart."""
+from tuner.trace_records import MemoryStats
 
 
 def plot_steps(info: pd.DataFrame) -> go.Figure:
@@ -38,79 +34,6 @@ def plot_steps(info: pd.DataFrame) -> go.Figure:
         autorange="reversed", showgrid=False, ticklabelstandoff=8, categoryorder="array", categoryarray=bars
     )
     return figure
-
-
-def get_timeline_info(timeline: Timeline) -> pd.DataFrame:
-    """One row a bucket: `start_ms`, `end_ms` and the share of it that each category takes, a column each."""
-    ends = pd.Series(timeline.end_ns, dtype="int64")
-    starts = ends.shift(1, fill_value=0)
-    times = pd.DataFrame(list(timeline.time_ns)).fillna(0.0)
-    shares = times.div(ends - starts, axis=0)
-    return pd.concat([pd.DataFrame({"start_ms": starts / 1e6, "end_ms": ends / 1e6}), shares], axis=1)
-
-
-def plot_timelines(timelines: dict[str, Timeline]) -> go.Figure:
-    """Of every device a band: what share of each moment's bucket goes where."""
-    shown = dict(list(timelines.items())[:MAX_TIMELINES])
-    rows = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, vertical_spacing=0.16 / len(shown))
-    figure = theme.new_figure(height=80 + 105 * len(shown), hovermode="x", showlegend=False)
-    rows.update_layout(figure.layout)
-    for number, (label, timeline) in enumerate(shown.items(), 1):
-        _add_band(rows, number, label, timeline)
-    rows.update_xaxes(figure.layout.xaxis)
-    # This one can be looked at closely: drag to zoom, double-click to go back.
-    rows.update_layout(dragmode="zoom")
-    rows.update_xaxes(fixedrange=False, showgrid=False)
-    rows.update_xaxes(title={"text": "milliseconds from the first step's beginning"}, row=len(shown))
-    return rows
-
-
-def _add_band(figure: go.Figure, number: int, label: str, timeline: Timeline) -> None:
-    info = get_timeline_info(timeline)
-    order = [i.category.value for i in theme.categories_in_order() if i.category.value in info.columns]
-    edges = [*info["start_ms"], timeline.end_ns[-1] / 1e6]
-    for category in order:
-        heights = [round(value, 4) for value in info[category]]
-        figure.add_scatter(
-            name=theme.plain(theme.category_title(category)),
-            x=edges,
-            # A step's height holds up to the next edge; the last one needs its end.
-            y=[*heights, heights[-1]],
-            mode="lines",
-            line={"width": 0, "shape": "hv"},
-            stackgroup="one",
-            fillcolor=theme.category_colour(category),
-            hoverinfo="skip",
-            row=number,
-            col=1,
-        )
-    figure.add_scatter(
-        x=list((info["start_ms"] + info["end_ms"]) / 2),
-        y=[0.5] * len(info),
-        mode="markers",
-        marker={"opacity": 0},
-        text=[_bucket_text(row) for row in info[order].to_dict("records")],
-        hovertemplate="%{x:.3f} ms<br>%{text}<extra></extra>",
-        row=number,
-        col=1,
-    )
-    for boundary in timeline.step_boundaries_ns:
-        figure.add_vline(x=boundary / 1e6, line={"color": "#d6249f", "width": 1.5}, row=number, col=1)
-    figure.update_yaxes(
-        range=[0, 1],
-        showticklabels=False,
-        showgrid=False,
-        fixedrange=True,
-        zeroline=False,
-        title={"text": theme.plain(label), "font": {"size": 12}},
-        automargin=True,
-        row=number,
-    )
-
-
-def _bucket_text(shares: dict[object, float]) -> str:
-    held = sorted(((value, str(name)) for name, value in shares.items() if value > 0.005), reverse=True)[:4]
-    return "<br>".join(f"{theme.plain(theme.category_title(name))} {units.percent(value)}" for value, name in held)
 
 
 def plot_gaps(info: pd.DataFrame) -> go.Figure:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
-from dashboards import theme, units
-from dashboards.report import templates
-from dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps, plot_timelines
+from dashboards import units
+from dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
+from dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
+from dashboards.launch_queue import get_queue_info, plot_queue
+from dashboards.site import STANDALONE
+from dashboards.templating import figures_json, render
+from dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
 from dashboards.trace_info import (
-    device_label,
     get_findings_info,
     get_gaps_info,
     get_late_ns,
@@ -27,25 +29,36 @@ from dashboards.trace_info import (
     is_rescaled,
     main_rank,
 )
-from tuner.trace_records import Comparison, RankAnalysis, Timeline, TraceAnalysis
+from dashboards.treemap import get_treemap_info, plot_treemap
+from tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
 
+SCRIPTS = ("lanes.js",)
 MAX_STEPS = 24
 """Bars of the figure of steps; what is beyond them is in the summary."""
 
 
 def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = 20) -> str:
     """One self-contained HTML page."""
-    template = templates().get_template("trace.html")
-    return template.render(plotly_js=get_plotlyjs(), **trace_context(analysis, comparison, top=top))
+    trace = trace_context(analysis, top=top)
+    names = [Path(rank.file).name for rank in analysis.ranks]
+    return render(
+        "trace.html",
+        STANDALONE,
+        title=", ".join(names),
+        names=names,
+        comparison=comparison,
+        scripts=SCRIPTS,
+        trace=trace,
+        peaks=(),
+        figures=figures_json(trace_figures(analysis, trace["lanes"], top=top)),
+    )
 
 
-def trace_context(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = 20) -> dict[str, Any]:
-    """Everything that the template shows, as data."""
+def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
+    """Everything that `trace_sections.html` shows, as data."""
     rank = main_rank(analysis)
-    kernels = get_kernels_info(rank, top)
     return {
         "headline": get_trace_headline(analysis),
-        "names": [Path(r.file).name for r in analysis.ranks],
         "findings": get_findings_info(analysis),
         "breakdown": list(get_trace_breakdown_info(analysis).itertuples()),
         "phases": list(get_phases_info(analysis).itertuples()),
@@ -58,15 +71,48 @@ def trace_context(analysis: TraceAnalysis, comparison: Comparison | None = None,
         "rank": rank,
         "on_device": any(breakdown.device != "cpu" for breakdown in rank.breakdowns),
         "several": len(analysis.ranks) > 1,
+        "num_ranks": max(rank.num_ranks, len(analysis.ranks)),
         "num_steps": rank.breakdowns[0].num_steps,
-        "kernels": list(kernels.itertuples()),
+        "lanes": get_lanes_info(analysis),
+        "long_gaps": get_long_gaps_info(rank),
+        "kernels": list(get_kernels_info(rank, top).itertuples()),
         "operators": rank.operators[:top],
-        "collectives": (analysis.collectives or rank.collectives)[:top],
-        "comparison": comparison,
-        "colour": theme.category_colour,
-        "title": theme.category_title,
-        "figures": _figures(analysis, rank, kernels),
+        "collectives": list(get_communication_info(analysis)[:top].itertuples()),
     }
+
+
+def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -> dict[str, go.Figure]:
+    """By name; only those that have something to show.
+
+    Args:
+        lanes: As in the context: they take the longest to make.
+    """
+    rank = main_rank(analysis)
+    figures: dict[str, go.Figure] = {}
+    steps = get_steps_info(analysis)
+    if len(steps):
+        bars = steps.groupby(["device", "step"], sort=False).ngroup()
+        figures["steps"] = plot_steps(steps[bars < MAX_STEPS])
+    if lanes.rows:
+        figures["lanes"] = plot_lanes(lanes)
+    for name, info, plot in (
+        ("gaps", get_gaps_info(analysis), plot_gaps),
+        ("treemap", get_treemap_info(rank), plot_treemap),
+        ("kernels", get_kernels_info(rank, top), plot_kernels),
+        ("queue", get_queue_info(rank), plot_queue),
+        ("exposure", get_communication_info(analysis)[:top], plot_exposure),
+    ):
+        if len(info):
+            figures[name] = plot(info)
+    collectives = get_communication_info(analysis)
+    if collectives["bus_bytes_per_s"].notna().any():
+        figures["bandwidth"] = plot_bandwidth(collectives)
+    if analysis.waits:
+        figures["waits"] = plot_waits(get_ranks_info(analysis))
+    for number, memory in enumerate(rank.memory):
+        if memory.timeline:
+            figures[f"memory-{number}"] = plot_memory(memory)
+    return figures
 
 
 def get_kernels_info(rank: RankAnalysis, top: int) -> pd.DataFrame:
@@ -87,29 +133,3 @@ def get_kernels_info(rank: RankAnalysis, top: int) -> pd.DataFrame:
     ]
     columns = ["name", "short", "category", "count", "ms", "share", "mean_ns", "occupancy"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def labelled_timelines(analysis: TraceAnalysis) -> dict[str, Timeline]:
-    """By device, with the rank where there are several."""
-    return {device_label(analysis, timeline): timeline for rank in analysis.ranks for timeline in rank.timelines}
-
-
-def _figures(analysis: TraceAnalysis, rank: RankAnalysis, kernels: pd.DataFrame) -> dict[str, str]:
-    """By the id of the element that shows it; only those that have something to show."""
-    figures: dict[str, go.Figure] = {}
-    steps = get_steps_info(analysis)
-    if len(steps):
-        bars = steps.groupby(["device", "step"], sort=False).ngroup()
-        figures["steps-figure"] = plot_steps(steps[bars < MAX_STEPS])
-    timelines = labelled_timelines(analysis)
-    if timelines:
-        figures["timeline-figure"] = plot_timelines(timelines)
-    gaps = get_gaps_info(analysis)
-    if len(gaps):
-        figures["gaps-figure"] = plot_gaps(gaps)
-    if len(kernels):
-        figures["kernels-figure"] = plot_kernels(kernels)
-    for number, memory in enumerate(rank.memory):
-        if memory.timeline:
-            figures[f"memory-figure-{number}"] = plot_memory(memory)
-    return {name: figure.to_json() for name, figure in figures.items()}

@@ -33,6 +33,7 @@ from service.api.problems import add_handlers
 from service.artifacts import open_artifacts
 from service.connections import create_engine_for
 from service.event_hub import EventHub
+from service.pages import ROUTERS
 from service.queue import open_queue
 from service.settings import Settings
 from service.uploads import UploadSpace
@@ -100,6 +101,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router, prefix=PREFIX)
     app.include_router(health.router)
     app.include_router(login.router)
+    for router in ROUTERS:
+        app.include_router(router)
     add_handlers(app)
     app.add_middleware(
         BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes

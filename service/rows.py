@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from service.models import (
     HardwareProfileRow,
     KernelStatsRow,
     RecommendationRow,
+    StrategyOutcomeRow,
     StudyRow,
     TrialAttemptRow,
     TrialRow,
@@ -137,8 +139,29 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
         verdict=recommendation.verdict.value,
         candidate_key=recommendation.candidate.key,
         gain=None if recommendation.gain is None else number(recommendation.gain.ratio),
+        bottleneck_before=recommendation.bottleneck_before,
+        bottleneck_after=recommendation.bottleneck_after,
+        tuning_s=number(recommendation.cost.tuning_s),
         record=encode(recommendation),
     )
+
+
+def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
+    """What came of each strategy that was tried or is part of the answer."""
+    tried: Counter[str] = Counter()
+    for decision in decisions:
+        if decision.verdict != "not_tried" and decision.stage != "confirm":
+            tried.update({move.strategy for move in decision.moves})
+    gains = {part.strategy: number(part.gain) for part in recommendation.parts}
+    return [
+        StrategyOutcomeRow(
+            study_id=recommendation.study_id,
+            strategy=name,
+            num_tried=tried[name],
+            gain=gains.get(name),
+        )
+        for name in sorted({*tried, *gains})
+    ]
 
 
 def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:

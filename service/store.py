@@ -24,6 +24,7 @@ from service.models import (
     HardwareProfileRow,
     QueueEntryRow,
     RecommendationRow,
+    StrategyOutcomeRow,
     StudyRow,
     TrialAttemptRow,
     TrialRow,
@@ -171,6 +172,7 @@ class SqlStudyStore:
         with self._writing(recommendation.study_id) as session:
             _study_row(session, recommendation.study_id)
             _upsert(session, rows.recommendation_row(recommendation))
+            _write_strategies(session, recommendation)
 
     def recommendation(self, study_id: str) -> Recommendation | None:
         with reading(self._engine) as session:
@@ -297,6 +299,15 @@ def _complete(session: Session, result: TrialResult, lease: Lease | None) -> Non
         raise store_rules.completion_refused(result.trial_id, TrialState(found) if found else None)
     _end_attempts(session, [result.trial_id], state)
     session.add_all(rows.result_rows(result))
+
+
+def _write_strategies(session: Session, recommendation: Recommendation) -> None:
+    """What came of each strategy, by the decisions that are there."""
+    study_id = recommendation.study_id
+    told = session.scalars(select(DecisionRow.record).where(DecisionRow.study_id == study_id))
+    decisions = [decode(record, Decision) for record in told]
+    session.execute(delete(StrategyOutcomeRow).where(StrategyOutcomeRow.study_id == study_id))
+    session.add_all(rows.strategy_rows(recommendation, decisions))
 
 
 def lose_trials(session: Session, study_id: str) -> int:

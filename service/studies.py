@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tuner
 from dashboards.report import render_report
+from dashboards.trial_page import TrialPageSource
 from service.artifacts import ArtifactStore, open_artifacts
 from service.artifacts.retention import KEPT_VERDICTS
 from service.connections import FULL_ERRNOS
@@ -169,8 +170,9 @@ def keep_profiles(
     *,
     logs: bool = False,
 ) -> None:
-    """Keeps the timelines of all profiled trials, and the traces of the baseline, of accepted candidates and of
-    finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no file.
+    """Keeps the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
+    and of finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no
+    file.
 
     Args:
         logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.
@@ -182,7 +184,7 @@ def keep_profiles(
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
-        found = {"timeline": files.timelines(trial.trial_id)}
+        found = {"timeline": files.timelines(trial.trial_id), "analysis": files.analysis(trial.trial_id)}
         if trial.candidate.key in wanted:
             found["trace"] = files.trace(trial.trial_id)
         if logs and trial.result is not None:
@@ -240,27 +242,26 @@ def remove_working_files(study: Study) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_results(study_id: str, store: StudyStore, recommendation: Recommendation, folder: Path) -> Results:
+def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
     """Writes the report and the exports that need no other tool into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFull where the disk is full. The study itself is
             safe in the database.
     """
-    report = write_report(study_id, store, folder)
+    report = write_report(study_id, source, folder / REPORT_FILE)
     return Results(report=report, exports=write_exports(recommendation, folder, OWN))
 
 
-def write_report(study_id: str, store: StudyStore, folder: Path) -> Path:
-    """Writes the report into a folder.
+def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
+    """Writes the report as this file.
 
     Raises:
         StoreError: As `write_results`.
     """
-    report = folder / REPORT_FILE
-    with _written(folder, study_id):
-        folder.mkdir(parents=True, exist_ok=True)
-        report.write_text(render_report(store, study_id), encoding="utf-8")
+    with _written(report.parent, study_id):
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(render_report(source, study_id, source), encoding="utf-8")
     return report
 
 

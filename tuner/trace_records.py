@@ -55,6 +55,8 @@ class QueueStats(Record):
     """Of the launches: those that found the stream empty and idle."""
     median_delay_ns: int
     """From the call to the start."""
+    timeline: tuple[tuple[int, int], ...] = ()
+    """(time, depth from then on), thinned out; every largest depth is kept."""
 
 
 class OperatorStats(Record):
@@ -135,8 +137,12 @@ class RankAnalysis(Record):
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     """One for each breakdown."""
+    lanes: tuple[Lane, ...] = ()
+    """Of each device what it did and what its streams ran, then the host's threads."""
     what_ifs: tuple[WhatIf, ...] = ()
     """Of the busiest device."""
+    first_step_ns: int = 0
+    """The beginning of the first step by the wall clock, where moments count from."""
 
 
 class TraceAnalysis(Record):
@@ -172,6 +178,44 @@ class Timeline(Record):
     """By bucket; it begins where the one before it ends."""
     time_ns: tuple[dict[str, int], ...]
     """By bucket: nanoseconds of each category in it, the longest first."""
+
+
+class Lane(Record):
+    """What one device, stream or thread did, thinned out for a picture: spans in order that do not overlap.
+
+    Attributes:
+        device: Whose stream it is; empty of a thread of the host.
+        label: For people.
+        names: What `name` counts from.
+        categories: What `category` counts from.
+        length_ns: By span.
+    """
+
+    device: str
+    kind: str
+    """"device" (its exclusive categories, gaps included, which tile the steps), "stream" or "thread"."""
+    label: str
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    start_ns: tuple[int, ...]
+    """By span, from the beginning of the first step."""
+    length_ns: tuple[int, ...]
+    name: tuple[int, ...]
+    """Of the longest event in it."""
+    category: tuple[int, ...]
+    """With the most time in it."""
+    count: tuple[int, ...]
+    """Events in it: more than one where neighbours too short for the picture are joined."""
+    busy_ns: tuple[int, ...]
+    """Time in it in which something ran."""
+
+    def __post_init__(self) -> None:
+        columns = (self.length_ns, self.name, self.category, self.count, self.busy_ns)
+        if {len(column) for column in columns} != {len(self.start_ns)}:
+            raise ValueError("the columns of a lane must be equally long")
+        for index, table in ((self.name, self.names), (self.category, self.categories)):
+            if index and not 0 <= min(index) <= max(index) < len(table):
+                raise ValueError(f"a lane refers to number {max(index)} of a table of {len(table)}")
 
 
 class Difference(Record):

@@ -151,8 +151,8 @@ def add_handlers(app: FastAPI) -> None:
         refusal = Refusal(error.status, error.code, error.detail, headers=error.headers, context=error.members)
         return problem_response(request, refusal)
 
-    for kind in _STATUS_OF_ERROR:
-        app.add_exception_handler(kind, _known_error)
+    for kind in KNOWN_ERRORS:
+        app.add_exception_handler(kind, known_error)
 
 
 _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
@@ -169,9 +169,10 @@ _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
     StoreError: (503, "database-unavailable"),
 }
 """The first class that fits."""
+KNOWN_ERRORS = tuple(_STATUS_OF_ERROR)
 
 
-async def _known_error(request: Request, error: Exception) -> Response:
+async def known_error(request: Request, error: Exception) -> Response:
     status, code = next(found for kind, found in _STATUS_OF_ERROR.items() if isinstance(error, kind))
     if status >= 500:  # its text may name paths and hosts
         request.scope["steptune.error"] = error

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import structs
 
 from service.cli.console import errors, opened_store, output, print_json, settings_with
 from service.cli.inspect_study import resolve
 from service.cli.options import AsJson, Database
-from tuner.errors import ChoiceError, StoreError
+from tuner.errors import ChoiceError
 
 if TYPE_CHECKING:
     from service.store import SqlStudyStore
@@ -68,21 +66,10 @@ def _of_traces(before: str, after: str, top: int) -> Comparison:
 
 
 def _of_trials(before: str, after: str, top: int, database: str | None) -> Comparison:
-    from tuner.profiling.trial_comparison import compare_trials, different_hardware
+    from service.comparing import compared
 
     with opened_store(settings_with(database)) as store:
-        sides = [_trial(store, side) for side in (before, after)]
-    (study, trial), (other_study, other) = sides
-    results = [t.result for t in (trial, other) if t.result is not None]
-    comparison = compare_trials(*results, labels=(_label(study, trial), _label(other_study, other)), top=top)
-    notes = different_hardware(study.environment, other_study.environment)
-    if study.workload != other_study.workload:
-        notes.append(f"different workloads: {study.workload} and {other_study.workload}")
-    return structs.replace(comparison, notes=(*notes, *comparison.notes))
-
-
-def _label(study: Study, trial: Trial) -> str:
-    return f"trial {trial.sequence} of study {study.study_id[-6:]}: {trial.candidate.label}"
+        return compared(_trial(store, before), _trial(store, after), top=top)
 
 
 def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:
@@ -91,33 +78,11 @@ def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:
     Raises:
         StoreError: There is none, or it has no result.
     """
+    from service.comparing import trial_in, with_result
+
     name, colon, which = reference.rpartition(":")
-    if not colon:
-        trial = store.trial(reference)
-        study = store.get_study(trial.study_id)
-    else:
+    if colon:
         study = resolve(store, name)
-        trial = _in_study(store, study, which)
-    if trial.result is None:
-        raise StoreError(f"trial {trial.sequence} of study {study.study_id} has no result ({trial.state.value})")
-    return study, trial
-
-
-def _in_study(store: SqlStudyStore, study: Study, which: str) -> Trial:
-    trials = store.trials(study.study_id)
-    recommendation = store.recommendation(study.study_id)
-    chosen: dict[str, Callable[[Trial], bool]] = {
-        "baseline": lambda trial: trial.candidate.is_baseline,
-        "recommended": lambda trial: recommendation is not None and trial.candidate == recommendation.candidate,
-    }
-    if which in chosen:
-        found = [t for t in trials if chosen[which](t) and t.result is not None and t.result.breakdowns]
-    else:
-        found = [t for t in trials if which.isdecimal() and t.sequence == int(which)]
-    if found:
-        return found[0]
-    profiled = ", ".join(str(t.sequence) for t in trials if t.result is not None and t.result.breakdowns)
-    raise StoreError(
-        f"study {study.study_id} has no trial {which!r} that can be compared: "
-        + (f"of its {len(trials)} trials, these were profiled: {profiled}" if profiled else "none of its was profiled")
-    )
+        return study, trial_in(store, study, which)
+    trial = with_result(store.trial(reference))
+    return store.get_study(trial.study_id), trial

@@ -12,6 +12,7 @@ from service.client import Client
 from service.connections import storage_errors
 from service.messages import ExportFormat
 from service.store import SqlStudyStore
+from service.settings import Settings
 from tuner.errors import ChoiceError, StoreError
 from tuner.export import EXPORTERS, exporter_named
 from tuner.export.study_formats import STUDY_FORMATS, study_format
@@ -37,7 +38,9 @@ class Exported:
     not_expressible: tuple[str, ...] = ()
 
 
-def export_local(store: SqlStudyStore, study: Study, format_: str | None, folder: Path, *, as_json: bool) -> None:
+def export_local(
+    store: SqlStudyStore, settings: Settings, study: Study, format_: str | None, folder: Path, *, as_json: bool
+) -> None:
     """Writes one format, or all that can hold the recommendation and the report; `-` is standard output.
 
     Raises:
@@ -45,7 +48,9 @@ def export_local(store: SqlStudyStore, study: Study, format_: str | None, folder
         StoreError: There is no recommendation yet, or the folder cannot be written.
         RecommendationError: The format that was asked for cannot hold it.
     """
-    from service.studies import write_report
+    from service.artifacts import open_artifacts
+    from service.studies import REPORT_FILE, write_report
+    from service.trial_source import KeptTrials
 
     known = None if format_ is None else study_format(format_)
     if known is not None:
@@ -54,7 +59,8 @@ def export_local(store: SqlStudyStore, study: Study, format_: str | None, folder
     else:
         files = _formats(_recommendation(store, study), format_)
     whole = format_ is None and str(folder) != "-"
-    report = write_report(study.study_id, store, folder) if whole else None
+    pages = KeptTrials(store, open_artifacts(settings))
+    report = write_report(study.study_id, pages, folder / REPORT_FILE) if whole else None
     _put(files, folder, as_json=as_json, report=report)
 
 

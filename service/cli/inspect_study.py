@@ -122,8 +122,9 @@ def export(
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
         return
-    with opened_store(settings_with(database)) as store:
-        export_local(store, resolve(store, study_id), format_, folder, as_json=as_json)
+    settings = settings_with(database)
+    with opened_store(settings) as store:
+        export_local(store, settings, resolve(store, study_id), format_, folder, as_json=as_json)
 
 
 def verify(

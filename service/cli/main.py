@@ -18,6 +18,7 @@ from service.cli import (
     diagnose,
     inspect_study,
     queue,
+    report,
     serve,
     submit,
     token,
@@ -44,6 +45,7 @@ catalogue.register(app)
 diagnose.register(app)
 analyze.register(app)
 compare.register(app)
+report.register(app)
 serve.register(app)
 worker.register(app)
 submit.register(app)

@@ -152,7 +152,9 @@ def _run(
     level: Level,
     as_json: bool,
 ) -> None:
+    from service.artifacts import open_artifacts
     from service.studies import run_study, write_results
+    from service.trial_source import KeptTrials
 
     folder = folder or RESULTS / study.study_id
     say(f"study {study.study_id}", style="dim")
@@ -171,7 +173,8 @@ def _run(
         raise typer.Exit(INTERRUPTED) from None
     except StorageFull as error:
         raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
-    results = write_results(study.study_id, store, recommendation, folder)
+    pages = KeptTrials(store, open_artifacts(service_settings))
+    results = write_results(study.study_id, pages, recommendation, folder)
     if as_json:
         print_json(recommendation)
         return

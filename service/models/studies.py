@@ -231,7 +231,22 @@ class RecommendationRow(Base):
     candidate_key: Mapped[str]
     gain: Mapped[float | None]
     """Rate over the baseline's rate; NULL where the baseline has none."""
+    bottleneck_before: Mapped[str | None]
+    bottleneck_after: Mapped[str | None]
+    tuning_s: Mapped[float | None]
     record: Mapped[str]
+
+
+class StrategyOutcomeRow(Base):
+    """What came of one strategy in a study with an answer: how often it was tried, what it is worth in the answer."""
+
+    __tablename__ = "strategy_outcomes"
+
+    study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
+    strategy: Mapped[str] = mapped_column(primary_key=True)
+    num_tried: Mapped[int]
+    gain: Mapped[float | None]
+    """Own gain as a ratio; NULL where it is no part of the answer."""
 
 
 class ArtifactRow(Base):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy import Engine, func, select
 
-from service.connections import reading
+from service.connections import querying, reading
 from service.models import EventRow, StudyRow
 from service.queries.stored import parts_of
 from tuner.records import StudyState
@@ -39,6 +39,15 @@ def newest_numbers(engine: Engine, window: int) -> list[int]:
     query = select(EventRow.event_id).where(EventRow.event_id > highest - window).order_by(EventRow.event_id)
     with reading(engine) as session:
         return list(session.scalars(query))
+
+
+def newest_number(engine: Engine, study_id: str | None = None) -> int:
+    """The number of the last event, of a study or of all; 0 before there is one."""
+    query = select(func.max(EventRow.event_id))
+    if study_id is not None:
+        query = query.where(EventRow.study_id == study_id)
+    with querying(engine) as connection:
+        return connection.scalar(query) or 0
 
 
 def events_after(

@@ -3,10 +3,12 @@
 import signal
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
+from tuner.trace_records import TraceAnalysis
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -27,6 +29,16 @@ class TestTwoRanks:
         assert result.breakdowns
         for breakdown in result.breakdowns:
             assert sum(breakdown.categories.values()) == breakdown.step_time_ns
+
+    def test_the_profiles_of_both_are_kept_and_compared(self, study: Prepared) -> None:
+        (result,) = study.run(study.spec(guard=False))
+        assert result.failure is None, result.failure
+        kept = (study.directory / "trials" / result.trial_id / "analysis.json").read_bytes()
+        analysis = msgspec.json.decode(kept, type=TraceAnalysis)
+        assert [rank.rank for rank in analysis.ranks] == [0, 1]
+        assert {breakdown.rank for rank in analysis.ranks for breakdown in rank.breakdowns} == {0, 1}
+        assert [wait.rank for wait in analysis.waits] == [0, 1]
+        assert all(collective.skew_ns is not None for collective in analysis.collectives)
 
     def test_train_as_one_process_does(self, study: Prepared) -> None:
         """Each rank gets half of every batch of the reference, whose runs were of one process."""

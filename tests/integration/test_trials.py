@@ -12,7 +12,7 @@ from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from tuner.protocols import Progress
 from tuner.records import BASELINE, Candidate, Phase
-from tuner.trace_records import Timeline
+from tuner.trace_records import Timeline, TraceAnalysis
 from tuner.trials.capture import WARM_UP_STEPS
 
 WORKERS = Candidate(choices={"data_loading": {"num_workers": 2}})
@@ -88,6 +88,15 @@ class TestOneTrial:
             together.update(bucket)
         assert dict(together) == {name: ns for name, ns in breakdown.categories.items() if ns}
         assert result.profile is not None
+        kept = (study.directory / "trials" / result.trial_id / "analysis.json").read_bytes()
+        (rank,) = msgspec.json.decode(kept, type=TraceAnalysis).ranks
+        (other,) = rank.breakdowns
+        assert other.categories == breakdown.categories
+        assert {lane.kind for lane in rank.lanes} >= {"device"}
+        assert rank.operators
+        (memory,) = rank.memory
+        assert memory.device == "cpu"
+        assert memory.peak_allocated_bytes == max(allocated for _, allocated, _ in memory.timeline) > 0
         assert all(window.input is not None for window in result.windows)
 
     def test_a_trace_is_kept_on_demand(self, study: Prepared) -> None:

@@ -38,9 +38,11 @@ from dashboards.breakdown import get_breakdown_info, get_comparison_info, mean_s
 from dashboards.gains import get_gains_info, plot_gains
 from dashboards.headline import get_headline_info
 from dashboards.history import LOOKS, get_history_info, plot_history
-from dashboards.report import render_report, report_context
+from dashboards.report import render_report
+from dashboards.site import STANDALONE
 from dashboards.sources import TrialSource
 from dashboards.story import get_not_tried_info, get_tried_info
+from dashboards.study_page import study_context
 from tuner.export import EXPORTERS
 from tuner.memory_store import MemoryStudyStore
 from tuner.profiling.categories import CATEGORIES, GROUPS
@@ -342,28 +344,31 @@ class TestColours:
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, the visible text, and the scripts of a page."""
+    """Tags with their attributes, the visible text, scripts and data of figures of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.scripts: list[str] = []
+        self.code: list[str] = []
+        self.figures: list[str] = []
         self._inside = ""
+        self._text = self.code
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         self._inside = tag
         if tag == "script":
-            self.scripts.append("")
+            self._text = self.figures if dict(attrs).get("type") == "application/json" else self.code
+            self._text.append("")
 
     def handle_endtag(self, tag):
         self._inside = ""
 
     def handle_data(self, data):
         if self._inside == "script":
-            self.scripts[-1] += data
+            self._text[-1] += data
         elif self._inside != "style":
             self.text += " " + data
 
@@ -412,6 +417,7 @@ class TestReport:
             for question in (
                 "Where does the time go",
                 "What was tried, and why was the rest not tried?",
+                "What would it take to go further?",
                 "What was it measured on?",
                 "How do I use it?",
             )
@@ -443,7 +449,7 @@ class TestReport:
         policies = [a["content"] for _, a in complete_page.tags if a.get("http-equiv") == "Content-Security-Policy"]
         assert policies == ["default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"]
         assert "@import" not in complete_page.text
-        assert complete_page.scripts[0] == get_plotlyjs()
+        assert complete_page.code[0] == get_plotlyjs()
 
     def test_exports_can_be_saved_from_the_page(self, complete_page: Page) -> None:
         links = [a for tag, a in complete_page.tags if tag == "a" and "download" in a]
@@ -462,12 +468,12 @@ class TestReport:
         assert render_report(complete_study(), STUDY_ID) == render_report(complete_study(), STUDY_ID)
 
     def test_a_part_of_the_id_is_enough(self) -> None:
-        assert report_context(complete_study(), STUDY_ID[:8])["parts"]
+        assert study_context(complete_study(), STUDY_ID[:8], STANDALONE)["parts"]
 
     def test_today_shows_what_the_user_runs_and_not_what_pytorch_would(self) -> None:
         facts = replace(sample_study().facts, current={"data_loading": {"num_workers": 1}})
         study = make_study(facts=facts)
-        context = report_context(stored(study, recommendation=make_recommendation()), STUDY_ID)
+        context = study_context(stored(study, recommendation=make_recommendation()), STUDY_ID, STANDALONE)
         assert ("num_workers=1", "num_workers=2") in [(row.today, row.now) for row in context["changes"]]
 
 
@@ -514,7 +520,7 @@ def hostile_page() -> Page:
 class TestHostileText:
     def test_it_makes_no_element(self, hostile_page: Page) -> None:
         assert "img" not in [tag for tag, _ in hostile_page.tags]
-        assert len(hostile_page.scripts) == 2
+        assert len(hostile_page.code) == 3
         assert all(not name.startswith("on") for _, attributes in hostile_page.tags for name in attributes)
 
     def test_it_is_shown_as_text(self, hostile_page: Page) -> None:
@@ -522,12 +528,8 @@ class TestHostileText:
 
     def test_it_is_no_markup_for_figures(self, hostile_page: Page) -> None:
         """Plotly reads tags in texts; names come to it with their brackets escaped."""
-        figures = json.loads(
-            "{"
-            + hostile_page.scripts[1].partition("const figures = {")[2].partition("\n};")[0].rstrip().rstrip(",")
-            + "}"
-        )
-        texts = [text for figure in figures.values() for text in strings(figure["data"]) if "onerror" in text]
+        figures = [json.loads(text) for text in hostile_page.figures]
+        texts = [text for figure in figures for text in strings(figure["data"]) if "onerror" in text]
         assert texts
         assert all("<img" not in text and "<script" not in text for text in texts)
 

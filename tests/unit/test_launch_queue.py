@@ -27,6 +27,7 @@ def test_depth_delay_and_empty_launches_of_a_stream(tmp_path):
     assert stats.max_depth == 2
     assert stats.empty_share == pytest.approx(1 / 3)
     assert stats.median_delay_ns == 40_000
+    assert stats.timeline == ((0, 1), (5_000, 0), (10_000, 1), (20_000, 2), (50_000, 1), (90_000, 0))
 
 
 def test_a_launch_into_an_idle_stream_finds_it_empty(tmp_path):

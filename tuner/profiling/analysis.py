@@ -30,22 +30,24 @@ from tuner.profiling.device_time import device_time
 from tuner.profiling.diagnosis import Evidence, busiest, diagnose, diagnose_ranks
 from tuner.profiling.kernel_gaps import gap_stats
 from tuner.profiling.kernels import kernel_stats, tensor_core_share
+from tuner.profiling.lanes import lanes_of
 from tuner.profiling.launch_queue import queue_stats
 from tuner.profiling.memory import memory_stats
 from tuner.profiling.operator_calls import operator_calls
 from tuner.profiling.operators import operator_stats
 from tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from tuner.profiling.reader import read_trace
+from tuner.profiling.segments import Segments
 from tuner.profiling.source_lines import SourceLines
 from tuner.profiling.timeline import timeline
 from tuner.profiling.trace import Trace, TraceError
 from tuner.profiling.what_if import what_ifs
-from tuner.records import Breakdown, Finding
-from tuner.trace_records import GapStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
+from tuner.records import Breakdown, Finding, TrialProfile
+from tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RankResult:
+class RankResult:
     """What comes back from the process that read a trace: no events, so it is small.
 
     Attributes:
@@ -67,7 +69,7 @@ def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: in
     Raises:
         TraceError: The file is not a trace that can be read.
     """
-    return _analyse_file(path, unprofiled_step_time_ns, top).analysis
+    return analyse_file(path, unprofiled_step_time_ns, top).analysis
 
 
 def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = None, top: int = 20) -> TraceAnalysis:
@@ -79,11 +81,19 @@ def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = 
     if not paths:
         raise TraceError("no trace was given: name at least one file")
     notes: list[str] = []
-    results = _numbered(paths, _analyse_files(paths, unprofiled_step_time_ns, top), notes)
+    return together(_numbered(paths, _analyse_files(paths, unprofiled_step_time_ns, top), notes), notes)
+
+
+def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceAnalysis:
+    """One run of the results of its ranks, in their order.
+
+    Args:
+        notes: What a reader should know of how they were found.
+    """
     if len(results) == 1:
         only = results[0].analysis
         return TraceAnalysis(ranks=(only,), collectives=only.collectives, findings=only.findings)
-    notes += _missing_ranks([result.analysis for result in results])
+    missing = _missing_ranks([result.analysis for result in results])
     compared = compare_ranks({result.analysis.rank: result.calls for result in results})
     evidence = _evidence_of_ranks([result.analysis for result in results], compared)
     ranks = tuple(
@@ -96,7 +106,7 @@ def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = 
         waits=compared.waits,
         clock_offsets_ns=compared.offsets_ns,
         findings=_findings_of_run(ranks, evidence, compared),
-        notes=(*notes, *compared.notes),
+        notes=(*notes, *missing, *compared.notes),
     )
 
 
@@ -114,16 +124,18 @@ def analyse_trace(
     gaps: dict[str, GapStats] = {}
     queues: dict[str, tuple[QueueStats, ...]] = {}
     collectives: list[CollectiveCalls] = []
+    tiles: dict[str, Segments] = {}
     for device in capture.device_numbers:
         name = f"cuda:{device}"
         segments, found = device_time(capture, device)
+        tiles[name] = segments
         breakdowns.append(breakdown_of(capture, name, segments, unprofiled_step_time_ns))
         timelines.append(timeline(capture, segments, name))
         gaps[name] = gap_stats(capture, device, found, calls, source, top)
         queues[name] = queue_stats(capture, device)
         collectives.append(collective_calls(capture, segments, device))
     if not breakdowns:
-        segments = cpu_time(capture)
+        tiles["cpu"] = segments = cpu_time(capture)
         breakdowns.append(breakdown_of(capture, "cpu", segments, unprofiled_step_time_ns))
         timelines.append(timeline(capture, segments, "cpu"))
         collectives.append(collective_calls(capture, segments, None))
@@ -138,6 +150,7 @@ def analyse_trace(
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
         timelines=tuple(timelines),
+        lanes=lanes_of(capture, tiles, gaps),
         gaps=gaps,
         queues=queues,
         kernels=kernel_stats(capture, top),
@@ -147,8 +160,39 @@ def analyse_trace(
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
         what_ifs=what_ifs(busiest(breakdowns)),
+        first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
     )
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most
+
+
+def analyse_memory(path: Path) -> tuple[MemoryStats, ...]:
+    """What the allocator held, by device, from the trace of a step that recorded every allocation.
+
+    Raises:
+        TraceError: The file is not a trace that can be read.
+    """
+    return memory_stats(link(read_trace(path)))
+
+
+def with_memory(result: RankResult, memory: tuple[MemoryStats, ...]) -> RankResult:
+    """The result with what another trace of the same rank says of its memory."""
+    return replace(result, analysis=msgspec.structs.replace(result.analysis, memory=memory))
+
+
+def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
+    """What a trial's result keeps beside the breakdown: at most `top` of each."""
+    gaps = analysis.gaps.get(analysis.breakdowns[0].device)
+    return TrialProfile(
+        kernels=analysis.kernels[:top],
+        gap_sites=gaps.sites[:top] if gaps is not None else (),
+        collectives=analysis.collectives,
+    )
+
+
+def without_timelines(analysis: TraceAnalysis) -> TraceAnalysis:
+    """The analysis without what is kept in a file of its own, and without names of files."""
+    ranks = (msgspec.structs.replace(rank, timelines=(), file="") for rank in analysis.ranks)
+    return msgspec.structs.replace(analysis, ranks=tuple(ranks))
 
 
 def step_time_cv(capture: Capture) -> float | None:
@@ -165,24 +209,24 @@ def _device_names(capture: Capture) -> dict[str, str]:
     return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
 
 
-def _analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> _RankResult:
+def analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> RankResult:
     trace = read_trace(path)
     analysis, calls = analyse_trace(trace, str(path), unprofiled_step_time_ns, top)
     wall = trace.origin_ns + trace.base_time_ns
-    return _RankResult(
+    return RankResult(
         analysis=analysis,
         says_rank=trace.rank is not None,
         calls=calls.shifted(wall),
     )
 
 
-def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, top: int) -> list[_RankResult]:
+def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, top: int) -> list[RankResult]:
     """In order; in parallel processes where there are several files and several cores."""
     num_processes = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if num_processes < 2:
-        return [_analyse_file(path, unprofiled_step_time_ns, top) for path in paths]
+        return [analyse_file(path, unprofiled_step_time_ns, top) for path in paths]
     with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_analyse_file, path, unprofiled_step_time_ns, top) for path in paths]
+        futures = [pool.submit(analyse_file, path, unprofiled_step_time_ns, top) for path in paths]
         try:
             return [future.result() for future in futures]
         except BrokenProcessPool:
@@ -194,7 +238,7 @@ def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, t
                 future.cancel()
 
 
-def _numbered(paths: Sequence[Path], results: Sequence[_RankResult], notes: list[str]) -> list[_RankResult]:
+def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[str]) -> list[RankResult]:
     """By rank. A trace that does not say its rank gets the first free number, in the order of the files."""
     file_of: dict[int, Path] = {}
     worlds: dict[int, Path] = {}
@@ -217,11 +261,12 @@ def _numbered(paths: Sequence[Path], results: Sequence[_RankResult], notes: list
         rank = next(number for number in range(len(results)) if number not in file_of)
         file_of[rank] = path
         notes.append(f"{path} does not say its rank: it counts as rank {rank}")
-        numbered.append(_with_rank(result, rank))
+        numbered.append(of_rank(result, rank))
     return sorted(numbered, key=lambda result: result.analysis.rank)
 
 
-def _with_rank(result: _RankResult, rank: int) -> _RankResult:
+def of_rank(result: RankResult, rank: int) -> RankResult:
+    """The result of a rank that is known from elsewhere."""
     analysis = result.analysis
     breakdowns = tuple(msgspec.structs.replace(breakdown, rank=rank) for breakdown in analysis.breakdowns)
     timelines = tuple(msgspec.structs.replace(timeline, rank=rank) for timeline in analysis.timelines)

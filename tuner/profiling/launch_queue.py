@@ -11,6 +11,7 @@ import numpy as np
 from tuner.profiling.capture import Capture
 from tuner.profiling.device_time import device_rows
 from tuner.profiling.intervals import Ints
+from tuner.profiling.memory import thinned
 from tuner.trace_records import QueueStats
 
 
@@ -44,7 +45,22 @@ def _of_stream(
         max_depth=max_depth(launch, start, span),
         empty_share=float(idle.mean()),
         median_delay_ns=int(np.median(start - launch)),
+        timeline=depth_over_time(launch, start, span),
     )
+
+
+def depth_over_time(launch: Ints, start: Ints, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """(moment, depth from then on), from the beginning of a span: thinned out so that the largest and the smallest
+    depth of every stretch stay.
+    """
+    moment = np.clip(np.concatenate([launch, start]), *span) - span[0]
+    change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
+    time, place = np.unique(moment, return_inverse=True)
+    depth = np.zeros(len(time), dtype=np.int64)
+    np.add.at(depth, place, change)
+    depth = np.cumsum(depth)
+    kept = thinned(np.stack([time, depth, depth], axis=1))
+    return tuple(zip(time[kept].tolist(), depth[kept].tolist(), strict=True))
 
 
 def max_depth(launch: Ints, start: Ints, span: tuple[int, int]) -> int:

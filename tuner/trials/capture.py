@@ -48,3 +48,18 @@ def record_profile(
 
             torch.cuda.synchronize(device)
     recorder.export_chrome_trace(str(path))
+
+
+def record_memory(step: Callable[[], None], path: Path) -> None:
+    """Runs a step with every allocation recorded, and writes a Kineto trace of it.
+
+    The devices themselves are not watched: a second session of CUPTI would lose kernels.
+
+    Args:
+        path: `.json`.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
+        step()
+    recorder.export_chrome_trace(str(path))

@@ -61,6 +61,16 @@ class Coordinator:
         dist.all_reduce(sums, group=self.group)
         return [float(value) for value in sums.tolist()]
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks in their order, on rank 0; an empty list on the others."""
+        if self.group is None:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] | None = [None] * self.num_ranks if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self.group)
+        return values or []
+
     def send(self, message: Any) -> None:
         """Sends what only rank 0 reports."""
         if self.rank == 0:

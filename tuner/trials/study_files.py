@@ -82,6 +82,10 @@ class StudyFiles:
         """What the devices did in the profiled steps, thinned out for a picture: a list of `Timeline`."""
         return self.trial_directory(trial_id) / "timelines.json"
 
+    def analysis(self, trial_id: str) -> Path:
+        """Everything that the profiles of its ranks show but the timelines: a `TraceAnalysis`."""
+        return self.trial_directory(trial_id) / "analysis.json"
+
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
         """The fixed order of batches as one rank sees it; None for a dataset that samples itself."""
         if not self.order_file.exists():

@@ -9,17 +9,26 @@ from typing import Any
 
 import msgspec
 
-from tuner.profiling.analysis import analyse_rank
+from tuner.profiling.analysis import (
+    analyse_file,
+    analyse_memory,
+    of_rank,
+    profile_of,
+    together,
+    with_memory,
+    without_timelines,
+)
 from tuner.profiling.breakdown import with_epoch_restart
-from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialProfile, TrialSpec
+from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
 from tuner.strategies.dataset_cache import CachedDataset
+from tuner.trace_records import MemoryStats, TraceAnalysis
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
-from tuner.trials.capture import num_profiled_steps, record_profile
+from tuner.trials.capture import num_profiled_steps, record_memory, record_profile
 from tuner.trials.coordination import Coordinator
 from tuner.trials.guard import run_guard
 from tuner.trials.measure import Stepper, epoch_restart_ns, take_window
@@ -49,7 +58,9 @@ from tuner.workloads.workload import Workload
 WORKER_DEATH_S = 1.0
 """Time from a broken connection of a dying loader worker to its exit status."""
 TOP = 10
-"""How many kernels and gaps of a profile are kept."""
+"""How many kernels and gaps of a profile the result has."""
+KEPT = 60
+"""How many the file beside it has, for pages."""
 
 
 class UserClock:
@@ -279,23 +290,36 @@ class TrialRun:
         path = self._files.trace(self.spec.trial_id, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         record_profile(self._stepper.step, num_profiled_steps(unprofiled_ns), self._device, path)
-        analysis = analyse_rank(path, unprofiled_ns, TOP)
-        breakdowns = analysis.breakdowns
+        own = of_rank(analyse_file(path, unprofiled_ns, KEPT), self.rank)
+        if not self.spec.keep_trace:
+            path.unlink()
+        own = with_memory(own, self._memory_over_time())
+        breakdowns = own.analysis.breakdowns
         steps = self._steps_per_epoch()
         if self._restart_ns and steps:
             breakdowns = tuple(with_epoch_restart(b, self._restart_ns // steps) for b in breakdowns)
         self._operators = breakdowns[0].operators
-        if not self.spec.keep_trace:
+        ranks = self._coordinator.gather(own)
+        if self.rank == 0:
+            self._keep(together(ranks))
+            trace = str(path) if self.spec.keep_trace else None
+            profile = profile_of(own.analysis, TOP)
+            self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
+
+    def _memory_over_time(self) -> tuple[MemoryStats, ...]:
+        """Of one more step: recording every allocation would slow down the steps that are looked at."""
+        path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.memory.json"
+        record_memory(self._stepper.step, path)
+        try:
+            return analyse_memory(path)
+        finally:
             path.unlink()
-        self._files.timelines(self.spec.trial_id).write_bytes(msgspec.json.encode(analysis.timelines))
-        gaps = analysis.gaps.get(breakdowns[0].device)
-        profile = TrialProfile(
-            kernels=analysis.kernels,
-            gap_sites=gaps.sites if gaps is not None else (),
-            collectives=analysis.collectives,
-        )
-        trace = str(path) if self.spec.keep_trace else None
-        self._coordinator.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
+
+    def _keep(self, analysis: TraceAnalysis) -> None:
+        """For pages, which never read a trace."""
+        timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
+        self._files.timelines(self.spec.trial_id).write_bytes(msgspec.json.encode(timelines))
+        self._files.analysis(self.spec.trial_id).write_bytes(msgspec.json.encode(without_timelines(analysis)))
 
     # --- report -------------------------------------------------------------------------------
 

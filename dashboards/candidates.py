@@ -1,0 +1,175 @@
+"""Every configuration that was run: how fast, how much memory, and whether it may be used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from dashboards.effects import Effects
+from dashboards.frames import rows_of
+from dashboards.history import LOOKS, Look, outcome_of
+from dashboards.sources import TrialSource
+from dashboards.starts import RECOMMENDED, TODAY, leading_candidate
+from tuner.records import Decision, FailureKind, Trial, TrialState
+
+COLUMNS = (
+    "key",
+    "label",
+    "candidate",
+    "name",
+    "outcome",
+    "num_starts",
+    "gain",
+    "low",
+    "high",
+    "peak_memory_bytes",
+    "on_front",
+    "note",
+)
+OUT_OF_MEMORY = "out_of_memory"
+
+
+def get_candidates_info(source: TrialSource, study_id: str, effects: Effects) -> pd.DataFrame:
+    """One row a candidate, in the order in which they were first run.
+
+    `gain` is its speed over today's settings with its 95 % interval `low` to `high` (NaN where it was not measured),
+    `peak_memory_bytes` the most that a start took (NaN where unknown), `outcome` a key of `history.LOOKS` or
+    "out_of_memory", `name` "today", "recommended", "best so far" or empty; `on_front` says that nothing measured is
+    both faster and smaller.
+    """
+    verdicts = {trial_id: d for d in source.decisions(study_id) for trial_id in d.trial_ids}
+    by_candidate: dict[str, list[Trial]] = {}
+    for trial in source.trials(study_id):
+        by_candidate.setdefault(trial.candidate.key, []).append(trial)
+    leading = leading_candidate(source, study_id)
+    rows = [_row(trials, verdicts, effects, leading) for trials in by_candidate.values()]
+    info = pd.DataFrame(rows, columns=list(COLUMNS))
+    info["on_front"] = _on_front(info)
+    return info
+
+
+def _row(
+    trials: Sequence[Trial], verdicts: dict[str, Decision], effects: Effects, leading: tuple[str, Any] | None
+) -> tuple[Any, ...]:
+    candidate = trials[0].candidate
+    outcome = _outcome(trials, verdicts)
+    measured = candidate.key in effects.measured
+    gain = effects.ratio(candidate, effects.reference)
+    is_reference = candidate == effects.reference
+    peaks = [t.result.peak_memory_bytes for t in trials if t.result is not None and t.result.peak_memory_bytes]
+    notes = [t.result.failure.message for t in trials if t.result is not None and t.result.failure is not None]
+    name = TODAY if is_reference else leading[0] if leading is not None and leading[1] == candidate else ""
+    return (
+        candidate.key,
+        candidate.label,
+        candidate,
+        name,
+        outcome,
+        sum(1 for t in trials if t.result is not None),
+        1.0 if is_reference and measured else gain.value if measured else math.nan,
+        gain.low if measured and not is_reference else math.nan,
+        gain.high if measured and not is_reference else math.nan,
+        float(max(peaks)) if peaks else math.nan,
+        False,
+        notes[-1] if notes and outcome in ("failed", OUT_OF_MEMORY) else "",
+    )
+
+
+def _outcome(trials: Sequence[Trial], verdicts: dict[str, Decision]) -> str:
+    """What most concerns whoever would use it: that it may not be used, else the latest verdict."""
+    outcomes = [outcome_of(trial, verdicts.get(trial.trial_id)) for trial in trials]
+    if "guard_rejected" in outcomes:
+        return "guard_rejected"
+    worked = [o for o, t in zip(outcomes, trials, strict=True) if t.result is not None and t.result.failure is None]
+    if worked:
+        return "accepted" if "accepted" in worked else worked[-1]
+    failures = [t.result.failure.kind for t in trials if t.result is not None and t.result.failure is not None]
+    if FailureKind.OUT_OF_MEMORY in failures:
+        return OUT_OF_MEMORY
+    return "failed" if failures or trials[-1].state is not TrialState.RUNNING else "running"
+
+
+def _on_front(info: pd.DataFrame) -> list[bool]:
+    points = list(zip(info["gain"], info["peak_memory_bytes"], strict=True))
+    usable = [
+        (gain, memory)
+        for (gain, memory), outcome in zip(points, info["outcome"], strict=True)
+        if gain == gain and memory == memory and outcome != "guard_rejected"
+    ]
+
+    def is_beaten(gain: float, memory: float) -> bool:
+        return any(g >= gain and m <= memory and (g, m) != (gain, memory) for g, m in usable)
+
+    return [point in usable and not is_beaten(*point) for point in points]
+
+
+_MEMORY_LOOKS = {
+    **{name: look for name, look in LOOKS.items() if name not in ("running", "contended")},
+    OUT_OF_MEMORY: Look(colour=theme.BAD, symbol="triangle-right", title="out of memory"),
+}
+
+
+def plot_memory(info: pd.DataFrame) -> go.Figure:
+    """Speed against peak memory; what has no speed stands on the floor, what ran out of memory at its right end."""
+    figure = theme.new_figure(height=360)
+    gains = info["gain"].dropna()
+    memory_gib = info["peak_memory_bytes"] / (1 << 30)
+    floor = min(1.0, *gains, 1.0) - 0.12 * max(max(1.0, *gains, 1.0) - min(1.0, *gains, 1.0), 0.4)
+    edge = float(memory_gib.max()) * 1.06 if memory_gib.notna().any() else 1.0
+    front = info[info["on_front"]].sort_values("peak_memory_bytes")
+    if len(front) > 1:
+        figure.add_scatter(
+            name="nothing is faster in less memory",
+            mode="lines",
+            x=list(front["peak_memory_bytes"] / (1 << 30)),
+            y=list(front["gain"]),
+            line={"color": theme.GOOD, "width": 1.5, "dash": "dot", "shape": "hv"},
+            hoverinfo="skip",
+        )
+    for outcome, look in _MEMORY_LOOKS.items():
+        rows = info[info["outcome"] == outcome]
+        placed = rows if outcome == OUT_OF_MEMORY else rows[rows["peak_memory_bytes"].notna()]
+        if placed.empty:
+            continue
+        figure.add_scatter(
+            name=look.title,
+            mode="markers",
+            x=[
+                edge if math.isnan(row.peak_memory_bytes) else row.peak_memory_bytes / (1 << 30)
+                for row in rows_of(placed)
+            ],
+            y=[floor if math.isnan(gain) else gain for gain in placed["gain"]],
+            marker={
+                "color": look.colour,
+                "symbol": look.symbol,
+                "size": 10,
+                "line": {"width": 1.5, "color": look.colour},
+            },
+            customdata=[_hover(row) for row in rows_of(placed)],
+            hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
+        )
+    for row in rows_of(info[info["name"] != ""]):
+        if not math.isnan(row.gain) and not math.isnan(row.peak_memory_bytes):
+            figure.add_annotation(
+                x=row.peak_memory_bytes / (1 << 30),
+                y=row.gain,
+                text=f"<b>{row.name}</b>",
+                showarrow=False,
+                yshift=16 if row.name == RECOMMENDED else -16,
+            )
+    spread = float(memory_gib.max() / memory_gib.min()) if memory_gib.notna().any() else 1.0
+    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero" if spread > 2 else "normal")
+    figure.update_yaxes(title={"text": "speed, today's settings = 1×"}, ticksuffix="×")
+    return figure
+
+
+def _hover(row: Any) -> str:
+    speed = "not measured" if math.isnan(row.gain) else units.ratio(row.gain)
+    memory = "" if math.isnan(row.peak_memory_bytes) else f", {units.memory(row.peak_memory_bytes)}"
+    note = f"<br>{theme.wrapped(row.note)}" if row.note else ""
+    return f"<b>{speed}</b>{memory}<br>{theme.wrapped(row.label)}{note}"

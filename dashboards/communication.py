@@ -1,0 +1,126 @@
+"""What the ranks exchange: how much of it compute hides, how fast it is, and who waits for whom."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from tuner.trace_records import TraceAnalysis
+
+COLUMNS = (
+    "collective",
+    "name",
+    "dtype",
+    "group_size",
+    "message_bytes",
+    "count",
+    "exposed_ms",
+    "hidden_ms",
+    "latency_ns",
+    "skew_ns",
+    "bus_bytes_per_s",
+)
+_HIDDEN = "#909050"
+
+
+def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """One row for each collective and size of message, the most time first; `count`, `exposed_ms` and `hidden_ms` per
+    step; NaN where not known. Times are means over the ranks.
+    """
+    num_steps = analysis.ranks[0].breakdowns[0].num_steps
+    rows = [
+        (
+            f"{c.name} {units.memory(c.message_bytes)}" if c.message_bytes else c.name,
+            c.name,
+            c.dtype,
+            c.group_size,
+            c.message_bytes,
+            c.count / num_steps,
+            c.exposed_ns / num_steps / 1e6,
+            max(0, c.total_ns - c.exposed_ns) / num_steps / 1e6,
+            math.nan if c.latency_ns is None else float(c.latency_ns),
+            math.nan if c.skew_ns is None else float(c.skew_ns),
+            math.nan if c.bus_bytes_per_s is None else float(c.bus_bytes_per_s),
+        )
+        for c in sorted(analysis.collectives, key=lambda c: -c.total_ns)
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def plot_exposure(info: pd.DataFrame) -> go.Figure:
+    """A bar a collective: the part that lengthens the step, and the part that compute hides."""
+    figure = theme.new_figure(height=110 + 26 * len(info), barmode="stack", bargap=0.3)
+    labels = [f"{number}. {theme.plain(str(name))}" for number, name in enumerate(info["collective"], 1)]
+    for title, column, colour in (
+        ("exposed: nothing computes meanwhile", "exposed_ms", theme.category_colour("communication")),
+        ("hidden behind compute", "hidden_ms", _HIDDEN),
+    ):
+        figure.add_bar(
+            name=title,
+            orientation="h",
+            y=labels,
+            x=list(info[column]),
+            marker={"color": colour, "line": {"width": 0}},
+            customdata=[units.significant(value) for value in info["count"]],
+            hovertemplate="%{fullData.name}<br><b>%{x:.3f} ms</b> a step in %{customdata} calls<extra>%{y}</extra>",
+        )
+    figure.update_xaxes(title={"text": "ms per step"})
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6, tickfont={"size": 11})
+    return figure
+
+
+def plot_bandwidth(info: pd.DataFrame) -> go.Figure:
+    """Size against bus bandwidth, both logarithmic: small messages cannot be fast."""
+    known = info[(info["message_bytes"] > 0) & (info["bus_bytes_per_s"] > 0)]
+    figure = theme.new_figure(height=320)
+    total = known["exposed_ms"] + known["hidden_ms"]
+    symbols = ("circle", "square", "diamond", "triangle-up", "cross", "star")
+    for number, name in enumerate(dict.fromkeys(known["name"])):
+        rows = known[known["name"] == name]
+        figure.add_scatter(
+            name=theme.plain(str(name)),
+            x=[value / (1 << 20) for value in rows["message_bytes"]],
+            y=[value / 1e9 for value in rows["bus_bytes_per_s"]],
+            mode="markers",
+            marker={
+                "symbol": symbols[number % len(symbols)],
+                "size": [10 + 16 * math.sqrt(t / total.max()) for t in total[rows.index]],
+                "color": theme.GOOD,
+                "opacity": 0.8,
+                "line": {"width": 1, "color": "#ffffff"},
+            },
+            customdata=[
+                (units.memory(size), units.per_second(rate, "B"), units.significant(count))
+                for size, rate, count in zip(rows["message_bytes"], rows["bus_bytes_per_s"], rows["count"], strict=True)
+            ],
+            hovertemplate="%{customdata[0]}: <b>%{customdata[1]}</b><br>%{customdata[2]} calls a step"
+            "<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(type="log", title={"text": "message, MiB"})
+    figure.update_yaxes(type="log", title={"text": "bus bandwidth, GB/s"})
+    return figure
+
+
+def plot_waits(ranks: pd.DataFrame) -> go.Figure:
+    """A bar a rank: how long it waits for the others in a step. The one that waits least is waited for.
+
+    Args:
+        ranks: As `trace_info.get_ranks_info` gives them.
+    """
+    known = ranks[ranks["wait_ns"].notna()]
+    figure = theme.new_figure(height=90 + 26 * len(known), bargap=0.3, showlegend=False)
+    figure.add_bar(
+        orientation="h",
+        y=[f"rank {rank}" for rank in known["rank"]],
+        x=[value / 1e6 for value in known["wait_ns"]],
+        marker={"color": [theme.BAD if late else theme.NEUTRAL for late in known["straggler"]]},
+        customdata=[units.percent(share) for share in known["late_share"]],
+        hovertemplate="waits <b>%{x:.3f} ms</b> a step for others;<br>comes last to %{customdata} of the collectives"
+        "<extra>%{y}</extra>",
+    )
+    figure.update_xaxes(title={"text": "ms per step that it waits for others"}, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
+    return figure

@@ -1,0 +1,197 @@
+"""Two trials side by side: what changed, and what explains it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from dashboards.breakdown import COLUMNS as BREAKDOWN_COLUMNS
+from dashboards.breakdown import plot_breakdown
+from dashboards.frames import rows_of
+from dashboards.templating import figures_json
+from tuner.records import Candidate, Study, Trial, choice_label
+from tuner.trace_records import Comparison, Difference, KernelDifference
+
+DIFFERENCE_COLUMNS = ("category", "title", "group", "before_ms", "after_ms", "change_ms", "low_ms", "high_ms", "share")
+NUM_EXPLAINED = 3
+
+
+class Side(NamedTuple):
+    """One of the two: a trial of a study, and where its pages are (empty where they are not)."""
+
+    name: str
+    study: Study
+    trial: Trial
+    study_url: str
+    trial_url: str
+
+
+class SettingRow(NamedTuple):
+    """A strategy in which the two differ."""
+
+    strategy: str
+    before: str
+    after: str
+
+
+class ComparisonHeadline(NamedTuple):
+    """What the step did: a ratio of speeds, its times, and whether noise explains it."""
+
+    tone: str
+    figure: str
+    title: str
+    sentence: str
+
+
+def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
+    """By the measured step where both have one, else by the profiled one."""
+    step = comparison.measured or comparison.step
+    how = "as measured without the profiler" if comparison.measured else "as profiled"
+    ratio = step.before_ns / step.after_ns if step.after_ns else float("nan")
+    interval = ""
+    if step.low_ns is not None and step.high_ns is not None:
+        low, high = units.short_time_change(step.low_ns), units.short_time_change(step.high_ns)
+        interval = f", 95 % interval {low} to {high}"
+    sentence = (
+        f"A step of A takes {units.short_time(step.before_ns)}, of B {units.short_time(step.after_ns)}, {how}: "
+        f"{units.short_time_change(step.change_ns)}{interval}."
+    )
+    if not step.significant:
+        return ComparisonHeadline("neutral", units.ratio(ratio), "No difference beyond noise", sentence)
+    tone, title = ("good", "B is faster than A") if step.change_ns < 0 else ("warning", "B is slower than A")
+    return ComparisonHeadline(tone, units.ratio(ratio), title, sentence)
+
+
+def get_differences_info(comparison: Comparison) -> pd.DataFrame:
+    """One row a category that takes time on a side, the largest change first: milliseconds per step before and after,
+    the change with its 95 % interval (NaN where there is none), and the share of the step's change that it explains.
+    """
+    total = comparison.step.change_ns
+    rows = [
+        (
+            d.name,
+            theme.category_title(d.name),
+            theme.category_group(d.name),
+            d.before_ns / 1e6,
+            d.after_ns / 1e6,
+            d.change_ns / 1e6,
+            _ms(d.low_ns),
+            _ms(d.high_ns),
+            d.change_ns / total if total else float("nan"),
+        )
+        for d in comparison.categories
+        if d.before_ns or d.after_ns
+    ]
+    return pd.DataFrame(rows, columns=list(DIFFERENCE_COLUMNS))
+
+
+def _ms(value_ns: float | None) -> float:
+    return float("nan") if value_ns is None else value_ns / 1e6
+
+
+def get_explanation(comparison: Comparison) -> tuple[str, ...]:
+    """The few categories behind the change of the step, those only whose own interval excludes zero (or has none)."""
+    significant = [d for d in comparison.categories if d.significant or d.low_ns is None]
+    total = comparison.step.change_ns
+    told = [d for d in significant if total and d.change_ns / total >= 0.05]
+    return tuple(_told(d, total) for d in told[:NUM_EXPLAINED])
+
+
+def _told(difference: Difference, total_ns: float) -> str:
+    title, change = theme.category_title(difference.name), units.short_time_change(difference.change_ns)
+    return f"{title}: {change}, {units.percent(difference.change_ns / total_ns)} of the change"
+
+
+def get_sides_info(comparison: Comparison) -> pd.DataFrame:
+    """Both steps by category, as `breakdown.get_breakdown_info` gives them: configurations "A" and "B"."""
+    order = {info.category.value: number for number, info in enumerate(theme.categories_in_order())}
+    found = sorted(comparison.categories, key=lambda d: order.get(d.name, len(order)))
+    rows = []
+    for name, total, values in (
+        ("A", comparison.step.before_ns, [d.before_ns for d in found]),
+        ("B", comparison.step.after_ns, [d.after_ns for d in found]),
+    ):
+        rows += [
+            (name, d.name, theme.category_group(d.name), theme.category_title(d.name), value / 1e6, value / total)
+            for d, value in zip(found, values, strict=True)
+            if value > 0
+        ]
+    return pd.DataFrame(rows, columns=list(BREAKDOWN_COLUMNS))
+
+
+def get_settings_info(before: Candidate, after: Candidate) -> list[SettingRow]:
+    """Strategies that the two set differently."""
+
+    def label(candidate: Candidate, name: str) -> str:
+        return choice_label(candidate.choices[name]) if candidate.choices.get(name) else "as today"
+
+    names = sorted({*before.choices, *after.choices})
+    return [
+        SettingRow(name, label(before, name), label(after, name))
+        for name in names
+        if before.choices.get(name) != after.choices.get(name)
+    ]
+
+
+def by_state(rows: tuple[KernelDifference, ...]) -> dict[str, list[KernelDifference]]:
+    """Kernels or gaps that appeared, vanished and changed, in that order; only what there is."""
+    titles = {"new": "Appeared", "gone": "Vanished", "changed": "Changed"}
+    found = {title: [row for row in rows if row.state == state] for state, title in titles.items()}
+    return {title: states for title, states in found.items() if states}
+
+
+def plot_differences(info: pd.DataFrame) -> go.Figure:
+    """A bar a category from zero, with its interval: to the left is time saved."""
+    figure = theme.new_figure(height=92 + 30 * max(1, len(info)), showlegend=False, bargap=0.3)
+    known = info["low_ms"].notna().all() and len(info) > 0
+    figure.add_bar(
+        orientation="h",
+        y=[theme.plain(title) for title in info["title"]],
+        x=list(info["change_ms"]),
+        marker={
+            "color": [theme.category_colour(category) for category in info["category"]],
+            "line": {"color": theme.NEUTRAL, "width": 0.8},
+        },
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": list((info["high_ms"] - info["change_ms"]).fillna(0)),
+            "arrayminus": list((info["change_ms"] - info["low_ms"]).fillna(0)),
+            "color": theme.NEUTRAL,
+            "thickness": 1.5,
+            "width": 4,
+            "visible": bool(known),
+        },
+        customdata=[
+            f"<b>{units.short_time_change(row.change_ms * 1e6)}</b><br>"
+            f"{units.short_time(row.before_ms * 1e6)} → {units.short_time(row.after_ms * 1e6)}"
+            for row in rows_of(info)
+        ],
+        hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+    )
+    figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1})
+    figure.update_xaxes(title={"text": "milliseconds per step, B less A"})
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
+    return figure
+
+
+def comparison_context(comparison: Comparison, before: Side, after: Side) -> dict[str, Any]:
+    """What the template `compare.html` shows of a comparison."""
+    differences = get_differences_info(comparison)
+    figures = {"sides": plot_breakdown(get_sides_info(comparison)).update_layout(showlegend=False)}
+    if len(differences):
+        figures["differences"] = plot_differences(differences)
+    return {
+        "headline": get_comparison_headline(comparison),
+        "comparison": comparison,
+        "sides": (before, after),
+        "settings": get_settings_info(before.trial.candidate, after.trial.candidate),
+        "explanation": get_explanation(comparison),
+        "differences": rows_of(differences),
+        "kernels": by_state(comparison.kernels),
+        "gaps": by_state(comparison.gaps),
+        "figures": figures_json(figures),
+    }

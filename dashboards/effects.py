@@ -1,0 +1,105 @@
+"""What all trials of a study say together about its candidates, by the search's own model.
+
+`tuner.search.effects.EffectModel` takes every start and every pair that ran in turns, and shrinks what few noisy trials
+say towards "no effect"; its intervals widen where choices were only ever tried together. So differences that pages
+show are those that the search acted on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dashboards.starts import reference_results
+from tuner.estimates import log_rate, log_ratio
+from tuner.records import BASELINE, Candidate, Purpose, Trial, TrialResult
+from tuner.search.effects import EffectModel, Observation
+
+NORMAL_QUANTILE = 1.96
+UNKNOWN_WINDOW_ERROR = 0.05
+_COMPARED_WITH = (Purpose.COMPANION, Purpose.BASELINE, Purpose.SENTINEL)
+
+
+class Ratio(NamedTuple):
+    """A ratio of speeds with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN_RATIO = Ratio(math.nan, math.nan, math.nan)
+
+
+class Effects:
+    """Answers by the model; what nothing is known of is NaN."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        starts = reference_results(trials)
+        self.reference = starts[0].candidate if starts else BASELINE
+        observations = list(_observations(trials, self.reference))
+        self.measured = {o.candidate.key for o in observations}
+        self._model = _model_of(observations) if observations else None
+
+    def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
+        """Speed of a candidate over another's."""
+        if self._model is None:
+            return UNKNOWN_RATIO
+        difference = self._model.difference(candidate, other)
+        half = NORMAL_QUANTILE * difference.sd
+        return Ratio(*(math.exp(difference.mean + shift) for shift in (0.0, -half, half)))
+
+
+_models: OrderedDict[tuple[object, ...], EffectModel] = OrderedDict()
+NUM_KEPT = 32
+
+
+def _model_of(observations: Sequence[Observation]) -> EffectModel:
+    """Fitting it takes longer than all else on a page, and a page that is live is asked for again and again."""
+    key = tuple(
+        (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)
+        for o in observations
+    )
+    model = _models.get(key) or EffectModel(observations)
+    _models[key] = model
+    while len(_models) > NUM_KEPT:
+        _models.popitem(last=False)
+    return model
+
+
+def _observations(trials: Sequence[Trial], reference: Candidate) -> Iterable[Observation]:
+    by_group: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial.result is not None and trial.result.ok:
+            by_group.setdefault(trial.group, []).append(trial)
+    order = 0
+    for group in by_group.values():
+        beside = _beside(group, reference)
+        for trial in group:
+            order += 1
+            if trial is beside:
+                continue  # the others are its observations
+            assert trial.result is not None
+            yield _observation(trial.result, beside.result if beside is not None else None, order)
+
+
+def _beside(group: Sequence[Trial], reference: Candidate) -> Trial | None:
+    """The trial that the others of a group are compared with; None where they are all the same."""
+    known = [t for t in group if t.candidate == reference or t.purpose in _COMPARED_WITH]
+    return known[0] if known and any(t.candidate != known[0].candidate for t in group) else None
+
+
+def _observation(result: TrialResult, beside: TrialResult | None, order: int) -> Observation:
+    paired = log_ratio(result, beside) if beside is not None and beside.candidate != result.candidate else None
+    estimate = paired or log_rate(result)
+    error = estimate.standard_error
+    return Observation(
+        candidate=result.candidate,
+        value=estimate.mean,
+        order=order,
+        reference=beside.candidate if paired is not None and beside is not None else None,
+        standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
+        place=result.place,
+    )

@@ -1,0 +1,43 @@
+"""What an epoch takes before and after, and when the search has paid for itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tuner.records import Recommendation, Study
+
+
+class EpochInfo(NamedTuple):
+    """Hours of the whole machine; None where something it needs is not known."""
+
+    steps: int | None
+    before_h: float | None
+    after_h: float | None
+    tuning_h: float
+    payback_steps: float | None
+    num_devices: int
+
+    @property
+    def payback_epochs(self) -> float | None:
+        if not self.steps or self.payback_steps is None:
+            return None
+        return self.payback_steps / self.steps
+
+
+def get_epoch_info(study: Study, recommendation: Recommendation) -> EpochInfo:
+    """Of a study with an answer."""
+    facts = study.facts
+    steps = facts.steps_per_epoch if facts else None
+    per_epoch = steps * facts.units_per_batch if facts and steps and facts.units_per_batch else None
+
+    def hours(units_per_s: float) -> float | None:
+        return per_epoch / units_per_s / 3600 if per_epoch and units_per_s > 0 else None
+
+    return EpochInfo(
+        steps=steps,
+        before_h=hours(recommendation.baseline_units_per_s),
+        after_h=hours(recommendation.units_per_s),
+        tuning_h=recommendation.cost.tuning_s / 3600,
+        payback_steps=recommendation.cost.payback_tuning_steps,
+        num_devices=len(recommendation.hardware.devices),
+    )

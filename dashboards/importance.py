@@ -1,0 +1,144 @@
+"""Which strategies matter on this workload.
+
+With few noisy trials, most of them around the best configuration, measures that need many independent samples (fANOVA,
+permutation of a forest) say little. So importance is a contrast of pairs of configurations that were run and differ in
+one strategy only: two choices that such a pair compares, or a chain of pairs, have a ratio of speeds, by the search's
+own Gaussian model of all trials (`tuner.search.effects`), which shrinks what few trials say towards "no effect". Of
+several chains the one that is known best counts. The importance of a strategy is the ratio of its best choice to its
+worst. Where a strategy was only ever changed together with others there are no pairs; then it is the model's estimate
+of its choices alone, with a wide interval.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from dashboards.effects import NORMAL_QUANTILE, Effects
+from dashboards.frames import rows_of
+from dashboards.sources import TrialSource
+from tuner.records import BASELINE, Candidate, choice_label
+
+TODAY = "as today"
+COLUMNS = ("strategy", "best", "worst", "ratio", "low", "high", "num_trials", "paired")
+METHOD = (
+    "Speed of the best choice over the worst, by pairs (or chains of pairs) of configurations that were run and differ "
+    "in this strategy only, in the search's Gaussian model of all trials"
+)
+
+
+class Edge(NamedTuple):
+    """What is known of one choice against another: the logarithm of the ratio of speeds, and its variance."""
+
+    value: float
+    variance: float
+
+
+Known = dict[tuple[str, str], Edge]
+"""By two choices: the first over the second."""
+
+
+def get_importance_info(source: TrialSource, study_id: str, effects: Effects) -> pd.DataFrame:
+    """One row a strategy of which a choice was measured, the most important first: `best` and `worst` choice, the
+    `ratio` of their speeds with its 95 % interval, the trials that had a choice of it, and whether configurations that
+    differ in nothing else were run (`paired`).
+    """
+    measured: dict[str, Candidate] = {}
+    counts: dict[str, int] = {}
+    for trial in source.trials(study_id):
+        if trial.candidate.key in effects.measured and trial.result is not None and trial.result.ok:
+            measured[trial.candidate.key] = trial.candidate
+            for name in trial.candidate.choices:
+                counts[name] = counts.get(name, 0) + 1
+    rows = [_row(name, list(measured.values()), counts[name], effects) for name in counts]
+    rows.sort(key=lambda row: -row[3])
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(
+    name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects
+) -> tuple[str, str, str, float, float, float, int, bool]:
+    known = _chained(_pairs(name, measured, effects))
+    paired = bool(known)
+    if not paired:
+        known = _pairs(name, [BASELINE, *_alone(name, measured)], effects)
+    root = TODAY if any(TODAY in pair for pair in known) else next(iter(known))[0]
+    speeds = {root: 0.0, **{one: edge.value for (one, other), edge in known.items() if other == root}}
+    best, worst = max(speeds, key=lambda label: speeds[label]), min(speeds, key=lambda label: speeds[label])
+    edge = known.get((best, worst), Edge(0.0, 0.0))
+    half = NORMAL_QUANTILE * math.sqrt(edge.variance)
+    value, low, high = (math.exp(edge.value + shift) for shift in (0.0, -half, half))
+    return name, best, worst, value, low, high, num_trials, paired
+
+
+def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
+    """Of configurations that are the same but for one strategy: each pair of its choices, as it is known best."""
+    same: dict[str, list[Candidate]] = {}
+    for candidate in measured:
+        same.setdefault(candidate.with_choice(name, {}).key, []).append(candidate)
+    known: Known = {}
+    for one, other in itertools.chain.from_iterable(itertools.permutations(found, 2) for found in same.values()):
+        ratio = effects.ratio(one, other)
+        edge = Edge(math.log(ratio.value), (math.log(ratio.high / ratio.low) / (2 * NORMAL_QUANTILE)) ** 2)
+        pair = _label(one, name), _label(other, name)
+        if pair not in known or edge.variance < known[pair].variance:
+            known[pair] = edge
+    return known
+
+
+def _chained(known: Known) -> Known:
+    """With what chains say, the best known of each pair (Floyd, Warshall): variances add up along a chain."""
+    labels = list(dict.fromkeys(label for pair in known for label in pair))
+    found = dict(known)
+    for middle, one, other in itertools.product(labels, repeat=3):
+        if len({middle, one, other}) == 3 and (one, middle) in found and (middle, other) in found:
+            first, second = found[one, middle], found[middle, other]
+            chain = Edge(first.value + second.value, first.variance + second.variance)
+            if (one, other) not in found or chain.variance < found[one, other].variance:
+                found[one, other] = chain
+    return found
+
+
+def _alone(name: str, measured: Sequence[Candidate]) -> list[Candidate]:
+    found = [Candidate(choices={name: c.choices[name]}) for c in measured if name in c.choices]
+    return list({candidate.key: candidate for candidate in found}.values())
+
+
+def _label(candidate: Candidate, name: str) -> str:
+    return choice_label(candidate.choices[name]) if name in candidate.choices else TODAY
+
+
+def plot_importance(info: pd.DataFrame) -> go.Figure:
+    """A bar a strategy with its interval."""
+    figure = theme.new_figure(height=92 + 34 * max(1, len(info)), showlegend=False, bargap=0.35)
+    figure.add_bar(
+        orientation="h",
+        y=[theme.plain(units.words(name)) for name in info["strategy"]],
+        x=list(info["ratio"] - 1),
+        base=1,
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": list(info["high"] - info["ratio"]),
+            "arrayminus": list(info["ratio"] - info["low"]),
+            "color": theme.NEUTRAL,
+            "thickness": 1.5,
+            "width": 4,
+        },
+        marker={"color": [theme.GOOD if low > 1 else theme.MUTED for low in info["low"]]},
+        customdata=[
+            f"<b>{units.ratio(row.ratio)}</b> ({units.ratio(row.low)} to {units.ratio(row.high)})<br>"
+            f"best: {theme.wrapped(row.best)}<br>worst: {theme.wrapped(row.worst)}"
+            for row in rows_of(info)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    figure.update_xaxes(title={"text": "best choice over worst"}, ticksuffix="×")
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
+    return figure

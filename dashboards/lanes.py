@@ -1,0 +1,252 @@
+"""The step timeline: what every device, stream and thread did, to be looked at as closely as one likes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from dashboards.trace_info import main_rank
+from tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
+
+MAX_LANES = 24
+"""More rows than this nobody tells apart."""
+MAX_CELLS = 60_000
+"""What a browser draws at once without a pause, and what compresses to well below a megabyte."""
+HEIGHTS = {"device": 1.5, "stream": 0.9, "thread": 0.9}
+SPACE = 0.3
+PIXELS = 30.0
+NAME_WIDTH = 60
+
+
+class LaneRow(NamedTuple):
+    """A row of the timeline. Spans and the empty stretches between them tile `edges_ms`."""
+
+    label: str
+    kind: str
+    """"device", "stream" or "thread"."""
+    edges_ms: tuple[float, ...]
+    category: tuple[int | None, ...]
+    """By cell: index into `LanesInfo.categories`; None where nothing ran."""
+    text: tuple[str, ...]
+
+
+class LanesInfo(NamedTuple):
+    """The timeline as data."""
+
+    rows: tuple[LaneRow, ...]
+    categories: tuple[str, ...]
+    step_edges_ms: tuple[float, ...]
+    """Where the steps of the rank that is shown in full begin, and where its last one ends."""
+    num_left_out: int
+    """Rows that there is no room for."""
+
+
+class LongGap(NamedTuple):
+    """One of the longest gaps, for lists and keys that lead to it."""
+
+    rank: int
+    device: str
+    start_ms: float
+    end_ms: float
+    length_ns: int
+    category: str
+    before: str
+    after: str
+    kernel_before: str
+    kernel_after: str
+    source: str
+
+
+def get_lanes_info(analysis: TraceAnalysis) -> LanesInfo:
+    """Of the rank that the page is about everything, of the others what their devices did, on its clock."""
+    main = main_rank(analysis)
+    others = [rank for rank in analysis.ranks if rank is not main]
+    several = len(analysis.ranks) > 1
+    wanted = [(main, lane) for lane in main.lanes]
+    wanted += [(rank, lane) for rank in others for lane in rank.lanes if lane.kind == "device"]
+    shown = _that_fit(wanted)
+    used = {name for _, lane in shown for name in lane.categories}
+    known = [info.category.value for info in theme.categories_in_order() if info.category.value in used]
+    categories = (*known, *sorted(used.difference(known)))
+    return LanesInfo(
+        rows=tuple(_row(analysis, main, rank, lane, categories, several) for rank, lane in shown),
+        categories=categories,
+        step_edges_ms=step_edges_ms(main),
+        num_left_out=len(wanted) - len(shown),
+    )
+
+
+def get_long_gaps_info(rank: RankAnalysis, top: int = 12) -> list[LongGap]:
+    """The longest gaps of all devices of a rank, the longest first."""
+    found = [
+        LongGap(
+            rank=rank.rank,
+            device=device,
+            start_ms=gap.start_ns / 1e6,
+            end_ms=(gap.start_ns + gap.length_ns) / 1e6,
+            length_ns=gap.length_ns,
+            category=gap.category,
+            before=gap.operator_before or units.kernel_name(gap.kernel_before),
+            after=gap.operator_after or units.kernel_name(gap.kernel_after),
+            kernel_before=gap.kernel_before,
+            kernel_after=gap.kernel_after,
+            source=gap.source,
+        )
+        for device, stats in rank.gaps.items()
+        for gap in stats.longest
+    ]
+    return sorted(found, key=lambda gap: -gap.length_ns)[:top]
+
+
+def step_edges_ms(rank: RankAnalysis) -> tuple[float, ...]:
+    """Where its steps begin, and where the last one ends; of all devices the same."""
+    steps = rank.breakdowns[0].steps
+    lengths = [sum(step.values()) for step in steps] or [rank.breakdowns[0].step_time_ns]
+    return tuple(total / 1e6 for total in itertools.accumulate(lengths, initial=0))
+
+
+def _that_fit(wanted: list[tuple[RankAnalysis, Lane]]) -> list[tuple[RankAnalysis, Lane]]:
+    shown, num_cells = [], 0
+    for rank, lane in wanted[:MAX_LANES]:
+        num_cells += 2 * len(lane.start_ns)
+        if num_cells > MAX_CELLS:
+            break
+        shown.append((rank, lane))
+    return shown
+
+
+def _row(
+    analysis: TraceAnalysis,
+    main: RankAnalysis,
+    rank: RankAnalysis,
+    lane: Lane,
+    categories: tuple[str, ...],
+    several: bool,
+) -> LaneRow:
+    shift = _clock(analysis, rank) - _clock(analysis, main)
+    start = np.array(lane.start_ns, dtype=np.int64)
+    end = start + np.array(lane.length_ns, dtype=np.int64)
+    place = [categories.index(name) for name in lane.categories]
+    names = [_short(name) for name in lane.names]
+    edges: list[int] = []
+    category: list[int | None] = []
+    text: list[str] = []
+    reached: int | None = None
+    columns = zip(start.tolist(), end.tolist(), lane.category, lane.name, lane.count, lane.busy_ns, strict=True)
+    for first, last, code, name, count, busy in columns:
+        if reached is None:
+            edges.append(first)
+        elif first > reached:
+            edges.append(first)
+            category.append(None)
+            text.append("")
+        edges.append(last)
+        category.append(place[code])
+        text.append(_text(names[name], lane.categories[code], last - first, count, busy))
+        reached = last
+    label = f"rank {rank.rank} {lane.label}" if several and lane.kind == "device" else lane.label
+    if lane.kind == "stream" and len(rank.breakdowns) > 1:
+        label = f"{lane.device} {label}"
+    return LaneRow(
+        label=label,
+        kind=lane.kind,
+        edges_ms=tuple((edge + shift) / 1e6 for edge in edges),
+        category=tuple(category),
+        text=tuple(text),
+    )
+
+
+def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
+    return rank.first_step_ns + analysis.clock_offsets_ns.get(rank.rank, 0)
+
+
+def _text(name: str, category: str, length_ns: int, count: int, busy_ns: int) -> str:
+    title = theme.plain(theme.kind_title(category))
+    said = f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
+    if count == 1:
+        return f"{said}<br>{units.short_time(length_ns)}"
+    return f"{said}, mostly<br>{units.short_time(length_ns)}: {count} events in {units.short_time(busy_ns)}"
+
+
+def _short(name: str) -> str:
+    name = units.kernel_name(name)
+    return theme.plain(name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…")
+
+
+def plot_lanes(info: LanesInfo) -> go.Figure:
+    """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names.
+
+    Cells are arrays, not lists, which Plotly would look at one by one.
+    """
+    centres, top = [], 0.0
+    figure = theme.new_figure(height=100, showlegend=False)
+    for row in info.rows:
+        height = HEIGHTS[row.kind]
+        centres.append(top + height / 2)
+        figure.add_heatmap(
+            x=np.array(row.edges_ms),
+            y=[top, top + height],
+            z=np.array([row.category], dtype=np.float32),
+            text=np.array([row.text], dtype=object),
+            hovertemplate="%{text}<extra></extra>",
+            coloraxis="coloraxis",
+            hoverongaps=False,
+            name=theme.plain(row.label),
+        )
+        top += height + SPACE
+    top = max(top - SPACE, 1.0)
+    _add_steps(figure, info.step_edges_ms, top)
+    low, high = _range(info)
+    figure.update_layout(
+        height=round(top * PIXELS) + 50,
+        dragmode="zoom",
+        hovermode="closest",
+        coloraxis=_colours(info.categories),
+        meta={"text_colours": [theme.text_colour_on(theme.category_colour(name)) for name in info.categories]},
+    )
+    figure.update_xaxes(
+        fixedrange=False,
+        showgrid=False,
+        range=[low, high],
+        minallowed=low,
+        maxallowed=high,
+        title={"text": "milliseconds from the first step's beginning"},
+    )
+    figure.update_yaxes(
+        range=[top + 0.1, -0.1],
+        tickvals=centres,
+        ticktext=[theme.plain(row.label) for row in info.rows],
+        showgrid=False,
+        ticklabelstandoff=6,
+        tickfont={"size": 11},
+    )
+    return figure
+
+
+def _range(info: LanesInfo) -> tuple[float, float]:
+    edges = [row.edges_ms for row in info.rows if row.edges_ms]
+    low = min((e[0] for e in edges), default=0.0)
+    return min(low, info.step_edges_ms[0]), max([info.step_edges_ms[-1], *(e[-1] for e in edges)])
+
+
+def _add_steps(figure: go.Figure, edges_ms: tuple[float, ...], top: float) -> None:
+    x = [value for edge in edges_ms for value in (edge, edge, None)]
+    figure.add_scatter(
+        x=x,
+        y=[-0.1, top + 0.1, None] * len(edges_ms),
+        mode="lines",
+        line={"color": "#d6249f", "width": 1.5},
+        hoverinfo="skip",
+        name="steps",
+    )
+
+
+def _colours(categories: tuple[str, ...]) -> dict[str, object]:
+    count = max(1, len(categories))
+    colours = [theme.category_colour(name) for name in categories] or [theme.MUTED]
+    scale = [(place / count, c) for number, c in enumerate(colours) for place in (number, number + 1)]
+    return {"colorscale": scale, "cmin": -0.5, "cmax": count - 0.5, "showscale": False}

@@ -1,0 +1,43 @@
+"""How far the host is ahead of each stream."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme
+from tuner.trace_records import RankAnalysis
+
+LINES = (theme.GOOD, theme.BAD, "#00566e", theme.NEUTRAL)
+MAX_STREAMS = len(LINES)
+
+
+def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
+    """One row a change: `stream` (with its device where there are several), `ms`, `depth` from then on."""
+    several = len(rank.queues) > 1
+    rows = [
+        (f"{device} stream {queue.stream}" if several else f"stream {queue.stream}", time_ns / 1e6, depth)
+        for device, queues in rank.queues.items()
+        for queue in queues
+        for time_ns, depth in queue.timeline
+    ]
+    return pd.DataFrame(rows, columns=["stream", "ms", "depth"])
+
+
+def plot_queue(info: pd.DataFrame) -> go.Figure:
+    """Depth over time, a line a stream: those with the most launches."""
+    streams = list(dict.fromkeys(info["stream"]))[:MAX_STREAMS]
+    figure = theme.new_figure(height=250, showlegend=len(streams) > 1)
+    for stream, colour in zip(streams, LINES, strict=False):
+        rows = info[info["stream"] == stream]
+        figure.add_scatter(
+            name=theme.plain(str(stream)),
+            x=list(rows["ms"]),
+            y=list(rows["depth"]),
+            mode="lines",
+            line={"color": colour, "width": 1.4, "shape": "hv"},
+            hovertemplate="%{x:.3f} ms: <b>%{y}</b> waiting<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title={"text": "milliseconds from the first step's beginning"}, showgrid=False)
+    figure.update_yaxes(title={"text": "launched, not begun"}, rangemode="tozero")
+    return figure

@@ -1,0 +1,91 @@
+"""Where a page is shown: by the service, below its base path, or as one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+PLOTLY = f"plotly-{get_plotlyjs_version()}.min.js"
+"""The name under which plotly.js is served; a new version has a new name, so that browsers may keep it for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What templates ask about their surroundings.
+
+    Attributes:
+        base_path: Below which a proxy serves the service; empty without one.
+        standalone: The page is one file: styles, scripts and downloads are in it, and nothing links to the service.
+        user: Who is logged in; empty where nobody needs to.
+        csrf_token: What scripts of the page send with a change; empty where none is asked for.
+        may_submit: Studies may be submitted, paused, cancelled.
+        trials: In a file, the trials whose pages are in it.
+    """
+
+    base_path: str = ""
+    standalone: bool = False
+    user: str = ""
+    csrf_token: str = ""
+    may_submit: bool = False
+    trials: frozenset[str] = frozenset()
+
+    def url(self, path: str) -> str:
+        """Of a page or resource of the service, from its path."""
+        return f"{self.base_path}{path}"
+
+    def asset(self, name: str) -> str:
+        """Where a file of `dashboards/static` is served; its content's hash is part of it."""
+        return self.url(f"/static/{asset_file(name)}")
+
+    @property
+    def plotly(self) -> str:
+        return self.url(f"/static/{PLOTLY}")
+
+    def study_url(self, study_id: str) -> str:
+        """Empty in a file, which holds one study."""
+        return "" if self.standalone else self.url(f"/studies/{study_id}")
+
+    def trial_url(self, trial_id: str) -> str:
+        """Of a trial's page; empty where it has none here."""
+        if self.standalone:
+            return f"#trial-{trial_id}" if trial_id in self.trials else ""
+        return self.url(f"/trials/{trial_id}")
+
+
+STANDALONE = Site(standalone=True)
+
+
+@functools.cache
+def asset_text(name: str) -> str:
+    """The content of a file of `dashboards/static`."""
+    return resources.files("dashboards").joinpath("static", name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def asset_names() -> tuple[str, ...]:
+    files = resources.files("dashboards").joinpath("static").iterdir()
+    return tuple(sorted(file.name for file in files if file.is_file()))
+
+
+@functools.cache
+def asset_file(name: str) -> str:
+    """`page.css` as `page-0123456789ab.css`."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-{hashlib.sha256(asset_text(name).encode()).hexdigest()[:12]}.{suffix}"
+
+
+@functools.cache
+def packed_plotly() -> bytes:
+    """plotly.js of the installed package, compressed with gzip: the same bytes in every process."""
+    return gzip.compress(get_plotlyjs().encode(), 9, mtime=0)
+
+
+def data_url(content: bytes, media_type: str = "application/octet-stream") -> str:
+    """A download that is inside the page."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,0 +1,50 @@
+"""The list of studies: one row each, with what it found."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dashboards import units
+
+
+class ListedStudy(NamedTuple):
+    """A study as a list shows it; None where something is not known (yet).
+
+    `device_hours` are those of the workers that held it; `tuning_s` is the time of its search.
+    """
+
+    study_id: str
+    title: str
+    workload: str
+    state: str
+    created_at: str
+    hardware: str | None
+    verdict: str | None
+    gain: float | None
+    bottleneck_before: str | None
+    bottleneck_after: str | None
+    tuning_s: float | None
+    device_hours: float | None
+
+    @property
+    def answer(self) -> str:
+        """`2.42×`, `no significant gain`, or nothing."""
+        if self.verdict is None:
+            return ""
+        if self.verdict == "faster" and self.gain is not None:
+            return units.ratio(self.gain)
+        return units.words(self.verdict)
+
+    @property
+    def cost(self) -> str:
+        if self.tuning_s is not None:
+            return units.duration(self.tuning_s)
+        return units.duration(self.device_hours * 3600) if self.device_hours else ""
+
+
+SORTS: dict[str, str] = {
+    "newest": "newest first",
+    "gain": "largest gain first",
+    "cost": "longest search first",
+    "workload": "by workload",
+}

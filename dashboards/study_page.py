@@ -1,0 +1,296 @@
+"""Everything that a study's page shows, as data: the same in the service and in the report."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme, units
+from dashboards.breakdown import get_breakdown_info, get_comparison_info, plot_breakdown
+from dashboards.candidates import OUT_OF_MEMORY, get_candidates_info, plot_memory
+from dashboards.contributions import get_contributions_info
+from dashboards.convergence import get_convergence_info, plot_convergence
+from dashboards.effects import Effects
+from dashboards.epochs import get_epoch_info
+from dashboards.gains import get_gains_info, plot_gains
+from dashboards.headline import get_headline_info
+from dashboards.history import LOOKS, get_history_info, plot_history
+from dashboards.importance import METHOD, get_importance_info, plot_importance
+from dashboards.neighbours import get_neighbours_info, plot_neighbours
+from dashboards.site import Site, data_url
+from dashboards.sources import TrialSource, snapshot
+from dashboards.starts import TODAY, leading_candidate, reference_results, results
+from dashboards.story import get_not_tried_info, get_tried_info
+from dashboards.templating import figures_json
+from tuner.errors import ChoiceError, RecommendationError
+from tuner.export import EXPORTERS
+from tuner.records import (
+    Candidate,
+    Choice,
+    Finding,
+    Interval,
+    Numerics,
+    Recommendation,
+    SampleUnit,
+    Study,
+    StudyState,
+    choice_label,
+)
+from tuner.strategies import strategy_named
+
+NUMERICS: dict[str, str] = {
+    Numerics.EXACT: "bit for bit the same",
+    Numerics.SAMPLING: "the same samples; random augmentation may differ",
+    Numerics.ROUNDING: "the same up to rounding",
+    Numerics.LOSSY: "information is dropped",
+    Numerics.RECIPE: "another training recipe",
+}
+OUTCOME_TITLES = {**{name: look.title for name, look in LOOKS.items()}, OUT_OF_MEMORY: "out of memory"}
+ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
+NUM_TOP = 3
+TALL = 40
+"""Longer tables scroll by themselves."""
+IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False}
+"""What a service knows beside the study: whether it is in the queue, and the last of its events."""
+
+
+class BreakdownRow(NamedTuple):
+    """One category: its colour and its milliseconds by configuration."""
+
+    title: str
+    group: str
+    colour: str
+    hatched: bool
+    values_ms: tuple[float, ...]
+
+
+class ChangeRow(NamedTuple):
+    """One parameter that differs from today."""
+
+    strategy: str
+    summary: str
+    today: str
+    now: str
+
+
+class TopRow(NamedTuple):
+    """One of the best configurations: what it gains, what it takes and what it risks."""
+
+    name: str
+    label: str
+    gain: float
+    interval: Interval | None
+    peak_memory_bytes: int
+    numerics: str
+    guard: str
+
+
+class Download(NamedTuple):
+    """One export; `problem` says why it cannot be had."""
+
+    name: str
+    summary: str
+    file_name: str
+    version: str
+    usage: str
+    href: str
+    not_expressible: tuple[str, ...]
+    problem: str = ""
+
+
+def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, Any]:
+    """What the template `study.html` needs beside the site.
+
+    Raises:
+        StudyNotFound: There is no such study.
+    """
+    source = snapshot(source, study_id)
+    study, recommendation = source.study, source.answer
+    study_id = study.study_id
+    unit = _unit(study, recommendation)
+    effects = Effects(source.trials(study_id))
+    breakdown = get_breakdown_info(source, study_id)
+    history = get_history_info(source, study_id)
+    gains = get_gains_info(source, study_id)
+    candidates = get_candidates_info(source, study_id, effects)
+    neighbours = get_neighbours_info(source, study_id, effects, candidates)
+    importance = get_importance_info(source, study_id, effects)
+    convergence = get_convergence_info(source, study_id, history)
+    environment = study.environment
+    figures = _figures(study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence)
+    return {
+        "title": short_name(study.workload),
+        "study": study,
+        "ended": study.state in ENDED,
+        "recommendation": recommendation,
+        "unit": unit,
+        "headline": get_headline_info(source, study_id),
+        "epoch": get_epoch_info(study, recommendation) if recommendation else None,
+        "top": top_rows(recommendation) if recommendation else [],
+        "compare_url": ""
+        if site.standalone or leading_candidate(source, study_id) is None
+        else site.url(f"/compare?a={study_id}:baseline&b={study_id}:{'recommended' if recommendation else 'best'}"),
+        "configurations": list(dict.fromkeys(breakdown["configuration"])),
+        "breakdown": breakdown_rows(breakdown),
+        "findings": findings_by_configuration(source, study_id),
+        "tried": list(get_tried_info(source, study_id).itertuples()),
+        "not_tried": list(get_not_tried_info(source, study_id).itertuples()),
+        "history": list(history.itertuples()),
+        "running": list(history[history["outcome"] == "running"].itertuples()),
+        "numbers": dict(zip(history["trial_id"], history["number"], strict=True)),
+        "looks": LOOKS,
+        "tall": TALL,
+        "outcomes": OUTCOME_TITLES,
+        "parts": list(gains.itertuples()),
+        "candidates": list(candidates.itertuples()),
+        "neighbours": list(neighbours.itertuples()),
+        "importance": list(importance.itertuples()),
+        "importance_method": METHOD,
+        "contributions": list(get_contributions_info(source, study_id).itertuples()),
+        "convergence": list(convergence[convergence["best"].notna()].drop_duplicates("best_label").itertuples()),
+        "numerics": NUMERICS,
+        "hardware": recommendation.hardware if recommendation else environment.hardware if environment else None,
+        "changes": change_rows(study, recommendation.candidate) if recommendation else [],
+        "downloads": downloads(recommendation, site) if recommendation else [],
+        "figures": figures_json(figures),
+        "plots": not site.standalone,
+        "scripts": ("study.js",),
+        "embedded": [],
+        **IN_SERVICE,
+    }
+
+
+def short_name(workload: str) -> str:
+    """`photo_resnet.py:PhotoResNet` of a reference with folders."""
+    target, question, query = workload.partition("?")
+    return target.rpartition("/")[2] + question + query
+
+
+def _unit(study: Study, recommendation: Recommendation | None) -> SampleUnit:
+    if recommendation is not None:
+        return recommendation.sample_unit
+    return study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
+
+
+def top_rows(r: Recommendation) -> list[TopRow]:
+    """The recommendation and the next best, as far as they were measured."""
+    mildest = max((part.numerics for part in r.parts), key=lambda numerics: numerics.rank, default=Numerics.EXACT)
+    first = TopRow(
+        name="recommended" if not r.candidate.is_baseline else "recommended: today's settings",
+        label="" if r.candidate.is_baseline else r.candidate.label,
+        gain=r.gain.ratio if r.gain else r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0,
+        interval=r.gain.interval if r.gain else None,
+        peak_memory_bytes=r.peak_memory_bytes,
+        numerics=mildest.value,
+        guard=r.guard.reason if r.guard else "",
+    )
+    others = [
+        TopRow("", a.candidate.label, a.gain, None, a.peak_memory_bytes, a.numerics.value, a.guard)
+        for a in r.alternatives[: NUM_TOP - 1]
+    ]
+    return [first, *others]
+
+
+def breakdown_rows(info: pd.DataFrame) -> list[BreakdownRow]:
+    """The bars of the figure as a table, which is its legend as well."""
+    if info.empty:
+        return []
+    return [
+        BreakdownRow(
+            title=theme.category_title(category),
+            group=theme.category_group(category),
+            colour=theme.category_colour(category),
+            hatched=category == "unknown",
+            values_ms=tuple(values),
+        )
+        for category, *values in get_comparison_info(info).itertuples(name=None)
+    ]
+
+
+def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, tuple[Finding, ...]]:
+    """What the latest profile of each configuration shows."""
+    trials = source.trials(study_id)
+    starts = {TODAY: reference_results(trials)}
+    leading = leading_candidate(source, study_id)
+    if leading is not None:
+        starts[leading[0]] = [r for r in results(trials) if r.candidate == leading[1]]
+    latest = {name: [r.findings for r in found if r.findings] for name, found in starts.items()}
+    return {name: found[-1] for name, found in latest.items() if found}
+
+
+def change_rows(study: Study, candidate: Candidate) -> list[ChangeRow]:
+    """Every parameter that the recommendation sets otherwise than today."""
+    rows = []
+    for name, choice in candidate.choices.items():
+        summary, today = _strategy_today(study, name)
+        for parameter, value in choice.items():
+            was = choice_label({parameter: today[parameter]}) if parameter in today else units.UNKNOWN
+            rows.append(ChangeRow(name, summary, was, choice_label({parameter: value})))
+    return rows
+
+
+def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
+    """Summary and present choice of a strategy; nothing of one that this version does not know."""
+    try:
+        strategy = strategy_named(name)
+    except ChoiceError:
+        return "", {}
+    current = study.facts.current.get(name, {}) if study.facts else {}
+    return strategy.summary, strategy.completed(current)
+
+
+def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
+    """Every export: of the service, or in a report inside the page itself."""
+    rows = []
+    for exporter in EXPORTERS:
+        problem, href = "", site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
+        if site.standalone:
+            try:
+                href = data_url(exporter.export(recommendation).encode())
+            except RecommendationError as error:
+                problem = str(error)
+        rows.append(
+            Download(
+                name=exporter.name,
+                summary=exporter.summary,
+                file_name=exporter.file_name(recommendation),
+                version=exporter.version,
+                usage=exporter.usage,
+                href=href,
+                not_expressible=exporter.not_expressible(recommendation) if not problem else (),
+                problem=problem,
+            )
+        )
+    return rows
+
+
+def _figures(
+    study: Study,
+    unit: SampleUnit,
+    breakdown: pd.DataFrame,
+    history: pd.DataFrame,
+    gains: pd.DataFrame,
+    candidates: pd.DataFrame,
+    neighbours: pd.DataFrame,
+    importance: pd.DataFrame,
+    convergence: pd.DataFrame,
+) -> dict[str, go.Figure]:
+    """By the name under which the page shows them; only those that have something to show."""
+    figures: dict[str, go.Figure] = {}
+    if len(breakdown):
+        figures["breakdown"] = plot_breakdown(breakdown).update_layout(showlegend=False)
+    if history["gain"].notna().any():
+        figures["history"] = plot_history(history, unit)
+    if len(gains):
+        figures["gains"] = plot_gains(gains)
+    if convergence["best"].notna().any():
+        figures["convergence"] = plot_convergence(convergence, study.settings.budget_s)
+    if candidates["peak_memory_bytes"].notna().any() and len(candidates) > 1:
+        figures["memory"] = plot_memory(candidates)
+    if neighbours["ratio"].notna().any():
+        figures["neighbours"] = plot_neighbours(neighbours)
+    if len(importance):
+        figures["importance"] = plot_importance(importance)
+    return figures

@@ -1,0 +1,147 @@
+"""What came of one trial, in a sentence and a few facts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dashboards import units
+from dashboards.headline import Fact
+from dashboards.windows import get_spread
+from tuner.estimates import units_per_s
+from tuner.records import Decision, FailureKind, Phase, SampleUnit, Trial, TrialResult, TrialState
+
+PHASES = {
+    Phase.BUILD: "while it was built",
+    Phase.GUARD: "in the guard, which checks that it is the same training",
+    Phase.WARM_UP: "while it warmed up",
+    Phase.MEASURE: "while it was measured",
+    Phase.PROFILE: "while it was profiled",
+    Phase.REPORT: "when it reported",
+}
+FAILURES = {
+    FailureKind.OUT_OF_MEMORY: "Out of memory",
+    FailureKind.UNSUPPORTED: "Unsupported",
+    FailureKind.NUMERICS: "Not the same training",
+    FailureKind.TIMEOUT: "Timed out",
+    FailureKind.CRASH: "Crashed",
+    FailureKind.WORKLOAD_ERROR: "An error in the workload",
+    FailureKind.INFRASTRUCTURE: "An error around the trial",
+}
+
+
+class TrialHeadline(NamedTuple):
+    """`tone` is "good", "neutral" or "warning"."""
+
+    tone: str
+    title: str
+    sentence: str
+    facts: tuple[Fact, ...]
+
+
+def get_trial_headline(trial: Trial, unit: SampleUnit, decisions: Sequence[Decision] = ()) -> TrialHeadline:
+    """The rate of a trial that was measured; why there is none of any other.
+
+    Args:
+        decisions: Of its study; those that rest on this trial are told.
+    """
+    own = [decision for decision in decisions if trial.trial_id in decision.trial_ids]
+    result = trial.result
+    if trial.state is TrialState.RUNNING:
+        return TrialHeadline("neutral", "Running", "It has not ended yet; what it shows comes here when it has.", ())
+    if result is None:
+        return TrialHeadline("warning", "Lost", "Its process or its worker died: nothing of it was recorded.", ())
+    facts = _facts(result, unit, own)
+    if result.failure is not None:
+        failure = result.failure
+        title = f"{FAILURES[failure.kind]} {PHASES[failure.phase]}"
+        rank = f" (rank {failure.rank})" if failure.rank else ""
+        signal = f" It was ended by signal {failure.signal}." if failure.signal else ""
+        return TrialHeadline("warning", title, f"{failure.message}{rank}.{signal}", facts)
+    if result.guard is not None and not result.guard.passed:
+        return TrialHeadline("warning", "Rejected: not the same training", f"{result.guard.reason}.", facts)
+    if not result.clean_windows:
+        sentence = "Others used the machine in every window, or a limit was reached first."
+        return TrialHeadline("warning", "Not measured: no window counts", sentence, facts)
+    rate = units_per_s(result)
+    sentence = f"{_told(own[-1])}." if own else "No decision of the study rests on it alone."
+    return TrialHeadline(
+        "good" if own and own[-1].verdict in ("accepted", "confirmed") else "neutral",
+        units.rate(rate, unit),
+        sentence,
+        facts,
+    )
+
+
+def _told(decision: Decision) -> str:
+    gain = ""
+    if decision.measured_gain is not None and math.isfinite(decision.measured_gain):
+        gain = f", {units.ratio(1 + decision.measured_gain)} as fast as what it was compared with"
+    return f"{units.words(decision.verdict).capitalize()}{gain}: {decision.reason}".rstrip(".")
+
+
+def _facts(result: TrialResult, unit: SampleUnit, decisions: Sequence[Decision]) -> tuple[Fact, ...]:
+    return tuple(
+        fact
+        for fact in (
+            _step_fact(result),
+            _limit_fact(decisions),
+            _guard_fact(result),
+            _memory_fact(result),
+            _time_fact(result),
+            _compile_fact(result),
+            Fact("Isolation", result.isolation, f"{result.interpreter} interpreter"),
+        )
+        if fact is not None
+    )
+
+
+def _step_fact(result: TrialResult) -> Fact | None:
+    spread = get_spread(result)
+    if spread is None:
+        return None
+    width = f"± {units.percent(spread.half_width)} within this start, " if math.isfinite(spread.half_width) else ""
+    void = f", {spread.num_void} void" if spread.num_void else ""
+    counted = units.counted(spread.num_clean, "window")
+    contended = "; others used the machine" if result.contended else ""
+    return Fact("Step", units.milliseconds(spread.step_ms), f"{width}{counted}{void}{contended}")
+
+
+def _limit_fact(decisions: Sequence[Decision]) -> Fact | None:
+    bounds = [decision.predicted_bound for decision in decisions if decision.predicted_bound is not None]
+    if not bounds:
+        return None
+    return Fact(
+        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before it ran"
+    )
+
+
+def _guard_fact(result: TrialResult) -> Fact | None:
+    if result.guard is None:
+        return Fact("Guard", "not checked", "this start repeats a candidate that was")
+    word = "same training" if result.guard.passed else "rejected"
+    return Fact("Guard", word, result.guard.reason)
+
+
+def _memory_fact(result: TrialResult) -> Fact | None:
+    if not result.peak_memory_bytes:
+        return None
+    on_device = any(peak.device_bytes for peak in result.memory)
+    ranks = f", the hungriest of {len(result.memory)} ranks" if len(result.memory) > 1 else ""
+    return Fact("Peak memory", units.memory(result.peak_memory_bytes), ("device" if on_device else "resident") + ranks)
+
+
+def _time_fact(result: TrialResult) -> Fact | None:
+    if not result.duration_ns:
+        return None
+    longest = sorted(result.phases_ns.items(), key=lambda item: -item[1])[:2]
+    note = ", ".join(f"{units.words(name)} {units.duration(ns / 1e9)}" for name, ns in longest)
+    return Fact("Took", units.duration(result.duration_ns / 1e9), note)
+
+
+def _compile_fact(result: TrialResult) -> Fact | None:
+    if result.startup is None or not result.startup.compile_ns:
+        return None
+    cache = "nothing was cached" if result.startup.compile_cold else "from a warm cache"
+    return Fact("Compilation", units.duration(result.startup.compile_ns / 1e9), cache)

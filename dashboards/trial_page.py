@@ -1,0 +1,136 @@
+"""The page of one trial, as data: in the service and inside a study's report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import plotly.graph_objects as go
+from msgspec.structs import replace
+
+from dashboards.guard import get_guard_info, plot_guard
+from dashboards.sources import TrialSource
+from dashboards.templating import figures_json
+from dashboards.trace_page import trace_context, trace_figures
+from dashboards.trial_headline import get_trial_headline
+from dashboards.windows import get_spread, get_windows_info, plot_windows
+from tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
+from tuner.trace_records import RankAnalysis, TraceAnalysis
+
+SCRIPTS = ("live.js", "lanes.js", "trial.js")
+TOP = 20
+"""Rows of the lists of kernels, operators and collectives."""
+
+
+class TrialPageSource(TrialSource, Protocol):
+    """What the page of a trial reads."""
+
+    def get_trial(self, trial_id: str) -> Trial: ...
+
+    def trial_analysis(self, trial_id: str) -> TraceAnalysis | None:
+        """What its profile shows, as it was kept with it; None of a trial without one."""
+
+    def trial_files(self, trial_id: str) -> Mapping[str, int]:
+        """Bytes of what can be fetched of it, by kind: "trace", "log", ..."""
+
+
+def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
+    """Everything that `trial.html` shows.
+
+    Raises:
+        StudyNotFound: There is no such study.
+    """
+    trial = source.get_trial(trial_id)
+    study = source.get_study(trial.study_id)
+    decisions = [d for d in source.decisions(trial.study_id) if trial_id in d.trial_ids]
+    unit = study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
+    result = trial.result
+    analysis = profile_of(result, source.trial_analysis(trial_id)) if result is not None else None
+    trace = trace_context(analysis, top=TOP) if analysis is not None else None
+    return {
+        "title": f"Trial {trial.sequence} of {study.workload}",
+        "scripts": SCRIPTS,
+        "trial": trial,
+        "study": study,
+        "unit": unit,
+        "running": trial.state is TrialState.RUNNING,
+        "result": result,
+        "headline": get_trial_headline(trial, unit, decisions),
+        "decisions": decisions,
+        "trace": trace,
+        "peaks": result.memory if result is not None else (),
+        "no_profile": "" if analysis is not None else why_no_profile(trial),
+        "windows": list(get_windows_info(result).itertuples()) if result else [],
+        "spread": get_spread(result) if result else None,
+        "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
+        "files": source.trial_files(trial_id),
+        "figures": figures_json({**_profile_figures(analysis, trace), **result_figures(result)}),
+        "plots": True,
+        "last_event": 0,
+    }
+
+
+def _profile_figures(analysis: TraceAnalysis | None, trace: dict[str, Any] | None) -> dict[str, go.Figure]:
+    return trace_figures(analysis, trace["lanes"], top=TOP) if analysis is not None and trace is not None else {}
+
+
+def result_figures(result: TrialResult | None) -> dict[str, go.Figure]:
+    """By name, those beside the profile; only those that have something to show."""
+    figures: dict[str, go.Figure] = {}
+    if result is not None and result.windows:
+        figures["windows"] = plot_windows(get_windows_info(result))
+    if result is not None and result.guard is not None and (result.guard.losses or result.guard.reference_losses):
+        figures["guard"] = plot_guard(get_guard_info(result.guard))
+    return figures
+
+
+def profile_of(result: TrialResult, kept: TraceAnalysis | None) -> TraceAnalysis | None:
+    """What the profile of a trial shows. Its breakdown and findings are those that the search saw; of a trial whose
+    analysis was not kept, what its record says. None where it was not profiled.
+    """
+    if not result.breakdowns:
+        return None
+    if kept is None:
+        return TraceAnalysis(ranks=_ranks_of(result), findings=result.findings, collectives=_collectives_of(result))
+    own = {(b.rank, b.device): b for b in result.breakdowns}
+    ranks = tuple(
+        replace(rank, breakdowns=tuple(own.get((b.rank, b.device), b) for b in rank.breakdowns)) for rank in kept.ranks
+    )
+    return replace(kept, ranks=ranks, findings=result.findings or kept.findings)
+
+
+def _ranks_of(result: TrialResult) -> tuple[RankAnalysis, ...]:
+    profile = result.profile
+    numbers = sorted({b.rank for b in result.breakdowns})
+    ranks = []
+    for number in numbers:
+        breakdowns = tuple(b for b in result.breakdowns if b.rank == number)
+        known = profile is not None and number == numbers[0]
+        ranks.append(
+            RankAnalysis(
+                file="",
+                rank=number,
+                num_ranks=max(len(result.memory), len(numbers)),
+                framing="",
+                num_events=sum(b.quality.num_events for b in breakdowns),
+                num_lost=0,
+                device_names={},
+                breakdowns=breakdowns,
+                kernels=profile.kernels if profile is not None and known else (),
+            )
+        )
+    return tuple(ranks)
+
+
+def _collectives_of(result: TrialResult) -> tuple[CollectiveStats, ...]:
+    return result.profile.collectives if result.profile is not None else ()
+
+
+def why_no_profile(trial: Trial) -> str:
+    """Why there is no profile of a trial, in a sentence."""
+    result = trial.result
+    if result is None:
+        return "It has no profile yet." if trial.state is TrialState.RUNNING else "It has no profile."
+    if result.failure is not None:
+        return "It has no profile: it ended before it was profiled."
+    return f"It was not profiled: trials for the purpose “{trial.purpose.value}” need none."

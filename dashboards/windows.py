@@ -1,0 +1,101 @@
+"""The measured windows of a trial: how far they scatter, and which do not count."""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards import theme
+from tuner.estimates import log_rate
+from tuner.records import TrialResult
+
+COLUMNS = ("number", "round", "num_steps", "step_ms", "p20_ms", "p50_ms", "p80_ms", "rate", "foreign", "queue", "void")
+
+
+class Spread(NamedTuple):
+    """What the clean windows say together. `half_width` is relative, of the 95 % interval within this start; NaN or
+    infinite below two windows.
+    """
+
+    num_clean: int
+    num_void: int
+    step_ms: float
+    half_width: float
+
+
+def get_windows_info(result: TrialResult) -> pd.DataFrame:
+    """One row a window in the order in which they were taken: milliseconds a step, units per second, the share of the
+    cores that other programs used, the loader's queue at both ends, and why it does not count (empty where it does).
+    """
+    rows = [
+        (
+            number,
+            window.round,
+            window.num_steps,
+            window.step_time_ns / 1e6,
+            window.step_p20_ns / 1e6,
+            window.step_p50_ns / 1e6,
+            window.step_p80_ns / 1e6,
+            window.units_per_s,
+            window.foreign_cpu_share,
+            f"{window.queue_depth_start} → {window.queue_depth_end}",
+            window.void or "",
+        )
+        for number, window in enumerate(result.windows, 1)
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def get_spread(result: TrialResult) -> Spread | None:
+    """None without a clean window."""
+    clean = result.clean_windows
+    if not clean:
+        return None
+    return Spread(
+        num_clean=len(clean),
+        num_void=len(result.windows) - len(clean),
+        step_ms=statistics.fmean(window.step_time_ns for window in clean) / 1e6,
+        half_width=log_rate(result).half_width(),
+    )
+
+
+def plot_windows(info: pd.DataFrame) -> go.Figure:
+    """A dot a window with the middle three fifths of its steps; hollow where it does not count."""
+    figure = theme.new_figure(height=280, showlegend=bool((info["void"] != "").any()))
+    clean = info[info["void"] == ""]
+    for name, rows, symbol, colour in (
+        ("counts", clean, "circle", theme.GOOD),
+        ("void: does not count", info[info["void"] != ""], "x-thin", theme.BAD),
+    ):
+        if rows.empty:
+            continue
+        figure.add_scatter(
+            name=name,
+            x=list(rows["number"]),
+            y=list(rows["step_ms"]),
+            mode="markers",
+            marker={"symbol": symbol, "size": 10, "color": colour, "line": {"width": 2, "color": colour}},
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, high - mid) for high, mid in zip(rows["p80_ms"], rows["step_ms"], strict=True)],
+                "arrayminus": [max(0.0, mid - low) for low, mid in zip(rows["p20_ms"], rows["step_ms"], strict=True)],
+                "color": colour,
+                "thickness": 1.2,
+                "width": 3,
+            },
+            customdata=[
+                (theme.wrapped(str(reason)) if reason else "clean", steps)
+                for reason, steps in zip(rows["void"], rows["num_steps"], strict=True)
+            ],
+            hovertemplate="window %{x}: <b>%{y:.3f} ms</b> a step over %{customdata[1]} steps<br>%{customdata[0]}"
+            "<extra></extra>",
+        )
+    if len(clean):
+        figure.add_hline(y=clean["step_ms"].mean(), line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title={"text": "window"}, dtick=max(1, len(info) // 12), showgrid=False)
+    figure.update_yaxes(title={"text": "ms per step"})
+    return figure

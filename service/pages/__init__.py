@@ -1,0 +1,26 @@
+"""Pages for people, under `/`: HTML by the templates of `dashboards`, from the queries of the REST interface."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.pages import compare, fleet, static, studies, study, submit, trials
+
+
+class Page(NamedTuple):
+    """A page: its route's name, its path, and what it is for."""
+
+    name: str
+    path: str
+    summary: str
+
+
+PAGES = (
+    Page("studies_page", "/", "Studies, with what they found"),
+    Page("submit_page", "/submit", "The form for a new study"),
+    Page("study_page", "/studies/{study_id}", "What a study found, and why"),
+    Page("trial_page", "/trials/{trial_id}", "Where the time of a trial went"),
+    Page("compare_page", "/compare", "Two trials or studies side by side"),
+    Page("fleet_page", "/fleet", "All studies: what limits them, and what pays"),
+)
+ROUTERS = tuple(module.router for module in (static, studies, study, trials, compare, fleet, submit))

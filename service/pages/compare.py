@@ -1,0 +1,97 @@
+"""Two trials or studies side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from dashboards.comparison import Side, comparison_context
+from dashboards.site import Site
+from service.access.principal import Principal
+from service.api.context import Service, Services
+from service.api.ownership import check_study, check_trial
+from service.api.problems import not_found
+from service.comparing import compared, trial_in, with_result
+from service.pages.routing import PageRoute, Reader, page, site_of
+from service.queries.studies import study_owner
+from service.queries.study_list import ListQuery, list_page
+from service.queries.trials import trial_owner
+from service.store import SqlStudyStore
+from tuner.errors import StoreError
+from tuner.profiling.comparison import ComparisonError
+from tuner.records import Study, Trial
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+TOP = 30
+NUM_KNOWN = 20
+SideName = Annotated[str, Query(max_length=100, pattern=r"^[0-9a-z: ]*$")]
+
+
+@router.get("/compare")
+def compare_page(request: Request, service: Service, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
+    """A form, and below it what changed from A to B."""
+    site = site_of(request, principal)
+    a, b = a.strip(), b.strip()
+    owner_id = None if principal.is_admin else principal.user_id
+    shown: dict[str, object] = {"comparison": None, "problem": ""}
+    if a and b:
+        shown |= _shown(service, principal, site, a, b)
+    elif a and study_owner(service.engine, a).exists:
+        a, b = f"{a}:baseline", f"{a}:best"
+        shown |= _shown(service, principal, site, a, b)
+    elif a:
+        shown["problem"] = f"{a} is no study: name a second trial to compare it with."
+    return page(
+        request,
+        site,
+        "compare.html",
+        title="Compare",
+        current="/compare",
+        a=a,
+        b=b,
+        swapped=urlencode({"a": b, "b": a}),
+        known=list_page(service.engine, ListQuery(owner_id=owner_id), NUM_KNOWN).studies,
+        **shown,
+    )
+
+
+def _shown(service: Services, principal: Principal, site: Site, a: str, b: str) -> dict[str, object]:
+    try:
+        before, after = (_meant(service, principal, reference) for reference in (a, b))
+        comparison = compared(before, after, top=TOP, labels=("A", "B"))
+    except (StoreError, ComparisonError) as error:
+        text = str(error)
+        return {"comparison": None, "problem": f"{text[:1].upper()}{text[1:]}."}
+    sides = (
+        Side(name, study, trial, site.study_url(study.study_id), site.trial_url(trial.trial_id))
+        for name, (study, trial) in (("A", before), ("B", after))
+    )
+    return {"problem": "", **comparison_context(comparison, *sides)}
+
+
+def _meant(service: Services, principal: Principal, reference: str) -> tuple[Study, Trial]:
+    """The trial of a side; a study stands for what it recommends, or what leads so far, or its baseline.
+
+    Raises:
+        Refusal: There is no such study or trial, or it is another user's.
+        StoreError: There is no such trial in it, or it is not complete.
+    """
+    store = SqlStudyStore(service.engine)
+    name, _, which = reference.partition(":")
+    if not which and trial_owner(service.engine, name).exists:
+        check_trial(service.engine, name, principal)
+        trial = with_result(store.trial(name))
+        return store.get_study(trial.study_id), trial
+    if not name:
+        raise not_found("study", reference)
+    check_study(service.engine, name, principal)
+    study = store.get_study(name)
+    if which:
+        return study, trial_in(store, study, which)
+    try:
+        return study, trial_in(store, study, "best")
+    except StoreError:
+        return study, trial_in(store, study, "baseline")

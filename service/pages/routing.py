@@ -1,0 +1,107 @@
+"""What all pages have in common: who may read them, how they are sent, and how a refusal looks in a browser."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import msgspec
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from dashboards.site import Site
+from dashboards.templating import render
+from service.access.authentication import Access
+from service.access.cookies import session_cookie
+from service.access.errors import AccessError, NotAuthenticated
+from service.access.principal import Method, Principal
+from service.access.scopes import Scope
+from service.access.secrets import csrf_token_for
+from service.api.answers import is_known
+from service.api.problems import KNOWN_ERRORS, known_error
+from service.api.security import Requires
+
+Reader = Annotated[Principal, Requires(Scope.READ)]
+Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+LEVEL = 5
+"""Of gzip: a page of 200 trials is a tenth of its size after 5 ms."""
+
+
+class PageRoute(APIRoute):
+    """A route whose refusals are pages: of somebody unknown the login, which leads back here."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def handle_or_explain(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except NotAuthenticated:
+                return _login(request)
+            except AccessError as error:
+                return _problem(request, error.status, error.detail, error.headers)
+            except RequestValidationError:
+                return _problem(request, 404, f"there is no page at {request.url.path} with these parameters")
+            except KNOWN_ERRORS as error:
+                told = await known_error(request, error)
+                detail = msgspec.json.decode(told.body)["detail"]
+                return _problem(
+                    request, told.status_code, detail, {"Retry-After": "5"} if told.status_code > 500 else {}
+                )
+            except StarletteHTTPException as error:
+                return _problem(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+        return handle_or_explain
+
+
+def site_of(request: Request, principal: Principal | None = None) -> Site:
+    """What a page of this request says about its surroundings."""
+    access: Access = request.app.state.access
+    cookie = session_cookie(request, access.proxies)
+    with_session = principal is not None and principal.method is Method.SESSION and cookie is not None
+    return Site(
+        base_path=request.scope.get("root_path", ""),
+        user="" if principal is None or principal.method is Method.OPEN else principal.name,
+        csrf_token=csrf_token_for(cookie) if with_session and cookie else "",
+        may_submit=principal is not None and Scope.SUBMIT in principal.scopes,
+    )
+
+
+def page(request: Request, site: Site, template: str, **context: Any) -> Response:
+    """A page for one reader: compressed where the browser reads that, and not sent again where it has it."""
+    body = render(template, site, **context).encode()
+    tag = hashlib.sha256(body).hexdigest()[:16]
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie, Accept-Encoding"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=headers)
+    if accepts_gzip(request):
+        body, headers["Content-Encoding"] = gzip.compress(body, LEVEL, mtime=0), "gzip"
+    return HTMLResponse(body, headers=headers)
+
+
+def accepts_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
+def _login(request: Request) -> Response:
+    base = request.scope.get("root_path", "")
+    wanted = base + request.url.path.removeprefix(base)
+    if request.url.query:
+        wanted += f"?{request.url.query}"
+    return RedirectResponse(f"{base}/login?{urlencode({'next': wanted})}", 303, {"Cache-Control": "no-store"})
+
+
+def _problem(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    title = {403: "This is not allowed", 404: "There is nothing here"}.get(status, "This did not work")
+    sentence = f"{detail[:1].upper()}{detail[1:]}."
+    text = render(
+        "problem.html", site_of(request, getattr(request.state, "principal", None)), title=title, detail=sentence
+    )
+    return HTMLResponse(text, status, {**(headers or {}), "Cache-Control": "no-store"})

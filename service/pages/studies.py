@@ -1,0 +1,77 @@
+"""The list of studies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from dashboards.studies_list import SORTS
+from service.api.context import Service
+from service.api.problems import Refusal
+from service.pages.routing import PageRoute, Reader, page, site_of
+from service.queries.events import newest_number
+from service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
+from tuner.profiling.categories import WAITS
+from tuner.records import StudyState
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+NUM_ROWS = 50
+BOTTLENECKS = (*WAITS, "compute", "optimizer")
+Text = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+
+
+@router.get("/")
+def studies_page(
+    request: Request,
+    service: Service,
+    principal: Reader,
+    q: Text = "",
+    state: Text = "",
+    hardware: Text = "",
+    bottleneck: Text = "",
+    sort: Text = "newest",
+    cursor: Annotated[str, Query(max_length=900)] = "",
+) -> Response:
+    """All studies that the reader may see, a page at a time."""
+    owner_id = None if principal.is_admin else principal.user_id
+    wanted = ListQuery(
+        owner_id=owner_id,
+        text=q.strip(),
+        state=state,
+        hardware=hardware,
+        bottleneck=bottleneck,
+        sort=sort if sort in SORTS else "newest",
+        cursor=cursor,
+    )
+    last_event = newest_number(service.engine)
+    try:
+        found = list_page(service.engine, wanted, NUM_ROWS)
+    except ValueError as error:
+        raise Refusal(404, "invalid-cursor", str(error)) from error
+    given: dict[str, Any] = {"q": q, "state": state, "hardware": hardware, "bottleneck": bottleneck, "sort": sort}
+    given = {name: value for name, value in given.items() if value and (name, value) != ("sort", "newest")}
+    counts = num_by_state(service.engine, owner_id)
+    return page(
+        request,
+        site_of(request, principal),
+        "studies.html",
+        title="Studies",
+        current="/",
+        scripts=("live.js",),
+        studies=found.studies,
+        next_query=urlencode({**given, "cursor": found.next_cursor}) if found.next_cursor else "",
+        first_query=urlencode(given),
+        is_first=not cursor,
+        wanted=wanted,
+        is_filtered=bool({*given} - {"sort"}),
+        counts=counts,
+        num_studies=sum(counts.values()),
+        states=list(StudyState),
+        hardware_labels=hardware_labels(service.engine),
+        bottlenecks=BOTTLENECKS,
+        sorts=SORTS,
+        last_event=last_event,
+    )

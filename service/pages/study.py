@@ -1,0 +1,67 @@
+"""A study's page, and the same as one file."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from dashboards.report import render_report
+from dashboards.study_page import ENDED, study_context
+from service.api.context import Service, Services, StudyId
+from service.api.ownership import check_study
+from service.api.problems import not_found
+from service.pages.routing import PageRoute, Reader, accepts_gzip, page, site_of
+from service.queries.events import newest_number
+from service.queries.studies import find_study
+from service.queue.records import BEGUN
+from service.store import SqlStudyStore
+from service.trial_source import KeptTrials
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get("/studies/{study_id}")
+def study_page(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
+    """What a study found, and why; live while it runs."""
+    check_study(service.engine, study_id, principal)
+    last_event = newest_number(service.engine, study_id)  # what happens while the page is made is told again
+    site = site_of(request, principal)
+    context = study_context(SqlStudyStore(service.engine), study_id, site)
+    return page(
+        request,
+        site,
+        "study.html",
+        **{**context, **_in_queue(service, study_id), "last_event": last_event, "scripts": ("live.js", "study.js")},
+    )
+
+
+@router.get("/studies/{study_id}/report.html")
+def study_report(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
+    """The page as a file to keep; a browser saves it, since its scripts are inside it."""
+    check_study(service.engine, study_id, principal)
+    source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
+    body = render_report(source, study_id, source).encode()
+    headers = {
+        "Content-Disposition": f'attachment; filename="steptune-{study_id[-6:]}.html"',
+        "Cache-Control": "private, no-cache",
+        "Vary": "Cookie, Accept-Encoding",
+    }
+    if accepts_gzip(request):
+        body, headers["Content-Encoding"] = gzip.compress(body, 5, mtime=0), "gzip"
+    return Response(body, headers=headers, media_type="text/html; charset=utf-8")
+
+
+def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
+    """Whether it can be paused and the like, and what it waits for."""
+    detail = find_study(service.engine, study_id)
+    if detail is None:
+        raise not_found("study", study_id)
+    waits_for = ""
+    if detail.queue is not None and detail.state in BEGUN:
+        waits_for = service.queue.entry(study_id).waits_for
+        if detail.queue.requested:
+            waits_for = f"{detail.queue.requested} asked for; it stops soon"
+    return {"queued": detail.queue is not None, "waits_for": waits_for, "live": detail.state not in ENDED}

@@ -1,0 +1,384 @@
+"""The pages in a real browser: what they show in every state, live, without any other host, for everybody."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from msgspec.structs import replace
+from page_builders import STEP_AFTER, Shown, shown, stories
+from report_builders import WINNER, make_recommendation, make_result
+
+from dashboards.report import render_report
+from service.access.scopes import Scope
+from service.pages import PAGES
+from tuner.records import Purpose, StudyState, Trial, TrialState, new_id
+
+playwright_api = (
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not os.environ.get("CI")
+    else __import__("playwright.sync_api", fromlist=["sync_api"])
+)
+expect = playwright_api.expect
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("browser")]
+
+STATES = ("none", "one", "running", "failed", "large")
+OPTIONS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDTHS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+LOOKS = [("desktop", "light"), ("desktop", "dark"), ("phone", "light"), ("phone", "dark")]
+SERIOUS = {"serious", "critical"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    path = shutil.which("chromium")
+    if path is None:
+        message = "there is no `chromium` here: `apt-get install chromium` brings it"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """axe-core, as its package brings it."""
+    import axe_playwright_python
+
+    return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+class Visit:
+    """A page in a browser, with what it complained of and what it asked for."""
+
+    def __init__(self, browser, **options) -> None:
+        self.context = browser.new_context(viewport=WIDTHS["desktop"], **options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def go(self, url: str, *, status: int = 200):
+        answer = self.page.goto(url)
+        assert answer.status == status, answer.text()
+        if status == 200:
+            self.page.wait_for_selector("html[data-ready=yes]")
+        return self.page
+
+    def draw_all(self) -> int:
+        """Scrolls through the page until every figure is drawn; returns how many there are."""
+        figures = self.page.locator(".figure")
+        for number in range(figures.count()):
+            figure = figures.nth(number)
+            if figure.is_visible():
+                figure.scroll_into_view_if_needed()
+                expect(figure.locator(".plot svg.main-svg").first).to_be_visible()
+        return figures.count()
+
+    def hosts(self) -> set[str]:
+        return {urlsplit(url).netloc for url in self.requests if not url.startswith(("data:", "blob:"))}
+
+
+@pytest.fixture
+def visit(browser) -> Iterator[Visit]:
+    found = Visit(browser)
+    yield found
+    found.context.close()
+
+
+@pytest.fixture(scope="module", params=STATES)
+def state(request, tmp_path_factory) -> Iterator[tuple[str, Shown]]:
+    """A service with one study in this state, or with none."""
+    with shown(tmp_path_factory.mktemp(f"pages-{request.param}")) as service:
+        if request.param != "none":
+            service.add(request.param)
+        yield request.param, service
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory) -> Iterator[Shown]:
+    """A service with one study of every state."""
+    with shown(tmp_path_factory.mktemp("pages")) as service:
+        for name in stories():
+            service.add(name)
+        yield service
+
+
+def address(page, service: Shown, name: str) -> tuple[str, int]:
+    """Of a page that shows the study of a state, and the status that it should have."""
+    study = service.studies.get(name, "0" * 26)
+    trials = service.trials.get(name, ["0" * 26])
+    path = page.path.format(study_id=study, trial_id=trials[0])
+    if page.name == "compare_page" and name != "none":
+        path += f"?a={study}"
+    is_there = name != "none" or "{" not in page.path
+    return service.url + path, 200 if is_there else 404
+
+
+def violations(page, axe: str) -> list[str]:
+    page.evaluate(axe)
+    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+    return [
+        f"{v['id']} ({v['impact']}): {v['help']}: {[node['html'][:160] for node in v['nodes'][:3]]}"
+        for v in found
+        if v["impact"] in SERIOUS
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_in_every_state(page, state, visit, axe):
+    """It shows without complaint, asks no other host, is no wider than a phone, and axe-core finds no serious
+    violation: in light and dark, on a phone and a desktop.
+    """
+    name, service = state
+    url, status = address(page, service, name)
+    visit.go(url, status=status)
+    visit.draw_all()
+    expect(visit.page.locator("main h1, main .claim").first).to_be_visible()
+    assert [text for text in visit.complaints if not (status == 404 and "404" in text)] == []
+    assert visit.hosts() == {urlsplit(service.url).netloc}
+    visit.page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+    found = {}
+    for width, scheme in LOOKS if name == "running" else LOOKS[1:3]:
+        visit.page.set_viewport_size(WIDTHS[width])
+        visit.page.emulate_media(color_scheme=scheme)
+        visit.draw_all()
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]["width"]
+        problems = violations(visit.page, axe)
+        if problems:
+            found[width, scheme] = problems
+    assert found == {}
+
+
+class TestStudy:
+    def test_figures_are_drawn_and_their_data_are_in_tables(self, complete, visit):
+        page = visit.go(f"{complete.url}/studies/{complete.studies['complete']}")
+        assert visit.draw_all() >= 6
+        expect(page.locator(".figure-number")).to_have_text("2.42×")
+        for section in ("time", "search", "parts"):
+            assert page.locator(f"#{section} table").count() >= 1
+
+    def test_it_is_live_without_reload(self, tmp_path, visit):
+        """A trial that ends, a decision, the answer and the new state appear; what the reader did stays."""
+        with shown(tmp_path) as service:
+            study_id = service.add("running")
+            page = visit.go(f"{service.url}/studies/{study_id}")
+            page.wait_for_selector("html[data-live=yes]")
+            page.evaluate("window.same = true")
+            details = page.locator("#trials-details")
+            details.locator("summary").click()
+            rows = page.locator("#trials-details tbody tr")
+            before = rows.count()
+            began = Trial(
+                trial_id=new_id(),
+                study_id=study_id,
+                sequence=100,
+                candidate=WINNER,
+                purpose=Purpose.EXPLORE,
+                group="live",
+                replicate=0,
+                state=TrialState.RUNNING,
+                started_at="2026-11-21T09:50:00+00:00",
+            )
+            service.store.begin_trials([began])
+            service.store.add_event(study_id, "trials_began", {"group": "live", "trials": [began.trial_id]})
+            expect(rows).to_have_count(before + 1)
+            expect(page.locator("p.running").last).to_contain_text("100")
+            result = make_result(began.trial_id, WINNER, 1.03e7, breakdown=STEP_AFTER)
+            service.store.complete_trials([result])
+            service.store.add_event(study_id, "trials_ended", {"group": "live", "outcomes": {}})
+            expect(rows.last).to_contain_text("measured")
+            expect(details).to_have_attribute("open", "")
+            service.store.add_event(study_id, "progress", {"stage": "moves", "current": "", "activity": "warming up"})
+            expect(page.locator("#activity")).to_contain_text("warming up")
+            service.store.save_recommendation(make_recommendation(study_id=study_id))
+            service.store.add_event(study_id, "recommended", {"verdict": "faster"})
+            expect(page.locator(".figure-number")).to_have_text("2.42×")
+            service.change_state(study_id, StudyState.COMPLETED)
+            expect(page.locator("#controls .state")).to_have_text("completed")
+            assert page.evaluate("window.same") is True
+            assert visit.complaints == []
+
+    def test_pause_resume_and_cancel(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            study = replace(stories()["running"][0], state=StudyState.QUEUED)
+            study_id = service.add("queued", (study, [], [], None))
+            page = visit.go(f"{service.url}/studies/{study_id}")
+            page.get_by_role("button", name="Pause").click()
+            expect(page.locator("#controls .state")).to_have_text("paused")
+            page.get_by_role("button", name="Resume").click()
+            expect(page.locator("#controls .state")).to_have_text("queued")
+            page.on("dialog", lambda dialog: dialog.accept())
+            page.get_by_role("button", name="Cancel").click()
+            expect(page.locator("#controls .state")).to_have_text("cancelled")
+            assert page.locator("#controls button").count() == 0
+
+    def test_the_price_stays_in_this_browser_and_gives_costs(self, complete, visit):
+        page = visit.go(f"{complete.url}/studies/{complete.studies['large']}")
+        num_requests = len(visit.requests)
+        page.get_by_label("Price of this machine").fill("36")
+        note = page.locator("#price-note")
+        expect(note).to_contain_text(re.compile(r"an epoch costs [\d.]+, today [\d.]+; the search cost 4.62"))
+        assert [url for url in visit.requests[num_requests:] if "/api/" in url] == []
+        page.reload()
+        expect(page.get_by_label("Price of this machine")).to_have_value("36")
+
+    def test_exports_can_be_saved(self, complete, visit):
+        page = visit.go(f"{complete.url}/studies/{complete.studies['complete']}")
+        with page.expect_download() as saved:
+            page.get_by_role("link", name="steptune.json").click()
+        assert '"verdict": "faster"' in Path(saved.value.path()).read_text()
+
+
+class TestList:
+    def test_search_filter_and_order(self, complete, visit):
+        page = visit.go(complete.url)
+        rows = page.locator("table.studies tbody tr")
+        expect(rows).to_have_count(len(complete.studies))
+        page.get_by_label("State").select_option("failed")
+        page.get_by_role("button", name="Show").click()
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text("failed")
+        page.get_by_role("link", name="Clear").click()
+        page.get_by_role("searchbox").fill("no such workload")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("No study fits.")).to_be_visible()
+        page.goto(f"{complete.url}/?sort=gain")
+        expect(rows.first).to_contain_text("2.42×")
+
+    def test_pages_of_a_long_list(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            story = stories()["failed"]
+            for _ in range(51):
+                service.add("failed", story)
+            page = visit.go(service.url)
+            rows = page.locator("table.studies tbody tr")
+            expect(rows).to_have_count(50)
+            page.get_by_role("link", name="Next page").click()
+            expect(rows).to_have_count(1)
+            page.get_by_role("link", name="First page").click()
+            expect(rows).to_have_count(50)
+
+    def test_a_new_study_appears_without_reload(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            page = visit.go(service.url)
+            page.wait_for_selector("html[data-live=yes]")
+            study_id = service.add("one")
+            service.store.add_event(study_id, "state", {"state": "running", "message": ""})
+            expect(page.locator("table.studies tbody tr")).to_have_count(1)
+
+
+class TestSubmit:
+    def test_a_zoo_entry_becomes_a_study(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            page = visit.go(f"{service.url}/submit")
+            page.get_by_label("Entry").select_option("synthetic")
+            page.get_by_label("Title").fill("first try")
+            page.get_by_label("lossy").check()
+            page.get_by_role("button", name="Submit").click()
+            page.wait_for_url(re.compile(r"/studies/[0-9a-z]{26}$"))
+            expect(page.locator("h1")).to_contain_text("zoo:synthetic")
+            study = service.store.list_studies()[0]
+            assert [numerics.value for numerics in study.settings.allow] == ["lossy"]
+            assert study.settings.budget_s == 600
+
+    def test_a_file_is_uploaded(self, tmp_path, visit):
+        folder = tmp_path / "service"
+        folder.mkdir()
+        code = tmp_path / "train.py"
+        code.write_text("import tuner\n\n\nclass Tiny(tuner.Workload):\n    global_batch = 4\n")
+        with shown(folder) as service:
+            page = visit.go(f"{service.url}/submit")
+            page.get_by_label("My file or archive").check()
+            page.get_by_label("Python file, or archive").set_input_files(code)
+            page.get_by_label("Workload in it").fill("train.py:Tiny")
+            page.get_by_role("button", name="Submit").click()
+            page.wait_for_url(re.compile(r"/studies/[0-9a-z]{26}$"))
+            assert service.store.list_studies()[0].workload.endswith("train.py:Tiny")
+
+    def test_what_is_wrong_is_said_at_its_field(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            page = visit.go(f"{service.url}/submit")
+            page.get_by_label("A class on the workers").check()
+            page.get_by_label("Class", exact=False).last.fill("not a class")
+            page.get_by_role("button", name="Submit").click()
+            expect(page.get_by_role("alert")).to_be_visible()
+            assert service.store.list_studies() == []
+
+
+class TestAccess:
+    def test_whoever_is_not_logged_in_gets_there_by_the_login(self, tmp_path, visit):
+        with shown(tmp_path, insecure_no_auth=False) as service:
+            access = service.app.state.access
+            user = access.users.create("ada", [Scope.READ, Scope.SUBMIT])
+            _, bearer = access.tokens.issue(user.user_id, name="", scopes=[Scope.READ, Scope.SUBMIT], days=1)
+            page = visit.page
+            page.goto(f"{service.url}/fleet")
+            page.get_by_label("Token").fill(bearer.text)
+            page.get_by_role("button", name="Log in").click()
+            page.wait_for_url(f"{service.url}/fleet")
+            expect(page.locator(".user")).to_have_text("ada")
+            page.goto(f"{service.url}/submit")
+            page.get_by_role("button", name="Submit").click()
+            page.wait_for_url(re.compile(r"/studies/[0-9a-z]{26}$"))
+            page.get_by_role("button", name="Pause").click()
+            expect(page.locator("#controls .state")).to_have_text("paused")
+
+    def test_below_a_base_path(self, tmp_path, visit):
+        with shown(tmp_path, base_path="/tune") as service:
+            study_id = service.add("complete")
+            page = visit.go(service.url + "/")
+            page.get_by_role("link", name="photo_resnet").click()
+            page.wait_for_url(f"{service.url}/studies/{study_id}")
+            assert visit.draw_all() > 0
+            assert visit.complaints == []
+            assert all(urlsplit(url).path.startswith("/tune") for url in visit.requests)
+
+
+def test_the_keyboard_reaches_the_content_and_the_pages(complete, visit):
+    page = visit.go(complete.url)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    page.goto(complete.url)
+    for _ in range(4):
+        page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Fleet")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{complete.url}/fleet")
+
+
+def test_the_report_is_the_page_as_one_file(complete, browser, tmp_path):
+    """From a disk, with the network cut off."""
+    path = tmp_path / "report.html"
+    path.write_text(render_report(complete.store, complete.studies["complete"]), encoding="utf-8")
+    visit = Visit(browser, offline=True)
+    page = visit.page
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    assert visit.draw_all() >= 6
+    expect(page.locator(".figure-number")).to_have_text("2.42×")
+    assert visit.complaints == []
+    assert {url for url in visit.requests if not url.startswith("data:")} == {path.as_uri()}
+    visit.context.close()

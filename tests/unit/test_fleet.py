@@ -1,0 +1,155 @@
+"""The overview of all studies, and what changed between two trials, as data."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_builders import STEP_AFTER, STEP_BEFORE, WINNER, make_result
+
+from dashboards.comparison import (
+    by_state,
+    get_comparison_headline,
+    get_differences_info,
+    get_explanation,
+    get_settings_info,
+    get_sides_info,
+    plot_differences,
+)
+from dashboards.fleet import (
+    NOT_RUN,
+    FleetPart,
+    FleetStudy,
+    fleet_context,
+    get_hardware_info,
+    get_limits_info,
+    get_strategies_info,
+    plot_limits,
+    plot_strategies,
+)
+from tuner.profiling.trial_comparison import compare_trials
+from tuner.records import BASELINE
+from tuner.trace_records import Comparison, Difference, KernelDifference
+
+
+def study(hardware="A", gain=None, before=None, after=None, verdict=None, seconds=3600.0) -> FleetStudy:
+    verdict = verdict or ("faster" if gain else None)
+    return FleetStudy(hardware, "completed" if verdict else "running", verdict, gain, before, after, 60.0, seconds)
+
+
+STUDIES = [
+    study(gain=2.0, before="input", after="compute"),
+    study(gain=3.0, before="input", after="input"),
+    study(verdict="no_significant_gain", before="compute", after="compute"),
+    study(hardware="B", gain=1.2, before="host", after="compute", seconds=None),
+    study(hardware=None),
+]
+PARTS = [
+    FleetPart("data_loading", "input", 2, 1.8),
+    FleetPart("data_loading", "input", 1, 2.2),
+    FleetPart("data_loading", "compute", 1, None),
+    FleetPart("cuda_graph", "host", 3, 1.4),
+]
+
+
+class TestFleet:
+    def test_hardware_has_its_gains_limits_and_hours(self) -> None:
+        info = get_hardware_info(STUDIES).set_index("hardware")
+        row = info.loc["A"]
+        assert row[["num_studies", "num_answers", "num_faster"]].tolist() == [3, 3, 2]
+        assert (row["gain"], row["limit"], row["device_hours"]) == (2.5, "input", 3.0)
+        # Without a queue there is the time of the search.
+        assert info.loc["B", "device_hours"] == pytest.approx(60 / 3600)
+        assert info.loc[NOT_RUN, "num_answers"] == 0
+        assert math.isnan(info.loc[NOT_RUN, "gain"])
+
+    def test_limits_are_counted_before_and_after(self) -> None:
+        info = get_limits_info(STUDIES)
+        assert info.to_numpy().tolist() == [
+            ["A", "input", 2, 1],
+            ["A", "compute", 1, 2],
+            ["B", "host", 1, 0],
+            ["B", "compute", 0, 1],
+        ]
+
+    def test_a_strategy_pays_where_it_is_part_of_answers(self) -> None:
+        info = get_strategies_info(PARTS)
+        assert info["strategy"].iloc[0] == "data_loading"
+        row = info[(info["strategy"] == "data_loading") & (info["bottleneck"] == "input")].iloc[0]
+        assert (row["num_studies"], row["num_parts"], row["gain"]) == (2, 2, 2.0)
+        in_vain = info[(info["strategy"] == "data_loading") & (info["bottleneck"] == "compute")].iloc[0]
+        assert (in_vain["num_studies"], in_vain["num_parts"]) == (1, 0)
+        assert math.isnan(in_vain["gain"])
+
+    def test_shares_in_the_figure_sum_to_a_hundred(self) -> None:
+        figure = plot_limits(get_limits_info(STUDIES))
+        sums: dict[tuple[str, str], float] = {}
+        for trace in figure.data:
+            for hardware, when, share in zip(*trace.y, trace.x, strict=True):
+                sums[hardware, when] = sums.get((hardware, when), 0.0) + share
+        assert list(sums.values()) == pytest.approx([100.0] * 4)
+
+    def test_cells_without_a_gain_are_empty(self) -> None:
+        heat = plot_strategies(get_strategies_info(PARTS)).data[0]
+        cells = {(y, x): z for y, row in zip(heat.y, heat.z, strict=True) for x, z in zip(heat.x, row, strict=True)}
+        assert cells["data loading", "input"] == 2.0
+        assert cells["data loading", "compute"] is None
+
+    def test_nothing_yet_is_no_figure(self) -> None:
+        assert fleet_context([], [])["figures"] == {}
+        assert fleet_context([study()], [])["figures"] == {}
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    before = make_result("a", BASELINE, float(sum(STEP_BEFORE.values())), breakdown=STEP_BEFORE, seed=1)
+    after = make_result("b", WINNER, float(sum(STEP_AFTER.values())), breakdown=STEP_AFTER, seed=2)
+    return compare_trials(before, after, labels=("A", "B"))
+
+
+class TestComparison:
+    def test_the_headline_is_the_measured_step(self, comparison: Comparison) -> None:
+        headline = get_comparison_headline(comparison)
+        assert (headline.tone, headline.title) == ("good", "B is faster than A")
+        assert headline.figure == "2.42×"
+        assert "as measured without the profiler" in headline.sentence
+
+    def test_noise_is_no_difference(self) -> None:
+        step = Difference(name="step", before_ns=100.0, after_ns=99.0, low_ns=-3.0, high_ns=1.0)
+        headline = get_comparison_headline(
+            Comparison(before="A", after="B", num_steps=(9, 9), step=step, categories=(step,))
+        )
+        assert headline.title == "No difference beyond noise"
+
+    def test_changes_sum_to_the_change_of_the_step(self, comparison: Comparison) -> None:
+        info = get_differences_info(comparison)
+        assert info["change_ms"].sum() == pytest.approx(comparison.step.change_ns / 1e6)
+        assert info["share"].sum() == pytest.approx(1.0)
+        assert info["category"].iloc[0] == "data_wait"
+        assert len(plot_differences(info).data[0].x) == len(info)
+
+    def test_the_largest_categories_explain_it(self, comparison: Comparison) -> None:
+        assert get_explanation(comparison)[0].startswith("waiting for data: −14.5 ms, 99 % of the change")
+
+    def test_both_steps_are_whole(self, comparison: Comparison) -> None:
+        sums = get_sides_info(comparison).groupby("configuration")["ms_per_step"].sum()
+        assert sums["A"] == pytest.approx(sum(STEP_BEFORE.values()) / 1e6)
+        assert sums["B"] == pytest.approx(sum(STEP_AFTER.values()) / 1e6)
+
+    def test_settings_that_differ_are_named(self) -> None:
+        rows = get_settings_info(BASELINE, WINNER)
+        assert [row.strategy for row in rows] == ["cpu_threads", "data_loading", "optimizer_implementation"]
+        assert {row.before for row in rows} == {"as today"}
+
+    def test_kernels_that_appeared_and_vanished_are_apart(self) -> None:
+        def kernel(name, before, after):
+            return KernelDifference(
+                name=name, category="host", before_ns=before, after_ns=after, before_count=before, after_count=after
+            )
+
+        groups = by_state((kernel("a", 1, 0), kernel("b", 0, 1), kernel("c", 1, 2)))
+        assert {title: [row.name for row in rows] for title, rows in groups.items()} == {
+            "Appeared": ["b"],
+            "Vanished": ["a"],
+            "Changed": ["c"],
+        }

@@ -1,0 +1,146 @@
+"""What streams and threads did, thinned out: time stays exact, and nothing overlaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+from analysed import GEMM, loop_events
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_events import OTHER, kernel, operator, step, trace_of
+from traces import NAMES, needs_traces, trace_file
+
+from tuner.profiling.analysis import analyse_trace
+from tuner.profiling.categories import CATEGORIES
+from tuner.profiling.lanes import MAX_SPANS, Spans, thinned
+from tuner.profiling.reader import read_trace
+from tuner.trace_records import Lane
+
+PARTS = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(1, 5000), st.integers(0, len(CATEGORIES) - 1)), min_size=1, max_size=80
+)
+
+
+def spans_of(parts, low=0):
+    """Spans of these distances, lengths and categories; each has its own name."""
+    moves = np.array([(gap, length) for gap, length, _ in parts], dtype=np.int64)
+    end = low + np.cumsum(moves.sum(axis=1))
+    return Spans(
+        start=end - moves[:, 1],
+        end=end,
+        category=np.array([category for *_, category in parts], dtype=np.int64),
+        name=np.arange(len(parts)),
+        count=np.ones(len(parts), dtype=np.int64),
+        busy_ns=moves[:, 1],
+    )
+
+
+@given(parts=PARTS, max_spans=st.integers(1, 100), low=st.integers(-(10**12), 10**15))
+def test_thinned_spans_keep_time_and_events_and_do_not_overlap(parts, max_spans, low):
+    spans = spans_of(parts, low)
+    found = thinned(spans, max_spans)
+    assert 1 <= len(found) <= max_spans
+    assert found.busy_ns.sum() == spans.busy_ns.sum()
+    assert found.count.sum() == len(spans)
+    assert (found.start[1:] >= found.end[:-1]).all()
+    assert (found.busy_ns <= found.end - found.start).all()
+    assert (found.start[0], found.end[-1]) == (spans.start[0], spans.end[-1])
+
+
+@given(parts=PARTS, max_spans=st.integers(1, 100))
+def test_a_joined_span_is_named_after_its_longest_event(parts, max_spans):
+    spans = spans_of(parts)
+    found = thinned(spans, max_spans)
+    first = 0
+    for count, name in zip(found.count.tolist(), found.name.tolist(), strict=True):
+        assert spans.busy_ns[name] == spans.busy_ns[first : first + count].max()
+        first += count
+
+
+def test_a_long_span_among_short_ones_stays_as_it_is():
+    parts = [(0, 10, 0)] * 1000 + [(0, 10**6, 3)] + [(0, 10, 0)] * 1000
+    found = thinned(spans_of(parts), 20)
+    [place] = np.flatnonzero(found.busy_ns >= 10**6)
+    assert (found.count[place], found.category[place], found.end[place] - found.start[place]) == (1, 3, 10**6)
+
+
+def test_what_lies_close_to_a_long_gap_stays_as_it_is():
+    """A thousand short spans on either side of a gap of a millisecond: those beside it are not joined."""
+    parts = [(1, 100, 0)] * 1000 + [(10**6, 100, 3)] + [(1, 100, 0)] * 1000
+    spans = spans_of(parts)
+    low, high = int(spans.end[999]), int(spans.start[1000])
+    closely = (np.array([low - 500]), np.array([high + 500]))
+    found = thinned(spans, 100, closely)
+    near = (found.end > low - 500) & (found.start < high + 500)
+    assert near.sum() == 10
+    assert set(found.count[near].tolist()) == {1}
+    assert found.count.max() > 10
+    everywhere = (spans.start[:1], spans.end[-1:])
+    assert len(thinned(spans, 100, everywhere)) <= 100
+
+
+def test_lanes_are_of_devices_streams_and_threads(tmp_path):
+    analysis, _ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
+    lanes = {(lane.kind, lane.label): lane for lane in analysis.lanes}
+    assert [kind for kind, _ in lanes] == ["device", "stream", "stream", "thread"]
+    stream = lanes["stream", "stream 7"]
+    assert GEMM in stream.names
+    assert sum(stream.busy_ns) == sum(kernel.total_ns for kernel in analysis.kernels)
+    [thread] = [lane for lane in analysis.lanes if lane.kind == "thread"]
+    assert thread.label == "main thread"
+    waits = [
+        length
+        for length, code in zip(thread.length_ns, thread.category, strict=True)
+        if thread.categories[code] == "data_wait"
+    ]
+    assert waits == [400_000] * 3
+
+
+def test_the_lane_of_a_device_has_the_times_of_its_breakdown(tmp_path):
+    analysis, _ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
+    [lane] = [lane for lane in analysis.lanes if lane.kind == "device"]
+    times = Counter()
+    for length, code in zip(lane.length_ns, lane.category, strict=True):
+        times[lane.categories[code]] += length
+    assert times == {name: ns for name, ns in analysis.breakdowns[0].categories.items() if ns}
+
+
+def test_operations_that_overlap_on_one_stream_are_cut(tmp_path):
+    events = [step(0, 0, 100), kernel("a", 0, 50), kernel("b", 40, 60), kernel("c", 45, 48)]
+    analysis, _ = analyse_trace(trace_of(tmp_path, events), "trace.json")
+    [lane] = [lane for lane in analysis.lanes if lane.kind == "stream"]
+    assert list(zip(lane.start_ns, lane.length_ns, strict=True)) == [(0, 50_000), (50_000, 10_000)]
+
+
+def test_a_cpu_has_a_lane_with_operators_and_those_of_its_other_threads(tmp_path):
+    events = [step(0, 0, 100), operator("aten::mm", 10, 60), operator("aten::add", 5, 30, OTHER)]
+    analysis, _ = analyse_trace(trace_of(tmp_path, events), "trace.json")
+    assert [(lane.kind, lane.label) for lane in analysis.lanes] == [("device", "cpu"), ("thread", f"thread {OTHER}")]
+    assert "aten::mm" in analysis.lanes[0].names
+
+
+@pytest.mark.parametrize("change", [{"length_ns": (1, 2)}, {"name": (1,)}, {"category": (-1,)}])
+def test_a_lane_that_refers_to_nothing_cannot_be_read(change):
+    lane = {"device": "", "kind": "thread", "label": "t", "names": ["a"], "categories": ["host"]}
+    lane |= {"start_ns": (0,), "length_ns": (1,), "name": (0,), "category": (0,), "count": (1,), "busy_ns": (1,)}
+    assert msgspec.convert(lane, Lane).names == ("a",)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(lane | change, Lane)
+
+
+@needs_traces
+@pytest.mark.parametrize("name", NAMES)
+def test_lanes_of_real_traces(name):
+    analysis, _ = analyse_trace(read_trace(trace_file(name)), name)
+    for lane in analysis.lanes:
+        start, length = np.array(lane.start_ns), np.array(lane.length_ns)
+        assert 0 < len(start) <= MAX_SPANS
+        assert (start[1:] >= start[:-1] + length[:-1]).all()
+        assert start[0] >= 0
+        assert start[-1] + length[-1] <= analysis.breakdowns[0].step_time_ns
+    for breakdown in analysis.breakdowns:
+        [lane] = [one for one in analysis.lanes if (one.kind, one.device) == ("device", breakdown.device)]
+        assert sum(lane.busy_ns) == breakdown.step_time_ns

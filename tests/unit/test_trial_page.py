@@ -1,0 +1,433 @@
+"""The page of a trial: what its figures show, what it says of what it lacks, and that both fit the records."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from analysed import make_analysis, make_breakdown, make_rank, write_loop
+from builders import failed_result, sample_guard, sample_result, sample_study, sample_trial, sample_window
+from msgspec.structs import replace
+from traces import needs_traces, trace_file
+
+from dashboards import units
+from dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
+from dashboards.guard import get_guard_info, plot_guard
+from dashboards.lanes import MAX_CELLS, MAX_LANES, get_lanes_info, get_long_gaps_info, plot_lanes, step_edges_ms
+from dashboards.launch_queue import get_queue_info, plot_queue
+from dashboards.site import STANDALONE, Site
+from dashboards.templating import render
+from dashboards.trace_info import get_ranks_info
+from dashboards.treemap import get_treemap_info, plot_treemap
+from dashboards.trial_headline import get_trial_headline
+from dashboards.trial_page import profile_of, trial_context
+from dashboards.windows import get_spread, get_windows_info, plot_windows
+from tuner.profiling.analysis import analyse_traces
+from tuner.records import (
+    CollectiveStats,
+    Decision,
+    Failure,
+    FailureKind,
+    GuardVerdict,
+    Phase,
+    Purpose,
+    SampleUnit,
+    TrialState,
+)
+from tuner.trace_records import OperatorStats, QueueStats, RankWait
+
+MATMUL = "compute_matmul"
+HOSTILE = "</script><img src=x onerror=alert(1)><b>"
+MIB = 1 << 20
+
+
+class Source:
+    """One trial, and what was kept of it."""
+
+    def __init__(self, trial, *, analysis=None, files=None, decisions=(), study=None):
+        self._trial = trial
+        self._analysis = analysis
+        self._files = files or {}
+        self._decisions = list(decisions)
+        self._study = study or sample_study(study_id=trial.study_id)
+
+    def get_trial(self, trial_id):
+        assert trial_id == self._trial.trial_id
+        return self._trial
+
+    def get_study(self, study_id):
+        return self._study
+
+    def trials(self, study_id):
+        return [self._trial]
+
+    def decisions(self, study_id):
+        return self._decisions
+
+    def recommendation(self, study_id):
+        return None
+
+    def trial_analysis(self, trial_id):
+        return self._analysis
+
+    def trial_files(self, trial_id):
+        return self._files
+
+
+def trial_with(result, **fields):
+    state = TrialState.COMPLETED if result.failure is None else TrialState.FAILED
+    return replace(sample_trial(), trial_id=result.trial_id, result=result, state=state, **fields)
+
+
+def page_of(trial, site=None, **kept):
+    source = Source(trial, **kept)
+    return render("trial.html", site or Site(), **trial_context(source, trial.trial_id))
+
+
+def text_of(page):
+    page = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def looped(tmp_path, num_ranks=1):
+    return analyse_traces(
+        [write_loop(tmp_path / f"rank{n}.json", rank=n, num_ranks=num_ranks) for n in range(num_ranks)]
+    )
+
+
+# --- the step timeline ---------------------------------------------------------------------------
+
+
+def test_cells_of_a_row_tile_its_stretch_and_empty_ones_have_no_colour(tmp_path):
+    info = get_lanes_info(looped(tmp_path))
+    for row in info.rows:
+        assert len(row.edges_ms) == len(row.category) + 1 == len(row.text) + 1
+        assert list(row.edges_ms) == sorted(row.edges_ms)
+        assert all(bool(text) == (code is not None) for text, code in zip(row.text, row.category, strict=True))
+    device = info.rows[0]
+    assert device.kind == "device"
+    assert None not in device.category
+    assert info.step_edges_ms == pytest.approx((0, 1, 2, 3))
+    assert "data_wait" in info.categories
+
+
+def test_the_figure_has_one_trace_a_row_and_colours_by_the_theme(tmp_path):
+    info = get_lanes_info(looped(tmp_path))
+    figure = json.loads(plot_lanes(info).to_json())
+    kinds = [trace["type"] for trace in figure["data"]]
+    assert kinds == ["heatmap"] * len(info.rows) + ["scatter"]
+    assert len(figure["layout"]["coloraxis"]["colorscale"]) == 2 * len(info.categories)
+    assert len(figure["layout"]["meta"]["text_colours"]) == len(info.categories)
+    assert "shapes" not in figure["layout"]
+
+
+def test_of_other_ranks_the_devices_are_shown_on_the_same_clock(tmp_path):
+    """Their clocks are 7 us apart; collectives would say so."""
+    analysis = looped(tmp_path, num_ranks=2)
+    late = replace(analysis.ranks[1], first_step_ns=analysis.ranks[0].first_step_ns + 2_000)
+    info = get_lanes_info(replace(analysis, ranks=(analysis.ranks[0], late), clock_offsets_ns={0: 0, 1: 5_000}))
+    own, other = [row for row in info.rows if row.kind == "device"]
+    assert own.label == "rank 0 cuda:0"
+    assert other.label == "rank 1 cuda:0"
+    assert other.edges_ms[0] - own.edges_ms[0] == pytest.approx(0.007)
+
+
+def test_rows_without_room_are_counted(tmp_path):
+    analysis = looped(tmp_path)
+    [rank] = analysis.ranks
+    many = replace(analysis, ranks=(replace(rank, lanes=rank.lanes * MAX_LANES),))
+    info = get_lanes_info(many)
+    assert len(info.rows) == MAX_LANES
+    assert info.num_left_out == len(rank.lanes) * MAX_LANES - MAX_LANES
+
+
+def test_the_longest_gaps_lead_to_their_place(tmp_path):
+    [rank] = looped(tmp_path).ranks
+    gaps = get_long_gaps_info(rank)
+    lengths = [gap.length_ns for gap in gaps]
+    assert lengths == sorted(lengths, reverse=True)
+    for gap in gaps:
+        assert gap.end_ms - gap.start_ms == pytest.approx(gap.length_ns / 1e6)
+        assert 0 <= gap.start_ms < gap.end_ms <= step_edges_ms(rank)[-1]
+    assert gaps[0].category == "data_wait"
+
+
+def test_names_in_the_timeline_are_text(tmp_path):
+    analysis = looped(tmp_path)
+    [rank] = analysis.ranks
+    lanes = tuple(replace(lane, names=tuple(HOSTILE for _ in lane.names), label=HOSTILE) for lane in rank.lanes)
+    figure = plot_lanes(get_lanes_info(replace(analysis, ranks=(replace(rank, lanes=lanes),))))
+    assert "<img" not in figure.to_json()
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    "name", ["h200_swin_t_launch_bound", "kineto_resnet50_v100_workers0", "h200_resnet50_cuda_graph"]
+)
+def test_the_timeline_of_a_real_trace_is_small_and_whole(name):
+    analysis = analyse_traces([trace_file(name)])
+    info = get_lanes_info(analysis)
+    assert sum(len(row.category) for row in info.rows) <= MAX_CELLS
+    assert info.num_left_out == 0
+    assert len(plot_lanes(info).to_json()) < 4_000_000
+
+
+@needs_traces
+def test_the_ranks_of_a_real_run_share_a_timeline():
+    analysis = analyse_traces([trace_file(f"h200_vit_b_ddp2_split0_rank{rank}") for rank in range(2)])
+    devices = [row for row in get_lanes_info(analysis).rows if row.kind == "device"]
+    assert {row.label.split()[1] for row in devices} == {"0", "1"}
+    first, second = (row.edges_ms[0] for row in devices)
+    assert abs(first - second) < 50, "steps of one run begin within milliseconds of each other"
+
+
+# --- work and queue -----------------------------------------------------------------------------
+
+
+def test_areas_of_the_treemap_are_the_times_of_the_kernels(tmp_path):
+    [rank] = looped(tmp_path).ranks
+    info = get_treemap_info(rank)
+    assert info["ms"].sum() == pytest.approx(sum(kernel.total_ns for kernel in rank.kernels) / 3 / 1e6)
+    [tree] = plot_treemap(info).data
+    values = dict(zip(tree.ids, tree.values, strict=True))
+    inside = {}
+    for name, parent, value in zip(tree.ids, tree.parents, tree.values, strict=True):
+        if parent:
+            inside[parent] = inside.get(parent, 0) + value
+        assert (parent == "") == name.startswith("category ")
+    assert inside == pytest.approx({name: value for name, value in values.items() if name.startswith("category ")})
+
+
+def test_on_a_cpu_operators_take_the_place_of_kernels():
+    operators = [("aten::mm", "float[2]", 30), ("aten::mm", "float[4]", 10), ("aten::custom", "", 5)]
+    stats = tuple(OperatorStats(name=n, shapes=s, count=2, device_ns=ns, host_ns=ns) for n, s, ns in operators)
+    info = get_treemap_info(make_rank(make_breakdown([{MATMUL: 45}], device="cpu"), operators=stats))
+    assert list(info["name"]) == ["aten::mm", "aten::custom"]
+    assert list(info["category"]) == [MATMUL, "compute_other"]
+    assert list(info["ms"] * 1e6) == pytest.approx([40, 5])
+    assert list(info["count"]) == [4, 2]
+
+
+def test_the_queue_is_a_line_a_stream():
+    queue = QueueStats(
+        stream=7,
+        num_launches=2,
+        mean_depth=0.5,
+        max_depth=2,
+        empty_share=0.5,
+        median_delay_ns=1,
+        timeline=((0, 1), (9, 0)),
+    )
+    rank = make_rank(make_breakdown([{MATMUL: 10}]), queues={"cuda:0": (queue, replace(queue, stream=20))})
+    info = get_queue_info(rank)
+    assert list(info.itertuples(index=False, name=None))[:2] == [("stream 7", 0.0, 1), ("stream 7", 9e-6, 0)]
+    assert [line.name for line in plot_queue(info).data] == ["stream 7", "stream 20"]
+
+
+# --- communication ------------------------------------------------------------------------------
+
+
+def all_reduce(**fields):
+    given = {"message_bytes": 25 * MIB, "count": 4, "total_ns": 8_000_000, "exposed_ns": 2_000_000, **fields}
+    return CollectiveStats(name="all_reduce", group="0", group_size=2, dtype="float", **given)
+
+
+def test_communication_is_split_into_exposed_and_hidden_per_step():
+    rank = make_rank(make_breakdown([{MATMUL: 10_000_000}] * 2))
+    collectives = (all_reduce(message_bytes=MIB, total_ns=1, exposed_ns=1), all_reduce(bus_bytes_per_s=2e11, skew_ns=9))
+    info = get_communication_info(make_analysis(rank, collectives=collectives))
+    first, second = info.itertuples()
+    assert (first.exposed_ms, first.hidden_ms, first.count, first.skew_ns) == (1.0, 3.0, 2.0, 9.0)
+    assert math.isnan(second.bus_bytes_per_s)
+    [marks] = plot_bandwidth(info).data
+    assert (list(marks.x), list(marks.y)) == ([25.0], [200.0])
+
+
+def test_waits_are_shown_by_rank_and_the_straggler_stands_out():
+    ranks = [make_rank(make_breakdown([{MATMUL: 1_000_000}], rank=n)) for n in range(3)]
+    waits = tuple(RankWait(rank=n, wait_ns=w, late_share=0.5) for n, w in [(0, 200_000), (1, 0), (2, 190_000)])
+    [bars] = plot_waits(get_ranks_info(make_analysis(*ranks, waits=waits))).data
+    assert list(bars.x) == pytest.approx([0.2, 0, 0.19])
+    colours = list(bars.marker.color)
+    assert colours[0] == colours[2] != colours[1]
+
+
+# --- windows and guard ---------------------------------------------------------------------------
+
+
+def test_void_windows_are_shown_with_their_reason_and_do_not_count():
+    windows = (
+        sample_window(0, duration_ns=10_000_000, num_steps=10),
+        sample_window(1, duration_ns=50_000_000, num_steps=10, void="others used 40 % of the cores"),
+        sample_window(2, duration_ns=12_000_000, num_steps=10),
+    )
+    result = sample_result(windows=windows)
+    info = get_windows_info(result)
+    assert list(info["step_ms"]) == [1.0, 5.0, 1.2]
+    assert list(info["void"]) == ["", "others used 40 % of the cores", ""]
+    spread = get_spread(result)
+    assert (spread.num_clean, spread.num_void) == (2, 1)
+    assert spread.step_ms == pytest.approx(1.1)
+    clean, void = plot_windows(info).data
+    assert (list(clean.x), list(void.x)) == ([1, 3], [2])
+    assert "others used" in void.customdata[0][0]
+
+
+def test_no_spread_without_a_clean_window():
+    assert get_spread(sample_result(windows=(sample_window(0, void="x"),))) is None
+
+
+def test_guard_curves_stand_side_by_side_as_far_as_each_goes():
+    guard = GuardVerdict(passed=False, num_steps=3, losses=(2.0, math.nan), reference_losses=(2.5, 1.5, 1.0))
+    info = get_guard_info(guard)
+    assert list(info["reference"]) == [2.5, 1.5, 1.0]
+    assert info["difference"][0] == -0.5
+    assert info["difference"][1:].isna().all()
+    reference, own = plot_guard(info).data
+    assert (list(reference.y), list(own.y)) == ([2.5, 1.5, 1.0], [2.0, None, None])
+
+
+# --- what the headline says -----------------------------------------------------------------------
+
+
+def headline_of(result, **fields):
+    return get_trial_headline(trial_with(result, **fields), SampleUnit.SAMPLE)
+
+
+def test_a_measured_trial_says_its_rate_and_what_the_study_made_of_it():
+    result = sample_result()
+    decision = Decision(
+        sequence=1, stage="move", verdict="accepted", reason="faster", trial_ids=(result.trial_id,), measured_gain=0.25
+    )
+    headline = get_trial_headline(trial_with(result), SampleUnit.SAMPLE, [decision])
+    assert headline.tone == "good"
+    assert headline.title.endswith("samples/s")
+    assert "1.25× as fast" in headline.sentence
+    other = replace(decision, trial_ids=("another",))
+    assert "1.25" not in get_trial_headline(trial_with(result), SampleUnit.SAMPLE, [other]).sentence
+
+
+def test_a_failed_trial_says_what_went_wrong_and_where():
+    failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="needs 9 GiB", rank=3, signal=9)
+    headline = headline_of(failed_result(failure=failure))
+    assert (headline.tone, headline.title) == ("warning", "Out of memory while it warmed up")
+    for said in ("needs 9 GiB", "rank 3", "signal 9"):
+        assert said in headline.sentence
+
+
+def test_a_rejected_trial_has_no_rate_in_its_headline():
+    headline = headline_of(sample_result(guard=sample_guard(passed=False)))
+    assert "not the same training" in headline.title
+    assert headline.tone == "warning"
+
+
+def test_trials_without_a_result_say_so():
+    running = replace(sample_trial(), state=TrialState.RUNNING, result=None)
+    assert get_trial_headline(running, SampleUnit.SAMPLE).title == "Running"
+    assert get_trial_headline(replace(running, state=TrialState.LOST), SampleUnit.SAMPLE).title == "Lost"
+
+
+def test_every_failure_and_phase_has_words():
+    for kind in FailureKind:
+        for phase in Phase:
+            assert headline_of(failed_result(failure=Failure(kind=kind, phase=phase, message="m"))).title
+
+
+# --- the profile -----------------------------------------------------------------------------------
+
+
+def test_the_breakdown_of_the_result_replaces_that_of_the_kept_analysis(tmp_path):
+    """The search saw it: with the epoch's restart in it, for one."""
+    kept = looped(tmp_path)
+    result = sample_result(breakdowns=(make_breakdown([{MATMUL: 9}]),))
+    assert profile_of(result, kept).ranks[0].breakdowns == result.breakdowns
+    assert profile_of(result, kept).findings == result.findings
+
+
+def test_without_a_kept_analysis_the_record_speaks():
+    result = sample_result()
+    analysis = profile_of(result, None)
+    assert analysis.ranks[0].kernels == result.profile.kernels
+    assert analysis.collectives == result.profile.collectives
+    assert profile_of(sample_result(breakdowns=(), profile=None), None) is None
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+
+def test_a_complete_trial_has_every_figure(tmp_path):
+    analysis = looped(tmp_path)
+    result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
+    page = page_of(trial_with(result), analysis=analysis, files={"trace": 5 * MIB, "log": 10})
+    for name in ("steps", "lanes", "gaps", "treemap", "kernels", "queue", "windows", "guard"):
+        assert f'data-figure="{name}"' in page
+    for said in ("Open in Perfetto", "Download the trace", "The longest gaps", "Log"):
+        assert said in text_of(page)
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        (trial_with(failed_result(breakdowns=(), profile=None)), "It has no profile: it ended before it was profiled."),
+        (replace(sample_trial(), state=TrialState.RUNNING, result=None), "It has no profile yet."),
+        (replace(sample_trial(), state=TrialState.LOST, result=None), "It has no profile."),
+        (
+            trial_with(
+                sample_result(breakdowns=(), profile=None, findings=(), purpose=Purpose.REPLICATE),
+                purpose=Purpose.REPLICATE,
+            ),
+            "trials for the purpose “replicate” need none",
+        ),
+    ],
+)
+def test_what_a_trial_lacks_is_said_in_a_line(trial, said):
+    page = page_of(trial)
+    assert said in text_of(page)
+    assert 'data-figure="lanes"' not in page
+
+
+def test_a_failed_trial_shows_its_traceback():
+    failure = Failure(
+        kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message="no photos", traceback="File x.py, line 3"
+    )
+    said = text_of(page_of(trial_with(failed_result(failure=failure)), files={"log": 3}))
+    for part in ("no photos", "File x.py, line 3", "while it was built"):
+        assert part in said
+
+
+def test_a_cpu_trial_says_what_a_cpu_has_not():
+    result = sample_result(
+        breakdowns=(make_breakdown([{MATMUL: 9}], device="cpu"),), profile=None, memory=sample_result().memory[:1]
+    )
+    said = text_of(page_of(trial_with(result)))
+    assert "A CPU has no launch queue" in said
+    assert "Nothing: there is one rank." in said
+
+
+def test_inside_a_file_nothing_links_to_the_service(tmp_path):
+    analysis = looped(tmp_path)
+    result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
+    page = page_of(trial_with(result), STANDALONE, analysis=analysis, files={"trace": MIB, "log": 1})
+    page = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
+    assert "/api/v1" not in page
+
+
+def test_names_are_text_on_the_page(tmp_path):
+    failure = Failure(kind=FailureKind.CRASH, phase=Phase.MEASURE, message=HOSTILE, traceback=HOSTILE)
+    page = page_of(trial_with(failed_result(failure=failure)), study=sample_study(workload=HOSTILE))
+    assert HOSTILE not in page
+    assert "<img" not in page
+
+
+@needs_traces
+def test_the_page_of_a_real_profile_is_below_a_megabyte_compressed():
+    import gzip
+
+    analysis = analyse_traces([trace_file("h200_swin_t_launch_bound")], top=60)
+    result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
+    page = page_of(trial_with(result), analysis=analysis)
+    assert len(gzip.compress(page.encode(), 5)) < 1_000_000
+    assert units.short_time(get_long_gaps_info(analysis.ranks[0])[0].length_ns) in text_of(page)

@@ -11,8 +11,8 @@ from service.cli.console import output, print_json, say
 from service.client import Client
 from service.connections import storage_errors
 from service.messages import ExportFormat
-from service.store import SqlStudyStore
 from service.settings import Settings
+from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, StoreError
 from tuner.export import EXPORTERS, exporter_named
 from tuner.export.study_formats import STUDY_FORMATS, study_format

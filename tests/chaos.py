@@ -331,7 +331,10 @@ class Chaos:
         while marked(service.mark) and time.monotonic() < deadline:
             time.sleep(0.1)
         tally.processes_left = len(marked(service.mark))
-        tally.files_left = len(left_in(service.temporary))
+        left = [path.relative_to(service.temporary) for path in left_in(service.temporary)]
+        tally.files_left = len(left)
+        if left:
+            sys.stderr.write("left: " + ", ".join(map(str, left[:50])) + "\n")
         engine = create_engine_for(service.url)
         with reading(engine) as session:
             tally.studies = Counter(session.scalars(select(StudyRow.state)))

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +15,7 @@ from service.isolation.resources import Resources
 from tuner.errors import IsolationUnavailable
 from tuner.trials.connection import server_environment
 from tuner.trials.sandbox import Sandbox
+from tuner.trials.scratch import scratch_directory
 
 PROBE_TIMEOUT_S = 60
 _PROBE = """
@@ -98,9 +98,8 @@ def _probe(level: Level, python: str) -> Available | Unavailable:
     missing = level.missing()
     if missing is not None:
         return Unavailable(missing)
-    with tempfile.TemporaryDirectory(prefix="steptune-probe-") as folder:
-        Path(folder).chmod(0o755)
-        directory = Path(folder) / "study"
+    with scratch_directory() as folder:
+        directory = folder / "study"
         directory.mkdir()
         request = SandboxRequest(
             study_directory=directory,

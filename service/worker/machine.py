@@ -11,8 +11,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import msgspec
 
@@ -25,6 +23,7 @@ from service.settings import Settings
 from tuner.errors import ChoiceError
 from tuner.hardware import torch_version
 from tuner.records import HardwareProfile, new_id
+from tuner.trials.scratch import scratch_directory
 
 NO_GPUS = "none"
 NVIDIA_SMI_TIMEOUT_S = 60
@@ -145,10 +144,10 @@ def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], pyt
 
 def _described(settings: Settings, level: Level, python: str) -> HardwareProfile:
     """Through a trial server: this process has no torch."""
-    with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
-        Path(folder).chmod(0o755)  # what is isolated may run as another user
-        directory = Path(folder) / "describe"
-        with isolated_runner(
-            workload="zoo:synthetic", directory=directory, settings=settings, level=level, python=python
-        ) as runner:
-            return runner.describe().hardware
+    with (
+        scratch_directory() as folder,
+        isolated_runner(
+            workload="zoo:synthetic", directory=folder / "describe", settings=settings, level=level, python=python
+        ) as runner,
+    ):
+        return runner.describe().hardware

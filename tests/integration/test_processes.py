@@ -16,7 +16,7 @@ from marked import VARIABLE, left_in, marked, new_mark, none_left, shared_memory
 from trial_builders import reference
 
 from tuner.hardware import find_compiler
-from tuner.trials.scratch import Scratch, remove_abandoned
+from tuner.trials.scratch import Scratch, remove_abandoned, scratch_directory
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -190,6 +190,18 @@ class TestScratch:
         heir.communicate()
         remove_abandoned(temporary)
         assert not scratch.path.exists()
+
+    def test_a_directory_for_a_moment_is_removed_even_where_its_user_was_killed(
+        self, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        script = "import os\nfrom tuner.trials.scratch import scratch_directory\n"
+        script += "with scratch_directory() as path:\n    (path / 'file').touch()\n    os.kill(os.getpid(), 9)\n"
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(temporary)}, check=False)
+        assert [path.name for path in left_in(temporary) if path.name == "file"] == ["file"]
+        with scratch_directory() as path:
+            assert path.is_dir()
+        assert left_in(temporary) == []
 
     def test_a_folder_that_is_not_ours_is_left_alone(self, temporary: Path) -> None:
         (temporary / "steptune-notes").mkdir()

@@ -19,6 +19,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "steptune-"
@@ -69,6 +70,17 @@ class Scratch:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory for a moment, which is removed even where its user is killed: later, by whoever makes the next."""
+    scratch = Scratch()
+    try:
+        scratch.path.chmod(0o755)  # what is isolated may run as another user
+        yield scratch.path
+    finally:
+        scratch.close()
 
 
 def remove(path: Path) -> None:

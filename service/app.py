@@ -39,10 +39,10 @@ from service.settings import Settings
 from service.uploads import UploadSpace
 
 RESOURCES = (
-    workloads,
-    studies,
     trials,
+    studies,
     outcomes,
+    workloads,
     artifacts,
     events,
     inventory,
@@ -51,6 +51,7 @@ RESOURCES = (
     users,
     audit,
 )
+"""In the order in which a request is compared with their paths: what is read most comes first."""
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
@@ -96,12 +97,12 @@ def create_app(settings: Settings) -> FastAPI:
         events=EventHub(engine, settings.event_poll_s),
         uploads=UploadSpace(settings.data_directory / "uploads"),
     )
+    for module in RESOURCES:
+        app.include_router(module.router, prefix=PREFIX)
     app.include_router(health.router)
     app.include_router(login.router)
     for router in ROUTERS:
         app.include_router(router)
-    for module in RESOURCES:
-        app.include_router(module.router, prefix=PREFIX)
     add_handlers(app)
     app.add_middleware(
         BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes

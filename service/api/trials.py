@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import answer
-from service.api.context import Service, Services, StudyId, TrialId
+from service.api.context import Services, StudyId, TrialId, services
 from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.ownership import check_study, check_trial
 from service.api.pagination import Page, Paging
@@ -50,12 +50,12 @@ NumberedPage = type[KernelPage] | type[GapPage] | type[CollectivePage] | type[Fi
 @reads_rows
 def list_trials(
     request: Request,
-    service: Service,
     principal: Reader,
     study_id: StudyId,
     page: Paging,
     state: Annotated[TrialState | None, Query(description="Only those in this state.")] = None,
 ) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_trials(service.engine, study_id, state=state, limit=page.limit, after=page.after_number)
     items, next_cursor = page.cut(found, lambda trial: trial.sequence)
@@ -69,7 +69,8 @@ def list_trials(
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_trial(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_trial(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     trial = queries.find_trial(service.engine, trial_id)
     if trial is None:
@@ -84,7 +85,8 @@ def get_trial(request: Request, service: Service, principal: Reader, trial_id: T
     responses={**returns(WindowPage, "A page of windows."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_windows(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     windows = value_of(profiles.result_part(service.engine, trial_id, "windows")) or []
     begin = 0 if page.after_number is None else page.after_number + 1
@@ -99,7 +101,8 @@ def list_windows(request: Request, service: Service, principal: Reader, trial_id
     responses={**returns(TrialBreakdown, "The breakdown."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_breakdown(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_breakdown(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     return answer(request, profiles.breakdown_of(service.engine, trial_id))
 
@@ -111,7 +114,8 @@ def get_breakdown(request: Request, service: Service, principal: Reader, trial_i
     responses={**returns(KernelPage, "A page of kernels."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_kernels(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, KernelStatsRow, KernelPage)
 
 
@@ -122,7 +126,8 @@ def list_kernels(request: Request, service: Service, principal: Reader, trial_id
     responses={**returns(GapPage, "A page of gaps."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_gaps(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_gaps(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, GapStatsRow, GapPage)
 
 
@@ -133,9 +138,8 @@ def list_gaps(request: Request, service: Service, principal: Reader, trial_id: T
     responses={**returns(CollectivePage, "A page of collectives."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_collectives(
-    request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
-) -> Response:
+def list_collectives(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, CollectiveStatsRow, CollectivePage)
 
 
@@ -146,9 +150,8 @@ def list_collectives(
     responses={**returns(FindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_trial_findings(
-    request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
-) -> Response:
+def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, FindingRow, FindingPage)
 
 
@@ -159,7 +162,8 @@ def list_trial_findings(
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_guard(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     verdict = profiles.result_part(service.engine, trial_id, "guard")
     return answer(request, TrialGuard(trial_id=trial_id, verdict=verdict))

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from dashboards.comparison import Side, comparison_context
 from dashboards.site import Site
 from service.access.principal import Principal
-from service.api.context import Service, Services
+from service.api.context import Services, services
 from service.api.ownership import check_study, check_trial
 from service.api.problems import not_found
 from service.comparing import compared, trial_in, with_result
@@ -31,8 +31,9 @@ SideName = Annotated[str, Query(max_length=100, pattern=r"^[0-9a-z: ]*$")]
 
 
 @router.get("/compare")
-def compare_page(request: Request, service: Service, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
+def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
     """A form, and below it what changed from A to B."""
+    service = services(request)
     site = site_of(request, principal)
     a, b = a.strip(), b.strip()
     owner_id = None if principal.is_admin else principal.user_id

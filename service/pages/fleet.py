@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from dashboards.fleet import fleet_context
-from service.api.context import Service
+from service.api.context import services
 from service.pages.routing import PageRoute, Reader, page, site_of
 from service.queries.fleet import fleet_parts, fleet_studies
 
@@ -14,8 +14,9 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/fleet")
-def fleet_page(request: Request, service: Service, principal: Reader) -> Response:
+def fleet_page(request: Request, principal: Reader) -> Response:
     """Everybody's for administrators, one's own for others."""
+    service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     context = fleet_context(fleet_studies(service.engine, owner_id), fleet_parts(service.engine, owner_id))
     return page(request, site_of(request, principal), "fleet.html", title="Fleet", current="/fleet", **context)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from dashboards.studies_list import SORTS
-from service.api.context import Service
+from service.api.context import services
 from service.api.problems import Refusal
 from service.pages.routing import PageRoute, Reader, page, site_of
 from service.queries.events import newest_number
@@ -26,7 +26,6 @@ Text = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 @router.get("/")
 def studies_page(
     request: Request,
-    service: Service,
     principal: Reader,
     q: Text = "",
     state: Text = "",
@@ -36,6 +35,7 @@ def studies_page(
     cursor: Annotated[str, Query(max_length=900)] = "",
 ) -> Response:
     """All studies that the reader may see, a page at a time."""
+    service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     wanted = ListQuery(
         owner_id=owner_id,

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from dashboards.report import render_report
 from dashboards.study_page import ENDED, study_context
-from service.api.context import Service, Services, StudyId
+from service.api.context import Services, StudyId, services
 from service.api.ownership import check_study
 from service.api.problems import not_found
 from service.pages.routing import PageRoute, Reader, accepts_gzip, page, site_of
@@ -24,8 +24,9 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/studies/{study_id}")
-def study_page(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
+def study_page(request: Request, principal: Reader, study_id: StudyId) -> Response:
     """What a study found, and why; live while it runs."""
+    service = services(request)
     check_study(service.engine, study_id, principal)
     last_event = newest_number(service.engine, study_id)  # what happens while the page is made is told again
     site = site_of(request, principal)
@@ -39,8 +40,9 @@ def study_page(request: Request, service: Service, principal: Reader, study_id: 
 
 
 @router.get("/studies/{study_id}/report.html")
-def study_report(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
+def study_report(request: Request, principal: Reader, study_id: StudyId) -> Response:
     """The page as a file to keep; a browser saves it, since its scripts are inside it."""
+    service = services(request)
     check_study(service.engine, study_id, principal)
     source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
     body = render_report(source, study_id, source).encode()

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from dashboards.trial_page import trial_context
-from service.api.context import Service, TrialId
+from service.api.context import TrialId, services
 from service.api.ownership import check_trial
 from service.pages.routing import PageRoute, Reader, page, site_of
 from service.queries.events import newest_number
@@ -17,8 +17,9 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/trials/{trial_id}")
-def trial_page(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def trial_page(request: Request, principal: Reader, trial_id: TrialId) -> Response:
     """Where the time of a trial went; of a running one, until it has ended, that it runs."""
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     store = SqlStudyStore(service.engine)
     last_event = newest_number(service.engine, store.trial(trial_id).study_id)

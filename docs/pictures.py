@@ -79,12 +79,9 @@ def main() -> None:
         take(page, "studies.png", height=420)
         page.goto(f"{url}/studies/{study_id}")
         take(page, "study.png")
-        take(page, "breakdown.png", top="#time", height=640)
         take(page, "search.png", top="#search")
         page.goto(f"{url}/compare?a={study_id}")
         take(page, "compare.png", top="main")
-        page.goto(f"{url}/fleet")
-        take(page, "fleet.png", top="main")
         browser.close()
 
 

@@ -32,8 +32,8 @@ SideName = Annotated[str, Query(max_length=100, pattern=r"^[0-9a-z: ]*$")]
 
 @router.get("/compare")
 def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
-    service = services(request)
     """A form, and below it what changed from A to B."""
+    service = services(request)
     site = site_of(request, principal)
     a, b = a.strip(), b.strip()
     owner_id = None if principal.is_admin else principal.user_id

@@ -15,8 +15,8 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/fleet")
 def fleet_page(request: Request, principal: Reader) -> Response:
-    service = services(request)
     """Everybody's for administrators, one's own for others."""
+    service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     context = fleet_context(fleet_studies(service.engine, owner_id), fleet_parts(service.engine, owner_id))
     return page(request, site_of(request, principal), "fleet.html", title="Fleet", current="/fleet", **context)

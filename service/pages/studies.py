@@ -34,8 +34,8 @@ def studies_page(
     sort: Text = "newest",
     cursor: Annotated[str, Query(max_length=900)] = "",
 ) -> Response:
-    service = services(request)
     """All studies that the reader may see, a page at a time."""
+    service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     wanted = ListQuery(
         owner_id=owner_id,

@@ -25,8 +25,8 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/studies/{study_id}")
 def study_page(request: Request, principal: Reader, study_id: StudyId) -> Response:
-    service = services(request)
     """What a study found, and why; live while it runs."""
+    service = services(request)
     check_study(service.engine, study_id, principal)
     last_event = newest_number(service.engine, study_id)  # what happens while the page is made is told again
     site = site_of(request, principal)
@@ -41,8 +41,8 @@ def study_page(request: Request, principal: Reader, study_id: StudyId) -> Respon
 
 @router.get("/studies/{study_id}/report.html")
 def study_report(request: Request, principal: Reader, study_id: StudyId) -> Response:
-    service = services(request)
     """The page as a file to keep; a browser saves it, since its scripts are inside it."""
+    service = services(request)
     check_study(service.engine, study_id, principal)
     source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
     body = render_report(source, study_id, source).encode()

@@ -18,8 +18,8 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/trials/{trial_id}")
 def trial_page(request: Request, principal: Reader, trial_id: TrialId) -> Response:
-    service = services(request)
     """Where the time of a trial went; of a running one, until it has ended, that it runs."""
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     store = SqlStudyStore(service.engine)
     last_event = newest_number(service.engine, store.trial(trial_id).study_id)

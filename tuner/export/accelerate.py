@@ -6,6 +6,7 @@ keys are those of `ClusterConfig` and of the launcher's arguments.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -144,7 +145,11 @@ class _Yaml(TranslatingExporter):
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
     }
-    sharding_rule: ClassVar[Rule]
+
+    @staticmethod
+    @abstractmethod
+    def sharding_rule(choice: Choice, recommendation: Recommendation) -> Said:
+        """What the chosen sharding is in this version of FSDP."""
 
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(self.checked(recommendation))

@@ -20,7 +20,7 @@ from tuner.records import Candidate, Scalar, Study, Trial, TrialState
 from tuner.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from optuna.distributions import CategoricalDistribution
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 WRITER = "steptune"
@@ -117,7 +117,7 @@ def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
     return choice.get(parameter)
 
 
-def _categorical(values: list[Scalar]) -> CategoricalDistribution:
+def _categorical(values: list[Scalar]) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution
 
     return CategoricalDistribution(values)

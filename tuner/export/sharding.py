@@ -7,6 +7,7 @@ Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "s
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from tuner.errors import RecommendationError
@@ -69,8 +70,8 @@ def sharding_of(recommendation: Recommendation) -> Sharding:
         RecommendationError: A parameter or value that this version does not know.
     """
     choice = recommendation.choices.get(STRATEGY, {})
-    allowed = {"mode": MODES, "wrap": WRAPS, "prefetch": PREFETCHES, "reshard": (True, False)}
-    allowed["cpu_offload"] = (True, False)
+    allowed: dict[str, Container[object]] = {"mode": MODES, "wrap": WRAPS, "prefetch": PREFETCHES}
+    allowed |= {"reshard": (True, False), "cpu_offload": (True, False)}
     for name, value in choice.items():
         if name not in Sharding.__dataclass_fields__ or (name in allowed and value not in allowed[name]):
             raise RecommendationError(

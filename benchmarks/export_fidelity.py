@@ -24,12 +24,9 @@ from pathlib import Path
 import msgspec
 from stamp import RESULTS, ROOT, hardware, stamp
 
-from service.settings import Settings
-from service.studies import begin_study, run_study
 from tuner.export import exporter_named
 from tuner.export.native import load_recommendation
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import BASELINE, Environment, Recommendation, StudySettings
+from tuner.records import BASELINE, Environment, Recommendation
 from tuner.strategies import STRATEGIES
 
 WORKLOAD = "examples/digits_vit.py:DigitsViT"
@@ -74,10 +71,12 @@ def recommended(folder: Path, budget_s: float) -> Recommendation:
     """What a study of the strategies that Accelerate has words for finds."""
     known = exporter_named("accelerate_python").rules  # type: ignore[attr-defined]
     only = tuple(strategy.name for strategy in STRATEGIES if strategy.name in known)
-    store = MemoryStudyStore()
-    settings = Settings(_env_file=None, data_directory=folder / "study")
-    study = begin_study(WORKLOAD, StudySettings(budget_s=budget_s, only=only), store, settings)
-    found = run_study(study, store, settings)
+    command = [sys.executable, "-m", "service.cli.main", "tune", WORKLOAD, "--budget", f"{budget_s:.0f}s"]
+    command += ["--database", f"sqlite:///{folder / 'study.db'}", "--output", str(folder / "results")]
+    command += [word for name in only for word in ("--only", name)]
+    variables = {**os.environ, "STEPTUNE_DATA_DIRECTORY": str(folder / "data"), "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.DEVNULL)
+    found = load_recommendation(folder / "results" / "steptune.json")
     print(f"recommended: {found.candidate.label}", flush=True)
     return found
 

@@ -19,7 +19,7 @@ from dashboards.sources import TrialSource
 from dashboards.starts import TODAY, leading_candidate, reference_results, results
 from dashboards.story import get_not_tried_info, get_tried_info
 from tuner.errors import ChoiceError
-from tuner.export import EXPORTERS
+from tuner.export import exporters_for
 from tuner.records import Candidate, Choice, Finding, Numerics, Recommendation, SampleUnit, Study, choice_label
 from tuner.strategies import strategy_named
 
@@ -169,7 +169,7 @@ def downloads(recommendation: Recommendation) -> list[Download]:
             + base64.b64encode(exporter.export(recommendation).encode("utf-8")).decode("ascii"),
             not_expressible=exporter.not_expressible(recommendation),
         )
-        for exporter in EXPORTERS
+        for exporter in exporters_for(recommendation)
     ]
 
 

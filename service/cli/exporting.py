@@ -13,7 +13,7 @@ from service.connections import storage_errors
 from service.messages import ExportFormat
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, StoreError
-from tuner.export import EXPORTERS, exporter_named
+from tuner.export import exporter_named, exporters_for
 from tuner.export.study_formats import STUDY_FORMATS, study_format
 from tuner.records import Recommendation, Study
 
@@ -98,7 +98,7 @@ def _recommendation(store: SqlStudyStore, study: Study) -> Recommendation:
 
 
 def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]:
-    chosen = [exporter_named(name)] if name else [e for e in EXPORTERS if e.refusal(recommendation) is None]
+    chosen = (exporter_named(name),) if name else exporters_for(recommendation)
     return [
         Exported(
             format=exporter.name,

@@ -6,6 +6,7 @@ keys are those of `ClusterConfig` and of the launcher's arguments.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -75,7 +76,7 @@ def _elsewhere(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
 
-def _fsdp1(choice: Choice, recommendation: Recommendation) -> Said:
+def _fsdp1(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     return Said(
         sections={
@@ -94,7 +95,7 @@ def _fsdp1(choice: Choice, recommendation: Recommendation) -> Said:
     )
 
 
-def _fsdp2(choice: Choice, recommendation: Recommendation) -> Said:
+def _fsdp2(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     missing = _unwrapped(recommendation)
     if sharding.prefetch is not None:
@@ -144,7 +145,10 @@ class _Yaml(TranslatingExporter):
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
     }
-    sharding_rule: ClassVar[Rule]
+
+    @abstractmethod
+    def sharded(self, recommendation: Recommendation) -> Said:
+        """What it says of a recommendation that shards with FSDP."""
 
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(self.checked(recommendation))
@@ -157,11 +161,8 @@ class _Yaml(TranslatingExporter):
             **sections.pop("", {}),
         }
         if sharding_of(recommendation).words.fsdp1:
-            rule = type(self).sharding_rule
-            said = rule(recommendation.choices[STRATEGY], recommendation).sections["fsdp_config"]
+            said = self.sharded(recommendation).sections["fsdp_config"]
             sections["fsdp_config"] = {**said, **sections.get("fsdp_config", {})}
-        else:
-            sections.pop("fsdp_config", None)
         return self.header(recommendation) + yaml.safe_dump({**top, **sections}, sort_keys=False)
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
@@ -176,7 +177,7 @@ class _Yaml(TranslatingExporter):
         if strategy == STRATEGY and self.refusal(recommendation) is None:
             if not sharding_of(recommendation).shards:
                 return {}
-            return type(self).sharding_rule(recommendation.choices[STRATEGY], recommendation).missing
+            return self.sharded(recommendation).missing
         return super()._missing(strategy, settings, recommendation)
 
 
@@ -195,10 +196,12 @@ class AccelerateYaml(_Yaml):
     summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
     usage = "accelerate launch --config_file accelerate.yaml train.py, with accelerate_settings.py in train.py"
     rules = _Yaml.shared
-    sharding_rule = staticmethod(_fsdp2)
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "accelerate.yaml"
+
+    def sharded(self, recommendation: Recommendation) -> Said:
+        return _fsdp2(recommendation)
 
     def refusal(self, recommendation: Recommendation) -> str | None:
         mode = sharding_of(recommendation).mode
@@ -212,10 +215,12 @@ class AccelerateFsdp1Yaml(_Yaml):
     summary = "the configuration of accelerate launch with FSDP1"
     usage = "accelerate launch --config_file accelerate_fsdp1.yaml train.py, with accelerate_settings.py in train.py"
     rules = _Yaml.shared
-    sharding_rule = staticmethod(_fsdp1)
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "accelerate_fsdp1.yaml"
+
+    def sharded(self, recommendation: Recommendation) -> Said:
+        return _fsdp1(recommendation)
 
     def refusal(self, recommendation: Recommendation) -> str | None:
         if sharding_of(recommendation).words.fsdp1:

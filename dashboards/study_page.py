@@ -24,7 +24,7 @@ from dashboards.sources import TrialSource, snapshot
 from dashboards.starts import TODAY, leading_candidate, reference_results, results
 from dashboards.story import get_not_tried_info, get_tried_info
 from dashboards.templating import figures_json
-from tuner.errors import ChoiceError, RecommendationError
+from tuner.errors import ChoiceError
 from tuner.export import EXPORTERS
 from tuner.records import (
     Candidate,
@@ -245,12 +245,10 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
     """Every export: of the service, or in a report inside the page itself."""
     rows = []
     for exporter in EXPORTERS:
-        problem, href = "", site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
+        problem = exporter.refusal(recommendation) or ""
+        href = site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
         if site.standalone:
-            try:
-                href = data_url(exporter.export(recommendation).encode())
-            except RecommendationError as error:
-                problem = str(error)
+            href = "" if problem else data_url(exporter.export(recommendation).encode())
         rows.append(
             Download(
                 name=exporter.name,

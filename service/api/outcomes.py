@@ -24,7 +24,7 @@ from service.messages import DecisionPage, ExportFormat, ExportList, TrialFindin
 from service.queries import outcomes as queries
 from service.queries.stored import stored
 from tuner.errors import RecommendationError
-from tuner.export import EXPORTERS, Exporter, exporter_named
+from tuner.export import EXPORTERS, Exporter, exporter_named, exporters_for
 from tuner.records import Recommendation
 
 router = APIRouter(prefix="/studies/{study_id}", tags=["outcomes"], responses=COMMON)
@@ -115,8 +115,8 @@ def list_exports(request: Request, principal: Reader, study_id: StudyId) -> Resp
     service = services(request)
     check_study(service.engine, study_id, principal)
     recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
-    fitting = [exporter for exporter in EXPORTERS if exporter.refusal(recommendation) is None]
-    return answer(request, ExportList(items=tuple(_format(exporter, recommendation) for exporter in fitting)))
+    items = tuple(_format(exporter, recommendation) for exporter in exporters_for(recommendation))
+    return answer(request, ExportList(items=items))
 
 
 @router.get(

@@ -14,7 +14,7 @@ from service.messages import ExportFormat
 from service.settings import Settings
 from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, StoreError
-from tuner.export import EXPORTERS, exporter_named
+from tuner.export import exporter_named, exporters_for
 from tuner.export.study_formats import STUDY_FORMATS, study_format
 from tuner.records import Recommendation, Study
 
@@ -49,7 +49,7 @@ def export_local(
         RecommendationError: The format that was asked for cannot hold it.
     """
     from service.artifacts import open_artifacts
-    from service.studies import REPORT_FILE, write_report
+    from service.studies import REPORT_FILE, write_files, write_report
     from service.trial_source import KeptTrials
 
     known = None if format_ is None else study_format(format_)
@@ -58,10 +58,13 @@ def export_local(
         files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
     else:
         files = _formats(_recommendation(store, study), format_)
-    whole = format_ is None and str(folder) != "-"
+    if str(folder) == "-":
+        _print(files)
+        return
+    paths = write_files(study.study_id, {file.file_name: file.content for file in files}, folder)
     pages = KeptTrials(store, open_artifacts(settings))
-    report = write_report(study.study_id, pages, folder / REPORT_FILE) if whole else None
-    _put(files, folder, as_json=as_json, report=report)
+    report = write_report(study.study_id, pages, folder / REPORT_FILE) if format_ is None else None
+    _tell(files, paths, report, as_json=as_json)
 
 
 def export_remote(client: Client, study_id: str, format_: str | None, folder: Path, *, as_json: bool) -> None:
@@ -79,7 +82,15 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
     else:
         chosen = _chosen(client.export_formats(study_id), format_)
         files = [_of_service(client, study_id, found) for found in chosen]
-    _put(files, folder, as_json=as_json, report=None)
+    if str(folder) == "-":
+        _print(files)
+        return
+    with storage_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / file.file_name for file in files]
+        for file, path in zip(files, paths, strict=True):
+            path.write_bytes(file.content)
+    _tell(files, paths, None, as_json=as_json)
 
 
 def _recommendation(store: SqlStudyStore, study: Study) -> Recommendation:
@@ -93,7 +104,7 @@ def _recommendation(store: SqlStudyStore, study: Study) -> Recommendation:
 
 
 def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]:
-    chosen = [exporter_named(name)] if name else [e for e in EXPORTERS if e.refusal(recommendation) is None]
+    chosen = (exporter_named(name),) if name else exporters_for(recommendation)
     return [
         Exported(
             format=exporter.name,
@@ -123,13 +134,14 @@ def _of_service(client: Client, study_id: str, known: ExportFormat) -> Exported:
     )
 
 
-def _put(files: Sequence[Exported], folder: Path, *, as_json: bool, report: Path | None) -> None:
-    if str(folder) == "-":
-        for file in files:
-            sys.stdout.buffer.write(file.content)
-        sys.stdout.buffer.flush()
-        return
-    paths = [_write(file, folder) for file in files]
+def _print(files: Sequence[Exported]) -> None:
+    for file in files:
+        sys.stdout.buffer.write(file.content)
+    sys.stdout.buffer.flush()
+
+
+def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None, *, as_json: bool) -> None:
+    """Where everything is, how it is used, and what it leaves out."""
     if as_json:
         exports = [
             {"format": file.format, "path": str(path), "usage": file.usage, "not_expressible": file.not_expressible}
@@ -143,11 +155,3 @@ def _put(files: Sequence[Exported], folder: Path, *, as_json: bool, report: Path
         output.print(f"{path}  {file.usage}", soft_wrap=True, markup=False)
         for sentence in file.not_expressible:
             say(f"  not expressed: {sentence}", style="yellow")
-
-
-def _write(file: Exported, folder: Path) -> Path:
-    path = folder / file.file_name
-    with storage_errors(str(path)):
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.content)
-    return path

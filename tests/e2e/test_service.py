@@ -153,10 +153,19 @@ def test_the_breakdown_of_a_trial_sums_to_its_steps(client, study_id):
 def test_a_kept_trace_can_be_downloaded_and_analysed(service, client, study_id, tmp_path):
     """The analyser reads what the worker kept and the server gives."""
     kept = {artifact.kind: artifact for artifact in client.artifacts(study_id)}
-    assert set(kept) == {"timeline", "trace", "log"}
+    assert set(kept) == {"analysis", "timeline", "trace", "log"}
     traced = kept["trace"]
     path = client.download(traced.artifact_id, tmp_path / "trace.json.gz")
     assert service.steptune("analyze", path, "--json").json
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "begins"), [("csv", "trials.csv", b"trial_id,"), ("optuna", "optuna_study.log", b"{")]
+)
+def test_a_whole_study_is_exported_from_afar(service, client, study_id, tmp_path, name, file, begins):
+    service.remote("export", study_id, "--format", name, "--output", str(tmp_path))
+    assert (tmp_path / file).read_bytes() == client.study_file(study_id, name)
+    assert (tmp_path / file).read_bytes().startswith(begins)
 
 
 def test_the_exported_recommendation_can_be_applied(service, client, study_id, tmp_path):

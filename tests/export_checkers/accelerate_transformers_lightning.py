@@ -1,8 +1,10 @@
-"""Loads exports with accelerate, transformers and lightning."""
+"""Loads exports with accelerate, transformers and lightning, and a study with optuna-dashboard."""
 
 import dataclasses
+import json
 import os
 import runpy
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -177,6 +179,30 @@ def lightning(path: str):
     return {**found, "compiled": isinstance(fitted, torch._dynamo.OptimizedModule), "settings": code_settings(module)}
 
 
+def optuna(path: str):
+    """What the pages of optuna-dashboard ask for."""
+    from optuna_dashboard import wsgi
+    from optuna_dashboard._storage_url import get_storage
+
+    application = wsgi(get_storage(path))
+
+    def get(url: str) -> dict:
+        answered = []
+        asked = {"REQUEST_METHOD": "GET", "PATH_INFO": url, "QUERY_STRING": "after=0", "wsgi.errors": sys.stderr}
+        body = b"".join(application(asked, lambda status, headers, error=None: answered.append(status)))
+        assert answered[0].startswith("200"), answered
+        return json.loads(body)
+
+    (summary,) = get("/api/studies")["study_summaries"]
+    detail = get(f"/api/studies/{summary['study_id']}")
+    return {
+        "name": summary["study_name"],
+        "directions": summary["directions"],
+        "states": [trial["state"] for trial in detail["trials"]],
+        "parameters": sorted(parameter["name"] for parameter in detail["union_search_space"]),
+    }
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     serve(
@@ -186,5 +212,6 @@ if __name__ == "__main__":
             "accelerate_python": accelerate_python,
             "transformers": transformers_arguments,
             "lightning": lightning,
+            "optuna": optuna,
         }
     )

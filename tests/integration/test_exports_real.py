@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from export_builders import CUDA, RECOMMENDATIONS, SHARDED
+from report_builders import make_story, make_study
 
 from tuner.export import exporter_named
+from tuner.export.optuna_study import optuna_journal
 from tuner.records import Recommendation
 from tuner.strategies.precision import Precision
 
@@ -87,21 +90,11 @@ def python_of(environment: str) -> Path:
     pytest.skip(reason)
 
 
-@functools.cache
-def checked(environment: str, folder: Path) -> dict[Task, dict[str, Any]]:
-    """What the libraries of an environment made of all files for them."""
-    checker, targets = ENVIRONMENTS[environment]
-    tasks = [task for task in (*LOADED, *SLIPPED) if task.target in targets]
-    asked = []
-    for number, task in enumerate(tasks):
-        place = folder / str(number)
-        place.mkdir(exist_ok=True)
-        path = place / exporter_named(task.target).file_name(RECOMMENDATIONS[task.recommendation])
-        path.write_text(task.text())
-        asked.append({"check": task.target, "path": str(path)})
+def run_checker(environment: str, asked: list[dict[str, str]], folder: Path) -> list[dict[str, Any]]:
+    """One answer for each {"check": NAME, "path": FILE}."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "PYTHONPATH"))}
     done = subprocess.run(
-        [str(python_of(environment)), str(CHECKERS / f"{checker}.py")],
+        [str(python_of(environment)), str(CHECKERS / f"{ENVIRONMENTS[environment][0]}.py")],
         input=json.dumps(asked),
         capture_output=True,
         text=True,
@@ -110,7 +103,22 @@ def checked(environment: str, folder: Path) -> dict[Task, dict[str, Any]]:
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip(tasks, json.loads(done.stdout.rpartition("\n===\n")[2]), strict=True))
+    return json.loads(done.stdout.rpartition("\n===\n")[2])
+
+
+@functools.cache
+def checked(environment: str, folder: Path) -> dict[Task, dict[str, Any]]:
+    """What the libraries of an environment made of all files for them."""
+    _, targets = ENVIRONMENTS[environment]
+    tasks = [task for task in (*LOADED, *SLIPPED) if task.target in targets]
+    asked = []
+    for number, task in enumerate(tasks):
+        place = folder / str(number)
+        place.mkdir(exist_ok=True)
+        path = place / exporter_named(task.target).file_name(RECOMMENDATIONS[task.recommendation])
+        path.write_text(task.text())
+        asked.append({"check": task.target, "path": str(path)})
+    return dict(zip(tasks, run_checker(environment, asked, folder), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +155,44 @@ def test_the_library_loads_it_and_means_the_same(task: Task, folder: Path) -> No
 def test_a_wrong_key_or_value_is_noticed(task: Task, folder: Path) -> None:
     assert answer_to(task, folder).get("problem")
     assert "problem" not in answer_to(replace(task, slip=None), folder)
+
+
+def test_optuna_dashboard_shows_every_trial_that_ended(tmp_path: Path) -> None:
+    trials, _ = make_story()
+    journal = tmp_path / "optuna_study.log"
+    journal.write_bytes(optuna_journal(make_study(), trials))
+    (answer,) = run_checker("accelerate", [{"check": "optuna", "path": str(journal)}], tmp_path)
+    assert "problem" not in answer, answer
+    found = answer["found"]
+    assert found["name"] == make_study().study_id
+    assert found["directions"] == ["maximize"]
+    assert found["states"] == ["Complete" if trial.result.ok else "Fail" for trial in trials]
+    assert "data_loading.num_workers" in found["parameters"]
+
+
+def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path: Path) -> None:
+    """The script of benchmarks/export_fidelity.py, for a few steps."""
+    python = python_of("accelerate")
+    recommendation = RECOMMENDATIONS["everything_on_cpu"]
+    choices = {**recommendation.choices, "compile": {"mode": None, "scope": "whole"}}
+    recommendation = msgspec.structs.replace(recommendation, choices=choices)
+    for name in ("accelerate", "accelerate_python"):
+        exporter = exporter_named(name)
+        (tmp_path / exporter.file_name(recommendation)).write_text(exporter.export(recommendation))
+    fidelity = ROOT / "benchmarks" / "fidelity"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [
+            *(str(python.with_name("accelerate")), "launch", "--config_file", str(tmp_path / "accelerate.yaml")),
+            *(str(fidelity / "digits_accelerate.py"), str(tmp_path), "0.1", "0.1"),
+        ],
+        env={**variables, "PYTHONPATH": f"{ROOT}{os.pathsep}{fidelity}", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1])["samples_per_s"] > 0
 
 
 # --- what the libraries must have understood ------------------------------------------------------

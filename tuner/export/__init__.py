@@ -12,6 +12,7 @@ from tuner.export.snippet import PythonSnippet
 from tuner.export.torchrun import TorchrunScript
 from tuner.export.torchtitan import TorchtitanConfig
 from tuner.export.transformers_arguments import TransformersArguments
+from tuner.records import Recommendation
 
 EXPORTERS: tuple[Exporter, ...] = (
     NativeJson(),
@@ -33,6 +34,11 @@ OWN = EXPORTERS[:3]
 _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 
 
+def exporters_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
+    """Those that can hold a recommendation."""
+    return tuple(exporter for exporter in EXPORTERS if exporter.refusal(recommendation) is None)
+
+
 def exporter_named(name: str) -> Exporter:
     """The exporter of this name.
 
@@ -44,4 +50,4 @@ def exporter_named(name: str) -> Exporter:
     return _BY_NAME[name]
 
 
-__all__ = ["EXPORTERS", "OWN", "Exporter", "exporter_named"]
+__all__ = ["EXPORTERS", "OWN", "Exporter", "exporter_named", "exporters_for"]

@@ -76,7 +76,7 @@ def _elsewhere(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
 
-def _fsdp1(choice: Choice, recommendation: Recommendation) -> Said:
+def _fsdp1(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     return Said(
         sections={
@@ -95,7 +95,7 @@ def _fsdp1(choice: Choice, recommendation: Recommendation) -> Said:
     )
 
 
-def _fsdp2(choice: Choice, recommendation: Recommendation) -> Said:
+def _fsdp2(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     missing = _unwrapped(recommendation)
     if sharding.prefetch is not None:
@@ -146,10 +146,9 @@ class _Yaml(TranslatingExporter):
         "micro_batch": _micro_batch,
     }
 
-    @staticmethod
     @abstractmethod
-    def sharding_rule(choice: Choice, recommendation: Recommendation) -> Said:
-        """What the chosen sharding is in this version of FSDP."""
+    def sharded(self, recommendation: Recommendation) -> Said:
+        """What it says of a recommendation that shards with FSDP."""
 
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(self.checked(recommendation))
@@ -162,11 +161,8 @@ class _Yaml(TranslatingExporter):
             **sections.pop("", {}),
         }
         if sharding_of(recommendation).words.fsdp1:
-            rule = type(self).sharding_rule
-            said = rule(recommendation.choices[STRATEGY], recommendation).sections["fsdp_config"]
+            said = self.sharded(recommendation).sections["fsdp_config"]
             sections["fsdp_config"] = {**said, **sections.get("fsdp_config", {})}
-        else:
-            sections.pop("fsdp_config", None)
         return self.header(recommendation) + yaml.safe_dump({**top, **sections}, sort_keys=False)
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
@@ -181,7 +177,7 @@ class _Yaml(TranslatingExporter):
         if strategy == STRATEGY and self.refusal(recommendation) is None:
             if not sharding_of(recommendation).shards:
                 return {}
-            return type(self).sharding_rule(recommendation.choices[STRATEGY], recommendation).missing
+            return self.sharded(recommendation).missing
         return super()._missing(strategy, settings, recommendation)
 
 
@@ -200,10 +196,12 @@ class AccelerateYaml(_Yaml):
     summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
     usage = "accelerate launch --config_file accelerate.yaml train.py, with accelerate_settings.py in train.py"
     rules = _Yaml.shared
-    sharding_rule = staticmethod(_fsdp2)
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "accelerate.yaml"
+
+    def sharded(self, recommendation: Recommendation) -> Said:
+        return _fsdp2(recommendation)
 
     def refusal(self, recommendation: Recommendation) -> str | None:
         mode = sharding_of(recommendation).mode
@@ -217,10 +215,12 @@ class AccelerateFsdp1Yaml(_Yaml):
     summary = "the configuration of accelerate launch with FSDP1"
     usage = "accelerate launch --config_file accelerate_fsdp1.yaml train.py, with accelerate_settings.py in train.py"
     rules = _Yaml.shared
-    sharding_rule = staticmethod(_fsdp1)
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "accelerate_fsdp1.yaml"
+
+    def sharded(self, recommendation: Recommendation) -> Said:
+        return _fsdp1(recommendation)
 
     def refusal(self, recommendation: Recommendation) -> str | None:
         if sharding_of(recommendation).words.fsdp1:

@@ -72,9 +72,12 @@ def _study_attributes(study: Study) -> dict[str, Any]:
 def _frozen(study: Study, trials: Sequence[Trial]) -> Iterator[FrozenTrial]:
     """Those that ended, with all parameters, so that trials can be compared."""
     import optuna
+    from optuna.distributions import CategoricalDistribution
 
     values = _values(study, [trial.candidate for trial in trials])
-    distributions = {name: _categorical(found) for name, found in values.items()}
+    distributions: dict[str, BaseDistribution] = {
+        name: CategoricalDistribution(found) for name, found in values.items()
+    }
     for trial in trials:
         if trial.state is TrialState.RUNNING:
             continue
@@ -115,12 +118,6 @@ def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
     current = study.facts.current.get(strategy, {}) if study.facts else {}
     choice = {**_DEFAULTS.get(strategy, {}), **current, **candidate.choices.get(strategy, {})}
     return choice.get(parameter)
-
-
-def _categorical(values: list[Scalar]) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution
-
-    return CategoricalDistribution(values)
 
 
 def _rate(trial: Trial) -> float | None:

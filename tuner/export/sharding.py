@@ -7,11 +7,11 @@ Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "s
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tuner.errors import RecommendationError
-from tuner.records import Recommendation
+from tuner.records import Recommendation, Scalar
 
 STRATEGY = "sharding"
 
@@ -70,8 +70,14 @@ def sharding_of(recommendation: Recommendation) -> Sharding:
         RecommendationError: A parameter or value that this version does not know.
     """
     choice = recommendation.choices.get(STRATEGY, {})
-    allowed: dict[str, Container[object]] = {"mode": MODES, "wrap": WRAPS, "prefetch": PREFETCHES}
-    allowed |= {"reshard": (True, False), "cpu_offload": (True, False)}
+    flag = (True, False)
+    allowed: dict[str, Collection[Scalar]] = {
+        "mode": list(MODES),
+        "wrap": list(WRAPS),
+        "prefetch": list(PREFETCHES),
+        "reshard": flag,
+        "cpu_offload": flag,
+    }
     for name, value in choice.items():
         if name not in Sharding.__dataclass_fields__ or (name in allowed and value not in allowed[name]):
             raise RecommendationError(

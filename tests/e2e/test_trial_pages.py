@@ -13,7 +13,7 @@ from analysed import write_loop
 from msgspec.structs import replace
 from page_builders import Shown, shown, stories
 from report_builders import BASELINE, make_result
-from test_pages import WIDTHS, Visit, axe, browser, expect, violations, visit
+from test_pages_in_browser import WIDTHS, Visit, axe, browser, expect, violations, visit
 
 from dashboards.site import STANDALONE
 from dashboards.templating import render

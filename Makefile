@@ -9,14 +9,14 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 JOBS ?= 2
 
-.PHONY: install demo test check format bench soak gpu-test wheelhouse offline-install clean
+.PHONY: install demo test export-environments check format bench soak gpu-test wheelhouse offline-install clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc,parquet]" --group dev
 	@touch $@
 
 install: $(VENV)/.installed
@@ -26,6 +26,16 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not soak and not gpu" tests
+
+# The libraries that exports are for, in two environments of their own; torch and the rest are those of $(VENV).
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+export-environments: .venv-exports-accelerate/.installed .venv-exports-deepspeed/.installed
+
+.venv-exports-%/.installed: exports-%.txt $(VENV)/.installed
+	$(BIN)/python -m venv --clear --without-pip .venv-exports-$*
+	$(BIN)/python -c '$(PURELIB)' >"$$(.venv-exports-$*/bin/python -c '$(PURELIB)')/steptune-shared.pth"
+	DS_BUILD_OPS=0 .venv-exports-$*/bin/python -m pip install --quiet --no-deps --requirement exports-$*.txt
+	@touch $@
 
 check: install
 	$(BIN)/ruff format --check .
@@ -62,4 +72,4 @@ offline-install:
 	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --requirement wheelhouse.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-exports-* build dist *.egg-info

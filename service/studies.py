@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from service.places import this_place
 from service.running import chosen_level, isolated_runner
 from service.settings import Settings
 from tuner.errors import RunnerError, StorageFull, StoreError
-from tuner.export import EXPORTERS, Exporter
+from tuner.export import OWN
 from tuner.protocols import StudyStore
 from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from tuner.search.driver import StudyDriver, StudyView
@@ -243,14 +243,15 @@ def remove_working_files(study: Study) -> None:
 
 
 def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
-    """Writes the report and every export into a folder.
+    """Writes the report and the exports that need no other tool into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFull where the disk is full. The study itself is
             safe in the database.
     """
     report = write_report(study_id, source, folder / REPORT_FILE)
-    return Results(report=report, exports=write_exports(recommendation, folder, EXPORTERS))
+    files = {exporter.file_name(recommendation): exporter.export(recommendation).encode() for exporter in OWN}
+    return Results(report=report, exports=write_files(study_id, files, folder))
 
 
 def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
@@ -265,20 +266,17 @@ def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
     return report
 
 
-def write_exports(recommendation: Recommendation, folder: Path, exporters: Sequence[Exporter]) -> tuple[Path, ...]:
-    """Writes a recommendation in these formats into a folder.
+def write_files(study_id: str, files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
+    """Writes what a study found, by the names of the files, into a folder.
 
     Raises:
-        StoreError: The folder cannot be written; StorageFull where the disk is full.
+        StoreError: As `write_results`.
     """
-    paths = []
-    with _written(folder, recommendation.study_id):
+    with _written(folder, study_id):
         folder.mkdir(parents=True, exist_ok=True)
-        for exporter in exporters:
-            path = folder / exporter.file_name(recommendation)
-            path.write_text(exporter.export(recommendation), encoding="utf-8")
-            paths.append(path)
-    return tuple(paths)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    return tuple(folder / name for name in files)
 
 
 @contextlib.contextmanager

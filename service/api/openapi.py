@@ -22,6 +22,7 @@ from service.api.security import SESSION_SCHEME
 from tuner.records import Record
 
 REF = "#/components/schemas/{name}"
+BINARY = ("application/vnd.apache.parquet",)
 Responses = dict[int | str, dict[str, Any]]
 
 DESCRIPTION = """\
@@ -67,8 +68,9 @@ def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
 
 
 def _file_schema(media_type: str) -> dict[str, Any]:
-    """Anything, where readers of the document parse the text."""
-    return {} if media_type in ("application/json", "application/yaml") else {"type": "string"}
+    """Anything, where readers of the document parse the text; nothing of bytes."""
+    parsed = media_type in ("application/json", "application/yaml")
+    return {} if parsed or media_type in BINARY else {"type": "string"}
 
 
 def unchanged() -> Responses:

@@ -24,7 +24,7 @@ from service.messages import DecisionPage, ExportFormat, ExportList, TrialFindin
 from service.queries import outcomes as queries
 from service.queries.stored import stored
 from tuner.errors import RecommendationError
-from tuner.export import EXPORTERS, Exporter, exporter_named
+from tuner.export import EXPORTERS, Exporter, exporter_named, exporters_for
 from tuner.records import Recommendation
 
 router = APIRouter(prefix="/studies/{study_id}", tags=["outcomes"], responses=COMMON)
@@ -33,8 +33,14 @@ Found = TypeVar("Found")
 
 ExportName = StrEnum("ExportName", {exporter.name: exporter.name for exporter in EXPORTERS})  # type: ignore[misc]
 ExportName.__doc__ = "A format in which a recommendation can be had."
-_TYPES = {".json": "application/json", ".yaml": "application/yaml", ".py": "text/x-python"}
+_TYPES = {
+    ".json": "application/json",
+    ".yaml": "application/yaml",
+    ".py": "text/x-python",
+    ".sh": "text/x-shellscript",
+}
 OTHER = "text/plain"
+FILE_TYPES = (*_TYPES.values(), OTHER)
 JSON = "application/json"
 NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
 """Formats that a media type names; others are asked for by name."""
@@ -75,7 +81,7 @@ def list_decisions(request: Request, principal: Reader, study_id: StudyId, page:
     summary="Read a study's recommendation",
     description="The record, or another format: by `format`, or by the media type that `Accept` prefers.",
     responses={
-        **returns(Recommendation, "The recommendation.", other_types=("application/yaml", "text/x-python", OTHER)),
+        **returns(Recommendation, "The recommendation.", other_types=FILE_TYPES[1:]),
         **unchanged(),
         **refuses(404, 406, 409),
     },
@@ -102,14 +108,15 @@ def get_recommendation(
 @router.get(
     "/exports",
     summary="List the formats of a study's recommendation",
-    description="With what each cannot express of it.",
+    description="Those that can hold it, with what each cannot express of it.",
     responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404)},
 )
 def list_exports(request: Request, principal: Reader, study_id: StudyId) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
     recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
-    return answer(request, ExportList(items=tuple(_format(exporter, recommendation) for exporter in EXPORTERS)))
+    items = tuple(_format(exporter, recommendation) for exporter in exporters_for(recommendation))
+    return answer(request, ExportList(items=items))
 
 
 @router.get(
@@ -117,7 +124,7 @@ def list_exports(request: Request, principal: Reader, study_id: StudyId) -> Resp
     summary="Export a study's recommendation",
     description="As a file for another tool.",
     responses={
-        **returns_file(("application/json", "application/yaml", "text/x-python", OTHER), "The file."),
+        **returns_file(FILE_TYPES, "The file."),
         **unchanged(),
         **refuses(404, 409),
     },

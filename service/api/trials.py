@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from operator import itemgetter
 from typing import Annotated, Any
 
@@ -11,12 +12,12 @@ from fastapi.responses import Response
 
 from service.access.principal import Principal
 from service.access.scopes import Scope
-from service.api.answers import answer
+from service.api.answers import answer, preferred, tagged
 from service.api.context import Services, StudyId, TrialId, services
-from service.api.openapi import COMMON, refuses, returns, unchanged
+from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from service.api.ownership import check_study, check_trial
 from service.api.pagination import Page, Paging
-from service.api.problems import not_found
+from service.api.problems import Refusal, not_found
 from service.api.reading import reads_rows
 from service.api.security import Requires
 from service.messages import (
@@ -34,18 +35,39 @@ from service.models import CollectiveStatsRow, FindingRow, GapStatsRow, KernelSt
 from service.queries import profiles
 from service.queries import trials as queries
 from service.queries.stored import value_of
+from tuner.errors import MissingDependency
+from tuner.export.study_formats import STUDY_FORMATS
 from tuner.records import TrialState
 
 router = APIRouter(tags=["trials"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
+_FORMATS = {known.name: known for known in STUDY_FORMATS}
+OPTUNA = _FORMATS["optuna"]
+TABLES = {name: _FORMATS[name].media_type for name in ("csv", "parquet")}
+JSON = "application/json"
+
+
+class TrialFormat(StrEnum):
+    """A form in which trials can be had."""
+
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
 NumberedPage = type[KernelPage] | type[GapPage] | type[CollectivePage] | type[FindingPage]
 
 
 @router.get(
     "/studies/{study_id}/trials",
     summary="List a study's trials",
-    description="In the order in which they began.",
-    responses={**returns(TrialPage, "A page of trials."), **unchanged(), **refuses(404)},
+    description="In the order in which they began. As a table (by `format`, or by what `Accept` prefers) they come all "
+    "at once: `limit` and `cursor` are for pages.",
+    responses={
+        **returns(TrialPage, "A page of trials.", other_types=tuple(TABLES.values())),
+        **unchanged(),
+        **refuses(404, 406),
+    },
 )
 @reads_rows
 def list_trials(
@@ -54,12 +76,28 @@ def list_trials(
     study_id: StudyId,
     page: Paging,
     state: Annotated[TrialState | None, Query(description="Only those in this state.")] = None,
+    format: Annotated[TrialFormat | None, Query(description="Goes before `Accept`.")] = None,
 ) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
+    name = format.value if format is not None else _accepted(request)
+    if name != "json":
+        return study_file(request, service, study_id, name, state=state)
     found = queries.list_trials(service.engine, study_id, state=state, limit=page.limit, after=page.after_number)
     items, next_cursor = page.cut(found, lambda trial: trial.sequence)
-    return answer(request, TrialPage(items=items, next_cursor=next_cursor))
+    return answer(request, TrialPage(items=items, next_cursor=next_cursor), headers={"Vary": "Accept"})
+
+
+@router.get(
+    "/studies/{study_id}/optuna",
+    summary="Export a study for Optuna",
+    description="As an Optuna study in a journal file, which optuna-dashboard opens. Trials that run are left out.",
+    responses={**returns_file((OPTUNA.media_type,), "The file."), **unchanged(), **refuses(404)},
+)
+def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    return study_file(request, service, study_id, OPTUNA.name)
 
 
 @router.get(
@@ -167,6 +205,31 @@ def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Respons
     check_trial(service.engine, trial_id, principal)
     verdict = profiles.result_part(service.engine, trial_id, "guard")
     return answer(request, TrialGuard(trial_id=trial_id, verdict=verdict))
+
+
+def _accepted(request: Request) -> str:
+    """The name of the form that the client prefers."""
+    names = {JSON: "json", **{media_type: name for name, media_type in TABLES.items()}}
+    media_type = preferred(request.headers.get("accept", "*/*"), tuple(names))
+    if media_type is None:
+        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join(names)}")
+    return names[media_type]
+
+
+def study_file(
+    request: Request, service: Services, study_id: str, name: str, *, state: TrialState | None = None
+) -> Response:
+    """A study, or its trials in one state, in one of `STUDY_FORMATS`."""
+    found = queries.whole_study(service.engine, study_id, state=state)
+    if found is None:
+        raise not_found("study", study_id)
+    known = _FORMATS[name]
+    try:
+        content = known.content(*found)
+    except MissingDependency as error:
+        raise Refusal(406, "not-acceptable", str(error)) from error
+    headers = {"Content-Disposition": f'attachment; filename="{known.file_name}"', "Vary": "Accept"}
+    return tagged(request, content, known.media_type, headers=headers)
 
 
 def _numbered(

@@ -10,10 +10,9 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with, short_name
+from service.cli.console import errors, opened_store, output, plain_table, print_json, settings_with, short_name
 from service.cli.options import AsJson, Database, Isolation, Python, StudyId
 from service.cli.remote import Token, TokenFile, Url, connected, study_id_of
-from service.cli.remote_export import export_remote
 from service.store import SqlStudyStore
 from tuner.errors import StoreError, StudyNotFound
 from tuner.records import Recommendation, Study, StudyState, Verdict
@@ -97,7 +96,14 @@ def _answer(study: Study, recommendation: Recommendation | None) -> Text:
 def export(
     study_id: StudyId = "last",
     format_: Annotated[
-        str | None, typer.Option("--format", "-f", help="json, yaml or python; default all.", show_default=False)
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="Only this one: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, accelerate_python, "
+            "transformers, lightning, deepspeed, torchtitan; of the whole study csv, parquet, optuna.",
+            show_default=False,
+        ),
     ] = None,
     folder: Annotated[Path, typer.Option("--output", "-o", help="Folder, or `-` for standard output.")] = Path(),
     database: Database = None,
@@ -106,52 +112,22 @@ def export(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study's recommendation in formats that other tools read; all of them and the report by default.
+    """Write a study's recommendation in formats that other tools read; all that fit and the report by default.
 
     With --url, that of a study of a service, without the report.
     """
+    from service.artifacts import open_artifacts
+    from service.cli.exporting import export_local, export_remote
+    from service.trial_source import KeptTrials
+
     if url and database is None:
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
         return
-    from service.artifacts import open_artifacts
-    from service.studies import REPORT_FILE, write_exports, write_report
-    from service.trial_source import KeptTrials
-    from tuner.export import EXPORTERS, exporter_named
-
-    chosen = [exporter_named(format_)] if format_ else list(EXPORTERS)
-    report: Path | None = None
     settings = settings_with(database)
     with opened_store(settings) as store:
-        study = resolve(store, study_id)
-        recommendation = store.recommendation(study.study_id)
-        if recommendation is None:
-            raise StoreError(
-                f"study {study.study_id} has no recommendation ({study.state.value}): "
-                f"`steptune resume {study.study_id}` goes on with it"
-            )
-        if str(folder) == "-":
-            for exporter in chosen:
-                output.file.write(exporter.export(recommendation))
-            return
-        if format_ is None:
-            pages = KeptTrials(store, open_artifacts(settings))
-            report = write_report(study.study_id, pages, folder / REPORT_FILE)
-    paths = write_exports(recommendation, folder, chosen)
-    left_out = [list(exporter.not_expressible(recommendation)) for exporter in chosen]
-    if as_json:
-        exports = [
-            {"format": exporter.name, "path": str(path), "usage": exporter.usage, "not_expressible": sentences}
-            for exporter, path, sentences in zip(chosen, paths, left_out, strict=True)
-        ]
-        print_json({"report": str(report) if report else None, "exports": exports})
-        return
-    if report is not None:
-        output.print(f"{report}  open it in a browser", soft_wrap=True, markup=False)
-    for exporter, path, sentences in zip(chosen, paths, left_out, strict=True):
-        output.print(f"{path}  {exporter.usage}", soft_wrap=True, markup=False)
-        for sentence in sentences:
-            say(f"  not expressed: {sentence}", style="yellow")
+        pages = KeptTrials(store, open_artifacts(settings))
+        export_local(pages, resolve(store, study_id), format_, folder, as_json=as_json)
 
 
 def verify(

@@ -211,6 +211,12 @@ class Client:
         """The recommendation for another tool."""
         return self._transport.get_text(f"/studies/{study_id}/exports/{format}")
 
+    def study_file(self, study_id: str, format: str) -> bytes:
+        """The trials as a table ("csv", "parquet"), or the study as a journal of Optuna ("optuna")."""
+        if format == "optuna":
+            return self._transport.get_bytes(f"/studies/{study_id}/optuna")
+        return self._transport.get_bytes(f"/studies/{study_id}/trials", format=format)
+
     # --- trials ----------------------------------------------------------------------------------
 
     def trials(self, study_id: str, state: str | None = None) -> Iterator[TrialSummary]:

@@ -72,6 +72,10 @@ class Transport:
         """Reads a text."""
         return self._send("GET", path, query, headers={"Accept": "*/*"}).text
 
+    def get_bytes(self, path: str, **query: Any) -> bytes:
+        """Reads a file."""
+        return self._send("GET", path, query, headers={"Accept": "*/*"}).content
+
     def post(self, path: str, kind: type[Answer], body: Any = None, *, key: str | None = None) -> Answer:
         """Has something done, once: the key makes it safe to send the request again."""
         content = {"json": body} if body is not None else {}

@@ -7,13 +7,15 @@ from typing import Any
 
 from sqlalchemy import Engine, Float, Integer, Select, bindparam, cast, func, select
 
-from service.connections import querying
+from service.connections import querying, reading
 from service.messages import TrialAttempt, TrialDetail, TrialSummary
 from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
 from service.queries.packed import packed_rows
 from service.queries.stored import iso, iso_or_none, parts_of, value_of
 from service.queries.studies import Owner
-from tuner.records import TrialState
+from service.rows import trial_of
+from tuner.records import Study, Trial, TrialState
+from tuner.store_rules import decode
 
 _COLUMNS = (
     TrialRow.trial_id,
@@ -38,6 +40,18 @@ def list_trials(
     with querying(engine) as connection:
         rows = packed_rows(connection, _listing(frozenset(given)), given)
     return [TrialSummary(**_summary(*row)) for row in rows]
+
+
+def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> tuple[Study, list[Trial]] | None:
+    """The record of a study and those of all its trials, or those in one state, in the order in which they began."""
+    query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
+    if state is not None:
+        query = query.where(TrialRow.state == state)
+    with reading(engine) as session:
+        row = session.get(StudyRow, study_id)
+        if row is None:
+            return None
+        return decode(row.record, Study), [trial_of(found) for found in session.scalars(query)]
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:

@@ -1,6 +1,7 @@
 """The conventions of the REST interface: pages, problems, retries, versions, ids, headers, limits."""
 
 import base64
+import csv
 import gzip
 import io
 import json
@@ -128,7 +129,10 @@ def test_another_users_things_are_not_there(service: Served) -> None:
     paths = [
         f"/studies/{study_id}",
         *(f"/studies/{study_id}/{part}" for part in ("trials", "findings", "decisions", "recommendation", "exports")),
-        *(f"/studies/{study_id}/{part}" for part in ("artifacts", "events", "exports/yaml")),
+        *(
+            f"/studies/{study_id}/{part}"
+            for part in ("artifacts", "events", "exports/yaml", "optuna", "trials?format=csv")
+        ),
         f"/trials/{trial_ids[0]}",
         *(f"/trials/{trial_ids[0]}/{part}" for part in ("windows", "breakdown", "gaps", "kernels", "collectives")),
         *(f"/trials/{trial_ids[0]}/{part}" for part in ("findings", "guard", "timeline", "logs", "artifacts", "trace")),
@@ -506,9 +510,65 @@ def test_every_format_is_listed_and_can_be_saved(quick: Served, name: str) -> No
     study_id, _ = fill(quick)
     listed = {item["name"]: item for item in quick("GET", f"/studies/{study_id}/exports").json()["items"]}
     answer = quick("GET", f"/studies/{study_id}/exports/{name}")
+    if name == "accelerate_fsdp1":  # nothing is sharded
+        assert name not in listed
+        assert "export accelerate" in problem(answer, 409, "not-expressible")["detail"]
+        return
     assert answer.status_code == 200
     assert answer.headers["content-disposition"] == f'attachment; filename="{listed[name]["file_name"]}"'
     assert answer.headers["content-type"].startswith(listed[name]["media_type"])
+
+
+@pytest.mark.parametrize("asked", [{"params": {"format": "csv"}}, {"headers": {"Accept": "text/csv"}}])
+def test_trials_come_as_a_table(quick: Served, asked: dict) -> None:
+    study_id, trial_ids = fill(quick)
+    path = f"/studies/{study_id}/trials"
+    answer = quick("GET", path, **asked)
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="trials.csv"'
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["trial_id"] for row in rows] == trial_ids
+    assert [row["state"] for row in rows] == [trial["state"] for trial in quick("GET", path).json()["items"]]
+    again = {**asked, "headers": {**asked.get("headers", {}), "If-None-Match": answer.headers["etag"]}}
+    assert quick("GET", path, **again).status_code == 304
+
+
+def test_a_table_has_the_trials_of_one_state_and_all_pages(quick: Served) -> None:
+    study_id, trial_ids = fill(quick)
+    asked = {"format": "csv", "state": "completed", "limit": 1}
+    rows = list(csv.DictReader(io.StringIO(quick("GET", f"/studies/{study_id}/trials", params=asked).text)))
+    assert [row["trial_id"] for row in rows] == trial_ids[:1]
+    asked = {"format": "csv", "limit": 1}
+    assert len(quick("GET", f"/studies/{study_id}/trials", params=asked).text.splitlines()) == 1 + len(trial_ids)
+
+
+def test_trials_in_no_form_that_there_is_are_refused(quick: Served) -> None:
+    study_id, _ = fill(quick)
+    refused = quick("GET", f"/studies/{study_id}/trials", headers={"Accept": "image/png"})
+    assert "text/csv" in problem(refused, 406, "not-acceptable")["detail"]
+
+
+def test_parquet_without_its_library_is_refused_with_the_way_out(quick: Served, monkeypatch) -> None:
+    study_id, _ = fill(quick)
+    monkeypatch.setattr("tuner.export.trial_table.has_parquet", lambda: False)
+    refused = quick("GET", f"/studies/{study_id}/trials", params={"format": "parquet"})
+    assert "steptune[parquet]" in problem(refused, 406, "not-acceptable")["detail"]
+
+
+def test_a_study_comes_as_an_optuna_study(quick: Served, tmp_path) -> None:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    study_id, _ = fill(quick)
+    answer = quick("GET", f"/studies/{study_id}/optuna")
+    journal = tmp_path / "optuna_study.log"
+    journal.write_bytes(answer.content)
+    study = optuna.load_study(
+        study_name=study_id, storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+    )
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL"]  # the third one still runs
+    again = quick("GET", f"/studies/{study_id}/optuna", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
 
 
 def test_files_are_saved_and_not_shown(quick: Served) -> None:

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_builders import make_recommendation
 
+from tuner.export import EXPORTERS
+from tuner.export.study_formats import STUDY_FORMATS
 from tuner.strategies import STRATEGIES, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,3 +148,18 @@ def test_relative_links_lead_somewhere(path):
         if not inside or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS, ids=lambda e: e.name)
+def test_every_export_is_on_its_page_with_its_version(exporter):
+    version = "this" if exporter.version.startswith("steptune") else exporter.version
+    page = (DOCS / "exports.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith(f"| `{exporter.name}` |")]
+    assert len(rows) == 1
+    assert f"| {version} |" in rows[0]
+    assert f"`{exporter.file_name(make_recommendation())}`" in rows[0]
+
+
+@pytest.mark.parametrize("known", STUDY_FORMATS, ids=lambda known: known.name)
+def test_every_format_of_a_study_is_on_the_page_of_exports(known):
+    assert f"| `{known.name}` | `{known.file_name}` |" in (DOCS / "exports.md").read_text()

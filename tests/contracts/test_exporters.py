@@ -1,25 +1,49 @@
-"""What holds for every entry of `EXPORTERS`."""
+"""What every exporter promises, for every entry of `EXPORTERS`."""
 
 from __future__ import annotations
 
-import pytest
-from report_builders import make_recommendation, without_gain
+import ast
+import re
 
-from tuner.errors import ChoiceError
-from tuner.export import EXPORTERS, Exporter, exporter_named
+import pytest
+from export_builders import ENVIRONMENTS, FACTS, candidates
+from export_builders import RECOMMENDATIONS as OF_EVERY_PART
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from report_builders import complete, environment_variables, make_recommendation, without_gain
+
+from tuner.errors import ChoiceError, RecommendationError
+from tuner.export import EXPORTERS, OWN, Exporter, exporter_named
 from tuner.export.base import one_line
-from tuner.records import Candidate, Recommendation
+from tuner.export.settings import settings_of
+from tuner.export.translation import TranslatingExporter
+from tuner.records import Candidate, Choice, Environment, Recommendation
+from tuner.strategies import STRATEGIES, Strategy, Supported
+from tuner.strategies.composition import normalise
 
 BOUND_THREADS = Candidate(choices={"cpu_threads": {"bind": "close"}})
 RECOMMENDATIONS = {
     "faster": make_recommendation(),
     "no_gain": without_gain(),
     "needs_environment": make_recommendation(BOUND_THREADS),
+    **OF_EVERY_PART,
 }
+HELD = [
+    pytest.param(exporter, recommendation, id=f"{exporter.name}-{name}")
+    for exporter in EXPORTERS
+    for name, recommendation in RECOMMENDATIONS.items()
+    if exporter.refusal(recommendation) is None
+]
+REFUSED = [
+    pytest.param(exporter, recommendation, id=f"{exporter.name}-{name}")
+    for exporter in EXPORTERS
+    for name, recommendation in RECOMMENDATIONS.items()
+    if exporter.refusal(recommendation) is not None
+]
+TRANSLATING = [exporter for exporter in EXPORTERS if isinstance(exporter, TranslatingExporter)]
 
 
-@pytest.mark.parametrize("recommendation", RECOMMENDATIONS.values(), ids=RECOMMENDATIONS)
-@pytest.mark.parametrize("exporter", EXPORTERS, ids=lambda e: e.name)
+@pytest.mark.parametrize(("exporter", "recommendation"), HELD)
 class TestExporter:
     def test_the_text_is_whole_lines(self, exporter: Exporter, recommendation: Recommendation) -> None:
         text = exporter.export(recommendation)
@@ -36,8 +60,10 @@ class TestExporter:
     def test_another_recommendation_gives_another_text(
         self, exporter: Exporter, recommendation: Recommendation
     ) -> None:
-        other = make_recommendation(Candidate(choices={"cpu_threads": {"num_threads": 3}}))
-        assert exporter.export(recommendation) != exporter.export(other)
+        """Or at least another list of what is not said, which is shown beside the text."""
+        choice = {"num_threads": 3}
+        other = changed(recommendation, recommendation.candidate.with_choice("cpu_threads", choice))
+        assert said(exporter, recommendation) != said(exporter, other)
 
     def test_it_says_what_it_is_for_and_how_it_is_used_in_one_line(
         self, exporter: Exporter, recommendation: Recommendation
@@ -66,8 +92,116 @@ class TestExporter:
             text = exporter.export(recommendation)
             assert all(one_line(sentence) in text for sentence in missing)
 
+    def test_python_can_be_compiled(self, exporter: Exporter, recommendation: Recommendation) -> None:
+        if exporter.file_name(recommendation).endswith(".py"):
+            ast.parse(exporter.export(recommendation))
+
     def test_it_is_found_by_its_name(self, exporter: Exporter, recommendation: Recommendation) -> None:
         assert exporter_named(exporter.name) is exporter
+
+
+def changed(recommendation: Recommendation, candidate: Candidate) -> Recommendation:
+    """With the choices of another candidate; `sharding`, which is no strategy yet, stays."""
+    choices = complete(candidate)
+    kept = {name: choice for name, choice in recommendation.choices.items() if name not in choices}
+    return make_recommendation(
+        candidate,
+        choices={**choices, **kept},
+        environment_variables=environment_variables(choices),
+        hardware=recommendation.hardware,
+        num_ranks=recommendation.num_ranks,
+    )
+
+
+def said(exporter: Exporter, recommendation: Recommendation) -> tuple[str, tuple[str, ...]]:
+    return exporter.export(recommendation), exporter.not_expressible(recommendation)
+
+
+@pytest.mark.parametrize(("exporter", "recommendation"), REFUSED)
+def test_what_cannot_be_held_is_refused_with_the_way_out(exporter: Exporter, recommendation: Recommendation) -> None:
+    reason = exporter.refusal(recommendation)
+    assert reason
+    with pytest.raises(RecommendationError, match=re.escape(reason)):
+        exporter.export(recommendation)
+    assert any(f"export {other.name}" in reason for other in EXPORTERS)
+
+
+def body(exporter: Exporter, recommendation: Recommendation) -> list[str]:
+    """Without comments, which list what is not said."""
+    lines = exporter.export(recommendation).splitlines()
+    return [line for line in lines if exporter.comment is None or not line.lstrip().startswith(exporter.comment)]
+
+
+def listed(exporter: Exporter, recommendation: Recommendation, strategy: str, parameter: str) -> bool:
+    return any(
+        sentence.startswith(f"{strategy}: ") and re.search(rf"\b{parameter}=", sentence)
+        for sentence in exporter.not_expressible(recommendation)
+    )
+
+
+def possible(strategy: Strategy, choice: Choice, environment: Environment) -> bool:
+    try:
+        complete_choice = strategy.completed(choice)
+    except ChoiceError:
+        return False
+    return complete_choice == choice and isinstance(strategy.supports(choice, environment, FACTS), Supported)
+
+
+@st.composite
+def neighbours(draw: st.DrawFn) -> tuple[Recommendation, Recommendation, str, str]:
+    """Two candidates that can be run and differ in one parameter of one strategy."""
+    environment = ENVIRONMENTS[draw(st.sampled_from(sorted(ENVIRONMENTS)))]
+    candidate = draw(candidates(environment, runnable=True))
+    strategy = draw(st.sampled_from(STRATEGIES))
+    choice = strategy.complete(candidate.choices.get(strategy.name, {}), FACTS)
+    parameter = draw(st.sampled_from(sorted(choice)))
+    values = [
+        v for allowed in strategy.values[parameter] for v in (allowed[1:5] if type(allowed) is range else [allowed])
+    ]
+    value = draw(st.sampled_from(values))
+    other = {**choice, parameter: value}
+    same = parameter == "prefetch_factor" and value is None  # which is PyTorch's 2
+    if same or not possible(strategy, other, environment):
+        other = choice
+    made = [candidate, normalise(candidate.with_choice(strategy.name, other), FACTS)]
+    first, second = (make_recommendation(c, hardware=environment.hardware) for c in made)
+    return first, second, strategy.name, parameter
+
+
+@pytest.mark.parametrize("exporter", TRANSLATING, ids=lambda e: e.name)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pair=neighbours())
+def test_nothing_is_left_out_silently(
+    exporter: TranslatingExporter, pair: tuple[Recommendation, Recommendation, str, str]
+) -> None:
+    """Candidates that differ in a parameter have other texts, or the parameter is listed as not said."""
+    first, second, strategy, parameter = pair
+    counted = {(s.strategy, s.parameter) for one in (first, second) for s in settings_of(one)}
+    if (strategy, parameter) not in counted or exporter.refusal(first) is not None:
+        return
+    if first.choices != second.choices and body(exporter, first) == body(exporter, second):
+        missed = f"{strategy}.{parameter}: {first.candidate.label} and {second.candidate.label}"
+        assert any(listed(exporter, one, strategy, parameter) for one in (first, second)), missed
+
+
+@pytest.mark.parametrize("exporter", TRANSLATING, ids=lambda e: e.name)
+def test_a_strategy_of_a_later_version_is_listed(exporter: TranslatingExporter) -> None:
+    choices = {**complete(Candidate()), "warp_drive": {"factor": 9}}
+    recommendation = make_recommendation(choices=choices)
+    if exporter.refusal(recommendation) is None:
+        assert listed(exporter, recommendation, "warp_drive", "factor")
+
+
+@pytest.mark.parametrize("exporter", TRANSLATING, ids=lambda e: e.name)
+def test_rules_are_for_strategies_that_exist(exporter: TranslatingExporter) -> None:
+    assert set(exporter.rules) <= {strategy.name for strategy in STRATEGIES} | {"sharding"}
+
+
+def test_steptunes_own_formats_hold_everything() -> None:
+    for exporter in OWN:
+        for recommendation in RECOMMENDATIONS.values():
+            assert exporter.refusal(recommendation) is None
+            assert exporter.not_expressible(recommendation) == ()
 
 
 def test_names_are_unique() -> None:

@@ -159,6 +159,15 @@ def test_a_kept_trace_can_be_downloaded_and_analysed(service, client, study_id, 
     assert service.steptune("analyze", path, "--json").json
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "begins"), [("csv", "trials.csv", b"trial_id,"), ("optuna", "optuna_study.log", b"{")]
+)
+def test_a_whole_study_is_exported_from_afar(service, client, study_id, tmp_path, name, file, begins):
+    service.remote("export", study_id, "--format", name, "--output", str(tmp_path))
+    assert (tmp_path / file).read_bytes() == client.study_file(study_id, name)
+    assert (tmp_path / file).read_bytes().startswith(begins)
+
+
 def test_the_exported_recommendation_can_be_applied(service, client, study_id, tmp_path):
     """What the command line writes from afar is what `tuner.apply` reads in a plain script."""
     recommendation = client.recommendation(study_id)

@@ -1,5 +1,7 @@
 """One command tunes a workload, and the other commands read, export and check what it found."""
 
+import csv
+import io
 import json
 import re
 import subprocess
@@ -12,6 +14,7 @@ import yaml
 from command import CONTROL, TUNED
 
 from service.database import open_store
+from tuner.export import EXPORTERS, OWN
 from tuner.records import Recommendation
 
 pytestmark = pytest.mark.xdist_group("tuned_study")
@@ -97,7 +100,7 @@ def test_the_bar_is_readable_without_colours(tuning):
 def test_exports_of_all_formats_say_the_same(tuned, tuned_inside, tmp_path, recommendation):
     written = tuned_inside("export", "--output", str(tmp_path), "--json").json
     paths = {entry["format"]: entry["path"] for entry in written["exports"]}
-    assert set(paths) == {"json", "yaml", "python"}
+    assert set(paths) == {exporter.name for exporter in EXPORTERS} - {"accelerate_fsdp1"}  # nothing is sharded
     in_json = json.loads((tmp_path / "steptune.json").read_text())
     in_yaml = yaml.safe_load((tmp_path / "steptune.yaml").read_text())
     assert in_json == in_yaml
@@ -107,7 +110,7 @@ def test_exports_of_all_formats_say_the_same(tuned, tuned_inside, tmp_path, reco
         for value in choice.values():
             assert json.dumps(value) in text
     assert (tmp_path / "report.html").stat().st_size > 10_000
-    for name in paths.values():
+    for name in (paths[exporter.name] for exporter in OWN):
         assert (tuned.folder / "results" / name.rpartition("/")[2]).read_text() == (tmp_path / name).read_text()
 
 
@@ -115,6 +118,19 @@ def test_one_format_goes_to_standard_output(tuned, tuned_inside):
     ended = tuned_inside("export", "--format", "yaml", "--output", "-")
     assert ended.out == (tuned.folder / "results" / "steptune.yaml").read_text()
     assert not ended.err
+
+
+def test_the_trials_are_exported_as_a_table(tuned, tuned_inside):
+    rows = list(csv.DictReader(io.StringIO(tuned_inside("export", "--format", "csv", "--output", "-").out)))
+    assert {row["purpose"] for row in rows} >= {"baseline", "confirm"}
+    assert all(float(row["units_per_s"]) > 0 for row in rows if row["state"] == "completed")
+
+
+def test_the_study_is_exported_for_optuna(tuned, tuned_inside, tmp_path):
+    written = tuned_inside("export", "--format", "optuna", "--output", str(tmp_path), "--json").json
+    assert written["report"] is None
+    assert [entry["path"] for entry in written["exports"]] == [str(tmp_path / "optuna_study.log")]
+    assert (tmp_path / "optuna_study.log").read_text().startswith('{"op_code":0')
 
 
 @pytest.mark.parametrize("command", ["show", "list"])

@@ -12,56 +12,19 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from export_builders import candidates
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_builders import complete, cpu_hardware, environment_variables, make_recommendation, without_gain
+from report_builders import complete, environment_variables, make_recommendation, without_gain
 
 import tuner
 from tuner.errors import RecommendationError
 from tuner.export import EXPORTERS, exporter_named
 from tuner.export.base import Exporter, headline
 from tuner.export.native import load_recommendation
-from tuner.records import (
-    BASELINE,
-    SCHEMA_VERSION,
-    Candidate,
-    DatasetFacts,
-    Environment,
-    ModelFacts,
-    OptimizerFacts,
-    Recommendation,
-    SampleUnit,
-    Verdict,
-    WorkloadFacts,
-)
-from tuner.strategies import STRATEGIES
-from tuner.strategies.composition import normalise
+from tuner.records import SCHEMA_VERSION, Candidate, Recommendation, Verdict
 
 NATIVE = [exporter_named("json"), exporter_named("yaml")]
-ENVIRONMENT = Environment(hardware=cpu_hardware())
-FACTS = WorkloadFacts(
-    reference="zoo:synthetic",
-    name="synthetic",
-    signature="0123",
-    global_batch=32,
-    sample_unit=SampleUnit.SAMPLE,
-    dataset=DatasetFacts(kind="map", length=512, sample_bytes=4096, sample_ns=1000, deterministic=True, splits=False),
-    model=ModelFacts(num_parameters=1000, parameter_bytes=4000, num_parameter_tensors=8, num_blocks=3),
-    optimizer=OptimizerFacts(
-        name="AdamW", module="torch.optim", implementation="foreach", implementations=("for_loop", "foreach", "fused")
-    ),
-)
-
-
-@st.composite
-def candidates(draw: st.DrawFn) -> Candidate:
-    """One choice of each of some strategies, as the search would combine them."""
-    candidate = BASELINE
-    for strategy in draw(st.lists(st.sampled_from(STRATEGIES), unique_by=lambda s: s.name)):
-        choices = strategy.choices(ENVIRONMENT, FACTS)
-        if choices:
-            candidate = candidate.with_choice(strategy.name, draw(st.sampled_from(choices)))
-    return normalise(candidate, FACTS)
 
 
 class TestNativeFormats:

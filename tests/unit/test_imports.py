@@ -14,6 +14,7 @@ TORCH_FREE = (
     "tuner",
     "tuner.search.driver",
     "tuner.export",
+    "tuner.export.study_formats",
     "tuner.memory_store",
     "tuner.profiling.analysis",
     "tuner.profiling.comparison",

@@ -16,6 +16,9 @@ PATHS = [
         for part in ("trials", "findings", "decisions", "recommendation", "artifacts", "events")
     ),
     "/studies/{study}/trials?state=completed",
+    "/studies/{study}/trials?state=completed&format=csv",
+    "/studies/{study}/trials?format=csv",
+    "/studies/{study}/optuna",
     "/trials/{trial}",
     *(f"/trials/{{trial}}/{part}" for part in ("windows", "breakdown", "kernels", "gaps", "collectives", "findings")),
     *(f"/trials/{{trial}}/{part}" for part in ("guard", "artifacts", "logs")),

@@ -44,6 +44,10 @@ class Exporter(ABC):
             RecommendationError: The format cannot hold this recommendation at all.
         """
 
+    def refusal(self, recommendation: Recommendation) -> str | None:
+        """Why the format cannot hold this recommendation at all, and what to do instead; None where it can."""
+        return None
+
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
         """What the target cannot express, one sentence each. Nothing is approximated instead."""
         return ()

@@ -1,0 +1,151 @@
+"""`export`: what a study found as files, of the database here or of a service."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from dashboards.trial_page import TrialPageSource
+from service.cli.console import output, print_json, say
+from service.client import Client
+from service.connections import storage_errors
+from service.messages import ExportFormat
+from tuner.errors import ChoiceError, StoreError
+from tuner.export import exporter_named, exporters_for
+from tuner.export.study_formats import STUDY_FORMATS, study_format
+from tuner.records import Recommendation, Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """One file.
+
+    Attributes:
+        format: Its name.
+        file_name: A name, without folders.
+        content: What is in it.
+        usage: One line: how to use it.
+        not_expressible: What it leaves out, one sentence each.
+    """
+
+    format: str
+    file_name: str
+    content: bytes
+    usage: str
+    not_expressible: tuple[str, ...] = ()
+
+
+def export_local(store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, as_json: bool) -> None:
+    """Writes one format, or all that can hold the recommendation and the report; `-` is standard output.
+
+    Raises:
+        ChoiceError: There is no such format.
+        StoreError: There is no recommendation yet, or the folder cannot be written.
+        RecommendationError: The format that was asked for cannot hold it.
+    """
+    from service.studies import REPORT_FILE, write_files, write_report
+
+    known = None if format_ is None else study_format(format_)
+    if known is not None:
+        content = known.content(study, store.trials(study.study_id))
+        files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
+    else:
+        files = _formats(_recommendation(store, study), format_)
+    if str(folder) == "-":
+        _print(files)
+        return
+    paths = write_files(study.study_id, {file.file_name: file.content for file in files}, folder)
+    report = write_report(study.study_id, store, folder / REPORT_FILE) if format_ is None else None
+    _tell(files, paths, report, as_json=as_json)
+
+
+def export_remote(client: Client, study_id: str, format_: str | None, folder: Path, *, as_json: bool) -> None:
+    """Writes one format, or all that can hold the recommendation; `-` is standard output.
+
+    Raises:
+        NotFound: There is no such study, or it has no recommendation yet.
+        ChoiceError: The service has no such format.
+        StoreError: The folder cannot be written.
+    """
+    known = next((known for known in STUDY_FORMATS if known.name == format_), None)
+    if known is not None:
+        content = client.study_file(study_id, known.name)
+        files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
+    else:
+        chosen = _chosen(client.export_formats(study_id), format_)
+        files = [_of_service(client, study_id, found) for found in chosen]
+    if str(folder) == "-":
+        _print(files)
+        return
+    with storage_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / file.file_name for file in files]
+        for file, path in zip(files, paths, strict=True):
+            path.write_bytes(file.content)
+    _tell(files, paths, None, as_json=as_json)
+
+
+def _recommendation(store: TrialPageSource, study: Study) -> Recommendation:
+    recommendation = store.recommendation(study.study_id)
+    if recommendation is None:
+        raise StoreError(
+            f"study {study.study_id} has no recommendation ({study.state.value}): "
+            f"`steptune resume {study.study_id}` goes on with it"
+        )
+    return recommendation
+
+
+def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]:
+    chosen = (exporter_named(name),) if name else exporters_for(recommendation)
+    return [
+        Exported(
+            format=exporter.name,
+            file_name=exporter.file_name(recommendation),
+            content=exporter.export(recommendation).encode(),
+            usage=exporter.usage,
+            not_expressible=exporter.not_expressible(recommendation),
+        )
+        for exporter in chosen
+    ]
+
+
+def _chosen(formats: tuple[ExportFormat, ...], name: str | None) -> list[ExportFormat]:
+    chosen = [known for known in formats if name in (None, known.name)]
+    if not chosen:
+        raise ChoiceError(f"--format {name}: the service has {', '.join(known.name for known in formats)}")
+    return chosen
+
+
+def _of_service(client: Client, study_id: str, known: ExportFormat) -> Exported:
+    return Exported(
+        format=known.name,
+        file_name=PurePath(known.file_name).name,  # a name, whatever the service says
+        content=client.export(study_id, known.name).encode(),
+        usage=known.usage,
+        not_expressible=known.not_expressible,
+    )
+
+
+def _print(files: Sequence[Exported]) -> None:
+    for file in files:
+        sys.stdout.buffer.write(file.content)
+    sys.stdout.buffer.flush()
+
+
+def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None, *, as_json: bool) -> None:
+    """Where everything is, how it is used, and what it leaves out."""
+    if as_json:
+        exports = [
+            {"format": file.format, "path": str(path), "usage": file.usage, "not_expressible": file.not_expressible}
+            for file, path in zip(files, paths, strict=True)
+        ]
+        print_json({"report": str(report) if report else None, "exports": exports})
+        return
+    if report is not None:
+        output.print(f"{report}  open it in a browser", soft_wrap=True, markup=False)
+    for file, path in zip(files, paths, strict=True):
+        output.print(f"{path}  {file.usage}", soft_wrap=True, markup=False)
+        for sentence in file.not_expressible:
+            say(f"  not expressed: {sentence}", style="yellow")

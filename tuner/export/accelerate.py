@@ -1,0 +1,292 @@
+"""Hugging Face Accelerate: the configuration of `accelerate launch`, for FSDP2 and FSDP1, and the settings in code.
+
+The launcher refuses unknown keys at the top, but takes any key inside a section: a slip there would be ignored. Its
+keys are those of `ClusterConfig` and of the launcher's arguments.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import yaml
+
+from tuner.export import python_code
+from tuner.export.python_code import constant, imports, set_up_code
+from tuner.export.settings import threads_lost
+from tuner.export.sharding import PREFETCHES, STRATEGY, WRAPS, sharding_of
+from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.records import Choice, Recommendation
+
+VERSION = "accelerate 1.15.0"
+_IN_CODE = "no key of the YAML; the accelerate_python export says it"
+_NOWHERE = "Accelerate has no setting for it; tuner.apply runs it"
+_MIXED = {"bfloat16": "bf16", "float16": "fp16"}
+_MODES = ("default", "reduce-overhead", "max-autotune")
+
+
+def _precision(choice: Choice, recommendation: Recommendation) -> Said:
+    level, dtype = choice["level"], choice["dtype"]
+    if level == "O1":
+        return Said(sections={"": {"mixed_precision": _MIXED[str(dtype)]}})
+    reasons = {
+        "O2": "Accelerate has no 16-bit weights with FP32 masters and FP32 normalisation layers; this trains in FP32",
+        "O3": "Accelerate does not cast the model; this trains in FP32",
+        "tf32": _IN_CODE,
+    }
+    missing = {name: reasons[str(level)] for name in ("level", "dtype") if level in reasons}
+    return Said(sections={"": {"mixed_precision": "no"}}, missing=missing)
+
+
+def _compile(choice: Choice, recommendation: Recommendation) -> Said:
+    mode, regional = choice["mode"], choice["scope"] == "regional"
+    if mode is None:
+        return Said(sections={"dynamo_config": {"dynamo_backend": "NO"}})
+    if mode not in _MODES:
+        reason = f"Accelerate compiles in the modes {', '.join(_MODES)}; this compiles nothing"
+        return Said(sections={"dynamo_config": {"dynamo_backend": "NO"}}, missing=dict.fromkeys(choice, reason))
+    keys = {
+        "dynamo_backend": "INDUCTOR",
+        "dynamo_mode": mode,
+        "dynamo_use_fullgraph": False,
+        "dynamo_use_dynamic": False,
+        "dynamo_use_regional_compilation": regional,
+    }
+    missing = {"mode": "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"}
+    if regional:
+        missing["scope"] = "it compiles what stands beside the repeated blocks too"
+    return Said(sections={"dynamo_config": keys}, missing=missing)
+
+
+def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
+    every = choice["every"]
+    if not sharding_of(recommendation).words.fsdp1:
+        return Said(missing={"every": "Accelerate checkpoints under FSDP only; tuner.apply runs it"})
+    if every in (None, 1):
+        return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": every == 1}})
+    return Said(missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this checkpoints none"})
+
+
+def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={"num_micro_batches": _IN_CODE})
+
+
+def _elsewhere(*parameters: str) -> Rule:
+    return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
+
+
+def _fsdp1(recommendation: Recommendation) -> Said:
+    sharding = sharding_of(recommendation)
+    return Said(
+        sections={
+            "fsdp_config": {
+                "fsdp_version": 1,
+                "fsdp_sharding_strategy": sharding.words.fsdp1,
+                **_wrapping(recommendation),
+                "fsdp_backward_prefetch": PREFETCHES[sharding.prefetch],
+                "fsdp_forward_prefetch": False,
+                "fsdp_use_orig_params": True,
+                "fsdp_cpu_ram_efficient_loading": False,
+                "fsdp_sync_module_states": True,
+            }
+        },
+        missing=_unwrapped(recommendation),
+    )
+
+
+def _fsdp2(recommendation: Recommendation) -> Said:
+    sharding = sharding_of(recommendation)
+    missing = _unwrapped(recommendation)
+    if sharding.prefetch is not None:
+        missing["prefetch"] = "FSDP2 in Accelerate has no prefetch setting"
+    return Said(
+        sections={
+            "fsdp_config": {
+                "fsdp_version": 2,
+                "fsdp_reshard_after_forward": sharding.mode == "full" and sharding.reshard,
+                **_wrapping(recommendation),
+                "fsdp_cpu_ram_efficient_loading": False,
+            }
+        },
+        missing=missing,
+    )
+
+
+def _wrapping(recommendation: Recommendation) -> dict[str, Any]:
+    sharding = sharding_of(recommendation)
+    keys: dict[str, Any] = {"fsdp_auto_wrap_policy": WRAPS[sharding.wrap]}
+    if sharding.min_num_params is not None:
+        keys["fsdp_min_num_params"] = sharding.min_num_params
+    return {**keys, "fsdp_offload_params": sharding.cpu_offload, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+
+
+def _unwrapped(recommendation: Recommendation) -> dict[str, str]:
+    if sharding_of(recommendation).wrap != "block":
+        return {}
+    return {
+        "wrap": "name the block's class in fsdp_transformer_layer_cls_to_wrap, unless it is a model of transformers"
+    }
+
+
+class _Yaml(TranslatingExporter):
+    """What both versions of the file share."""
+
+    version = VERSION
+    comment = "#"
+    lacks = _NOWHERE
+    shared: ClassVar[Mapping[str, Rule]] = {
+        "data_loading": _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+        "cpu_threads": _elsewhere("num_threads", "bind"),
+        "backend_flags": _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
+        "optimizer_implementation": _elsewhere("implementation"),
+        "precision": _precision,
+        "compile": _compile,
+        "activation_checkpointing": _checkpointing,
+        "micro_batch": _micro_batch,
+    }
+
+    @abstractmethod
+    def sharded(self, recommendation: Recommendation) -> Said:
+        """What it says of a recommendation that shards with FSDP."""
+
+    def export(self, recommendation: Recommendation) -> str:
+        sections = self.sections(self.checked(recommendation))
+        top: dict[str, Any] = {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": _distributed_type(recommendation),
+            "use_cpu": recommendation.hardware.device_kind == "cpu",
+            "num_machines": 1,
+            "num_processes": recommendation.num_ranks,
+            **sections.pop("", {}),
+        }
+        if sharding_of(recommendation).words.fsdp1:
+            said = self.sharded(recommendation).sections["fsdp_config"]
+            sections["fsdp_config"] = {**said, **sections.get("fsdp_config", {})}
+        return self.header(recommendation) + yaml.safe_dump({**top, **sections}, sort_keys=False)
+
+    def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
+        found = []
+        if threads_lost(recommendation):
+            found.append("threads: accelerate launch sets OMP_NUM_THREADS; the accelerate_python export undoes that")
+        if recommendation.num_ranks > 1 and recommendation.hardware.device_kind == "cpu":
+            found.append("ranks: accelerate launch starts several processes on CPUs through mpirun only; use torchrun")
+        return tuple(found)
+
+    def _missing(self, strategy: str, settings: Any, recommendation: Recommendation) -> Mapping[str, str]:
+        if strategy == STRATEGY and self.refusal(recommendation) is None:
+            if not sharding_of(recommendation).shards:
+                return {}
+            return self.sharded(recommendation).missing
+        return super()._missing(strategy, settings, recommendation)
+
+
+def _distributed_type(recommendation: Recommendation) -> str:
+    if sharding_of(recommendation).words.fsdp1:
+        return "FSDP"
+    if recommendation.num_ranks == 1:
+        return "NO"
+    return "MULTI_CPU" if recommendation.hardware.device_kind == "cpu" else "MULTI_GPU"
+
+
+class AccelerateYaml(_Yaml):
+    """For a recommendation without sharding, a configuration without FSDP."""
+
+    name = "accelerate"
+    summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
+    usage = "accelerate launch --config_file accelerate.yaml train.py, with accelerate_settings.py in train.py"
+    rules = _Yaml.shared
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "accelerate.yaml"
+
+    def sharded(self, recommendation: Recommendation) -> Said:
+        return _fsdp2(recommendation)
+
+    def refusal(self, recommendation: Recommendation) -> str | None:
+        mode = sharding_of(recommendation).mode
+        if mode == "hybrid":
+            return "hybrid sharding needs the sizes of both groups in FSDP2; export accelerate_fsdp1, which has it"
+        return "Accelerate has no ZeRO-1 of its own; export deepspeed" if mode == "zero1" else None
+
+
+class AccelerateFsdp1Yaml(_Yaml):
+    name = "accelerate_fsdp1"
+    summary = "the configuration of accelerate launch with FSDP1"
+    usage = "accelerate launch --config_file accelerate_fsdp1.yaml train.py, with accelerate_settings.py in train.py"
+    rules = _Yaml.shared
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "accelerate_fsdp1.yaml"
+
+    def sharded(self, recommendation: Recommendation) -> Said:
+        return _fsdp1(recommendation)
+
+    def refusal(self, recommendation: Recommendation) -> str | None:
+        if sharding_of(recommendation).words.fsdp1:
+            return None
+        return "the recommendation does not shard the model with FSDP; export accelerate"
+
+
+# --- in code ----------------------------------------------------------------------------------
+
+
+_IN_YAML = "the YAML of the accelerate export says it"
+
+
+def _said_in_yaml(rule: Rule | None) -> Rule:
+    """Not said in code: the YAML says it, or says why not."""
+
+    def missing(choice: Choice, recommendation: Recommendation) -> Said:
+        there = rule(choice, recommendation).missing if rule else {}
+        return Said(missing={**dict.fromkeys(choice, _IN_YAML), **there})
+
+    return missing
+
+
+def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
+    """TF32 is code; the rest is the YAML's."""
+    lines = python_code.tf32_lines(choice)
+    return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
+
+
+_OWN_THREADS = """
+# accelerate launch sets this; it was measured with the number of threads that torch chooses.
+os.environ.pop("OMP_NUM_THREADS", None)
+"""
+
+
+class AccelerateCode(TranslatingExporter):
+    name = "accelerate_python"
+    summary = "what an Accelerate script sets in code, beside the YAML"
+    version = VERSION
+    usage = "In train.py, first: from accelerate_settings import ACCELERATOR, DATALOADER, OPTIMIZER, set_up"
+    comment = "#"
+    lacks = _NOWHERE
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "data_loading": python_code.data_loading,
+        "cpu_threads": python_code.cpu_threads,
+        "backend_flags": python_code.backend_flags,
+        "precision": _code_precision,
+        "compile": _said_in_yaml(_compile),
+        "optimizer_implementation": python_code.optimizer_implementation,
+        "activation_checkpointing": _said_in_yaml(_checkpointing),
+        "micro_batch": python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
+        STRATEGY: _said_in_yaml(None),
+    }
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "accelerate_settings.py"
+
+    def export(self, recommendation: Recommendation) -> str:
+        sections = self.sections(recommendation)
+        optimizer = sections.get("OPTIMIZER", {})
+        code = (
+            constant("ACCELERATOR", sections.get("ACCELERATOR", {}), "accelerate.Accelerator(**ACCELERATOR)")
+            + constant("DATALOADER", sections["DATALOADER"], "torch.utils.data.DataLoader(dataset, **DATALOADER)")
+            + constant("OPTIMIZER", optimizer, "the class of your optimizer(parameters, ..., **OPTIMIZER)")
+            + "\n\n"
+            + set_up_code(sections)
+        )
+        above = _OWN_THREADS if threads_lost(recommendation) else ""
+        return f"{self.header(recommendation)}\n{imports(recommendation, code, above=above)}\n{code}"

@@ -1,0 +1,98 @@
+"""DeepSpeed: its JSON configuration. JSON has no comments: what is missing is shown beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tuner.export.python_code import NO_BATCH, token_weights
+from tuner.export.settings import batch_per_rank
+from tuner.export.sharding import STRATEGY, sharding_of
+from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.records import Choice, Recommendation
+
+_IN_CODE = "no key of the JSON: your script sets it"
+
+
+def _precision(choice: Choice, recommendation: Recommendation) -> Said:
+    """Autocast is DeepSpeed's `torch_autocast`; its `bf16` and `fp16` cast normalisation layers too."""
+    level, dtype = choice["level"], choice["dtype"]
+    if level == "O1":
+        sections = {"torch_autocast": {"enabled": True, "dtype": dtype}}
+        reason = "DeepSpeed reduces the gradients of Linear and convolutions in 16 bits then"
+        return Said(sections=sections, missing={"level": reason} if recommendation.num_ranks > 1 else {})
+    reasons = {
+        "tf32": _IN_CODE,
+        "O2": "DeepSpeed casts normalisation layers too; this trains in FP32",
+        "O3": "DeepSpeed keeps FP32 masters of 16-bit weights; this trains in FP32",
+    }
+    return Said(missing=dict.fromkeys(choice, reasons[str(level)]) if level in reasons else {})
+
+
+def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
+    found = batch_per_rank(recommendation)
+    if found is None:
+        return Said(missing={"num_micro_batches": NO_BATCH})
+    size, pieces = found
+    sizes = {
+        "train_batch_size": recommendation.global_batch,
+        "train_micro_batch_size_per_gpu": size,
+        "gradient_accumulation_steps": pieces,
+    }
+    return Said(sections={"": sizes}, missing=token_weights(recommendation, pieces))
+
+
+def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
+    sharding = sharding_of(recommendation)
+    stage = sharding.words.zero_stage
+    if stage is None:
+        return Said(missing=dict.fromkeys(choice, "ZeRO has no such mode; this shards nothing"))
+    zero: dict[str, Any] = {"stage": stage}
+    missing = {"prefetch": "ZeRO prefetches by size, not by place"} if sharding.prefetch is not None else {}
+    if sharding.wrap != "root" and stage == 3:
+        reason = "ZeRO-3 gathers module by module, whatever is wrapped"
+        missing |= dict.fromkeys(("wrap", "min_num_params"), reason)
+    if stage == 3 and not sharding.reshard:
+        missing["reshard"] = "ZeRO-3 frees parameters after the forward pass"
+    if sharding.cpu_offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
+        else:
+            missing["cpu_offload"] = "below stage 3 ZeRO offloads the optimizer only"
+    return Said(sections={"zero_optimization": zero}, missing=missing)
+
+
+def _in_code(*parameters: str) -> Rule:
+    return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
+
+
+class DeepSpeedJson(TranslatingExporter):
+    name = "deepspeed"
+    summary = "the configuration of DeepSpeed"
+    version = "deepspeed 0.19.8"
+    usage = 'deepspeed.initialize(model=model, optimizer=optimizer, config="deepspeed.json"), with your clipping added'
+    lacks = "DeepSpeed has no setting for it; tuner.apply runs it"
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "data_loading": _in_code("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+        "cpu_threads": _in_code("num_threads", "bind"),
+        "backend_flags": _in_code("cudnn_benchmark", "tf32", "flush_denormals"),
+        "optimizer_implementation": _in_code("implementation"),
+        "compile": _in_code("mode", "scope"),
+        "precision": _precision,
+        "micro_batch": _micro_batch,
+        STRATEGY: _sharding,
+    }
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "deepspeed.json"
+
+    def export(self, recommendation: Recommendation) -> str:
+        sections = self.sections(recommendation)
+        # The user's optimizer, whatever its class: ZeRO refuses those that it was not tested with.
+        top = {
+            **sections.pop("", {"train_batch_size": recommendation.global_batch}),
+            "zero_allow_untested_optimizer": True,
+        }
+        return json.dumps({**top, **sections}, indent=2) + "\n"

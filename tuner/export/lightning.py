@@ -1,0 +1,115 @@
+"""Lightning: a function that makes the Trainer, and the arguments of what a LightningModule constructs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tuner.export import python_code
+from tuner.export.python_code import constant, imports, literal, set_up_code
+from tuner.export.sharding import PREFETCHES, STRATEGY, sharding_of
+from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.records import Choice, Recommendation
+
+_TRAINER = "TRAINER"
+_SHORT = {"bfloat16": "bf16", "float16": "16"}
+
+
+def _precision(choice: Choice, recommendation: Recommendation) -> Said:
+    level, dtype = choice["level"], choice["dtype"]
+    if level == "O2":
+        reason = "Lightning has no 16-bit weights with FP32 masters and FP32 normalisation layers; this trains in FP32"
+        return Said(sections={_TRAINER: {"precision": "32-true"}}, missing=dict.fromkeys(choice, reason))
+    kind = {"O1": "mixed", "O3": "true"}.get(str(level))
+    precision = f"{_SHORT[str(dtype)]}-{kind}" if kind else "32-true"
+    return Said(sections={_TRAINER: {"precision": precision}, "set_up": python_code.tf32_lines(choice)})
+
+
+def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
+    """The benchmark of cuDNN is an argument of the Trainer, which would undo what code sets."""
+    lines = python_code.flag_lines({**choice, "cudnn_benchmark": False})
+    return Said(sections={_TRAINER: {"benchmark": bool(choice["cudnn_benchmark"])}, "set_up": lines})
+
+
+def _compile(choice: Choice, recommendation: Recommendation) -> Said:
+    if choice["mode"] is None:
+        return Said()
+    if choice["scope"] == "regional":
+        reason = "Lightning has no setting for single blocks: call compile() on them; this compiles nothing"
+        return Said(missing=dict.fromkeys(choice, reason))
+    return Said(sections={"COMPILE": {"mode": choice["mode"]}})
+
+
+def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
+    sharding = sharding_of(recommendation)
+    if not sharding.shards:
+        return Said()
+    if sharding.words.fsdp1 is None:
+        return Said(missing=dict.fromkeys(choice, "Lightning shards by FSDP1; this shards nothing"))
+    if sharding.mode == "hybrid":
+        reason = "FSDPStrategy wants an auto_wrap_policy or a device_mesh of yours with it; this shards nothing"
+        return Said(missing=dict.fromkeys(choice, reason))
+    options = {"sharding_strategy": sharding.words.fsdp1, "cpu_offload": sharding.cpu_offload}
+    missing = {}
+    if sharding.wrap != "root":
+        missing = dict.fromkeys(("wrap", "min_num_params"), "give FSDPStrategy an auto_wrap_policy of your classes")
+    if sharding.prefetch != "backward_pre":
+        missing["prefetch"] = f"FSDPStrategy prefetches before the backward pass, not {PREFETCHES[sharding.prefetch]}"
+    return Said(sections={"FSDP": options}, missing=missing)
+
+
+class LightningTrainer(TranslatingExporter):
+    name = "lightning"
+    summary = "a Trainer of Lightning, as a Python function"
+    version = "lightning 2.6.6"
+    usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(dataset, **DATALOADER)): the recipe stays yours"
+    comment = "#"
+    lacks = "Lightning has no setting for it; tuner.apply runs it"
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "data_loading": python_code.data_loading,
+        "cpu_threads": python_code.cpu_threads,
+        "backend_flags": _backend_flags,
+        "precision": _precision,
+        "compile": _compile,
+        "optimizer_implementation": python_code.optimizer_implementation,
+        "micro_batch": python_code.accumulation(_TRAINER, "accumulate_grad_batches"),
+        STRATEGY: _sharding,
+    }
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "lightning_trainer.py"
+
+    def export(self, recommendation: Recommendation) -> str:
+        sections = self.sections(recommendation)
+        options = {**_placement(recommendation), **sections[_TRAINER]}
+        fsdp, compiled = sections.get("FSDP"), sections.get("COMPILE")
+        strategy = (
+            f"FSDPStrategy({_arguments(fsdp)})" if fsdp else literal("ddp" if recommendation.num_ranks > 1 else "auto")
+        )
+        optimizer = sections.get("OPTIMIZER", {})
+        code = (
+            constant(_TRAINER, options, "What decides speed and numerics; the recipe is not among it.")
+            + constant("DATALOADER", sections["DATALOADER"], "torch.utils.data.DataLoader(dataset, **DATALOADER)")
+            + constant("OPTIMIZER", optimizer, "in configure_optimizers: its class(parameters, ..., **OPTIMIZER)")
+            + "\n\n"
+            + set_up_code(sections)
+            + "\n\ndef trainer(**recipe):\n"
+            '    """Makes the process-wide settings too. An argument that is given goes before a recommended one."""\n'
+            "    set_up()\n"
+            f'    return Trainer(**{{**TRAINER, "strategy": {strategy}, **recipe}})\n'
+            "\n\ndef prepared(module):\n"
+            '    """The LightningModule as it is fitted."""\n'
+            + (f"    return torch.compile(module, {_arguments(compiled)})\n" if compiled else "    return module\n")
+        )
+        more = ["from lightning.pytorch import Trainer"]
+        more += ["from lightning.pytorch.strategies import FSDPStrategy"] if fsdp else []
+        return f"{self.header(recommendation)}\n{imports(recommendation, code, *more)}\n{code}"
+
+
+def _placement(recommendation: Recommendation) -> dict[str, Any]:
+    kind = recommendation.hardware.device_kind
+    return {"accelerator": "cpu" if kind == "cpu" else "gpu", "devices": recommendation.num_ranks, "num_nodes": 1}
+
+
+def _arguments(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={literal(value)}" for name, value in values.items())

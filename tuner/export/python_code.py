@@ -1,0 +1,145 @@
+"""What the Python exports share: settings that are code in any training script.
+
+A module has `set_up()`, which makes the process-wide settings, and arguments for what the user constructs: the
+DataLoader and the optimizer. Variables that libraries read when they are loaded are set above `import torch`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.export.settings import batch_per_rank
+from tuner.export.translation import Rule, Said, Sections
+from tuner.records import Choice, Recommendation, SampleUnit
+
+NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
+TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tokens when it was measured"
+
+
+def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
+    """Arguments of the DataLoader."""
+    return Said(sections={"DATALOADER": loader_arguments(choice)})
+
+
+def loader_arguments(choice: Choice) -> dict[str, Any]:
+    """Of torch.utils.data.DataLoader, which refuses what only workers need where there are none."""
+    workers = int(choice["num_workers"] or 0)
+    arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": bool(choice["pin_memory"])}
+    if workers:
+        arguments["prefetch_factor"] = int(choice["prefetch_factor"] or 2)
+        arguments["persistent_workers"] = bool(choice["persistent_workers"])
+    return arguments
+
+
+def cpu_threads(choice: Choice, recommendation: Recommendation) -> Said:
+    """Threads in `set_up`; their binding above `import torch`."""
+    count = choice["num_threads"]
+    lines = {} if count is None else {"threads": f"torch.set_num_threads({int(count)})"}
+    return Said(sections={"set_up": lines})
+
+
+def backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(sections={"set_up": flag_lines(choice)})
+
+
+def flag_lines(choice: Choice) -> dict[str, str]:
+    """Statements that make the flags of `backend_flags`."""
+    lines = {}
+    if choice["cudnn_benchmark"]:
+        lines["cudnn_benchmark"] = "torch.backends.cudnn.benchmark = True"
+    if choice["tf32"]:
+        lines["tf32"] = 'torch.set_float32_matmul_precision("high")'
+    if choice["flush_denormals"]:
+        lines["flush_denormals"] = "torch.set_flush_denormal(True)"
+    return lines
+
+
+def tf32_lines(choice: Choice) -> dict[str, str]:
+    """Statements that make precision's level tf32."""
+    if choice["level"] != "tf32":
+        return {}
+    return {
+        "tf32": 'torch.set_float32_matmul_precision("high")',
+        "cudnn_tf32": "torch.backends.cudnn.allow_tf32 = True",
+    }
+
+
+def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> Said:
+    """Arguments of the user's optimizer; none where it stays as they wrote it."""
+    name = choice["implementation"]
+    if name is None:
+        return Said()
+    return Said(sections={"OPTIMIZER": {"foreach": name == "foreach", "fused": name == "fused"}})
+
+
+def accumulation(section: str, key: str) -> Rule:
+    """A rule for targets that accumulate by themselves: their argument, and the DataLoader's batch."""
+
+    def rule(choice: Choice, recommendation: Recommendation) -> Said:
+        found = batch_per_rank(recommendation)
+        if found is None:
+            return Said(missing={"num_micro_batches": NO_BATCH})
+        size, pieces = found
+        return Said(
+            sections={"DATALOADER": {"batch_size": size}, section: {key: pieces}},
+            missing=token_weights(recommendation, pieces),
+        )
+
+    return rule
+
+
+def token_weights(recommendation: Recommendation, pieces: int) -> dict[str, str]:
+    """What is missing where a target gives every micro-batch the same weight."""
+    if recommendation.sample_unit is SampleUnit.TOKEN and pieces > 1:
+        return {"num_micro_batches": TOKEN_WEIGHTS}
+    return {}
+
+
+def environment_code(recommendation: Recommendation) -> str:
+    """Statements above `import torch`; empty where nothing must be set."""
+    variables = dict(sorted(recommendation.environment_variables.items()))
+    if not variables:
+        return ""
+    return (
+        "\n# Libraries read these when they are loaded, so they are set before torch is imported.\n"
+        f"os.environ.update({literal(variables)})\n"
+    )
+
+
+def set_up_code(sections: Sections) -> str:
+    """The function that makes the process-wide settings."""
+    lines = [*sections.get("set_up", {}).values()] or ["pass  # nothing to set"]
+    body = "".join(f"    {line}\n" for line in lines)
+    return f'def set_up() -> None:\n    """Process-wide settings; call it first."""\n{body}'
+
+
+def constant(name: str, values: Mapping[str, Any], meaning: str) -> str:
+    """`NAME = {...}`, one entry a line, under a comment."""
+    entries = "".join(f"    {literal(key)}: {literal(value)},\n" for key, value in values.items())
+    return f"# {meaning}\n{name} = " + (f"{{\n{entries}}}\n" if entries else "{}\n")
+
+
+def literal(value: Any) -> str:
+    """A plain value as Python, strings in double quotes as formatters write them."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(literal, value)) + "]"
+    return repr(value)
+
+
+def imports(recommendation: Recommendation, code: str, *more: str, above: str = "") -> str:
+    """The imports of a module, torch among them where the code names it, under what must come before it.
+
+    Args:
+        above: Statements before it, beyond the recommendation's variables.
+    """
+    above = environment_code(recommendation) + above
+    names_torch = re.search(r"^ +(return )?torch\.", code, re.MULTILINE)
+    lines = [*(["import torch"] if names_torch else []), *more]
+    return (f"import os\n{above}\n" if above else "") + "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,78 @@
+"""What a recommendation sets: everything that a target has to say, or to list as not said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner.records import Choice, Recommendation, Scalar, choice_label
+from tuner.strategies import STRATEGIES
+from tuner.strategies.composition import MEANINGLESS
+
+_DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One parameter of one strategy that is not what plain PyTorch runs, or that the candidate changes to that."""
+
+    strategy: str
+    parameter: str
+    value: Scalar
+
+
+def settings_of(recommendation: Recommendation) -> tuple[Setting, ...]:
+    """In the order of the strategies. A strategy that this version does not know counts with all of its parameters."""
+    choices = recommendation.choices
+    names = [name for name in _DEFAULTS if name in choices] + [name for name in choices if name not in _DEFAULTS]
+    return tuple(
+        Setting(strategy=name, parameter=parameter, value=value)
+        for name in names
+        for parameter, value in choices[name].items()
+        if _counts(recommendation, name, parameter, value)
+    )
+
+
+def _counts(recommendation: Recommendation, strategy: str, parameter: str, value: Scalar) -> bool:
+    defaults = _DEFAULTS.get(strategy, {})
+    if parameter in recommendation.candidate.choices.get(strategy, {}):
+        return True
+    if parameter in defaults and defaults[parameter] == value:
+        return False
+    complete = {**_DEFAULTS, **recommendation.choices}
+    return not any(
+        row.strategy == strategy and parameter in row.parameters and row.applies(complete) for row in MEANINGLESS
+    )
+
+
+def sentence(settings: Iterable[Setting], reason: str) -> str:
+    """`data_loading: num_workers=2, pin_memory=on: the reason`, for settings of one strategy."""
+    listed = list(settings)
+    return f"{listed[0].strategy}: {choice_label({s.parameter: s.value for s in listed})}: {reason}"
+
+
+def choice_of(recommendation: Recommendation, strategy: str) -> Choice:
+    """The complete choice of a strategy; PyTorch's defaults where the recommendation is older than it."""
+    return {**_DEFAULTS.get(strategy, {}), **recommendation.choices.get(strategy, {})}
+
+
+def batch_per_rank(recommendation: Recommendation) -> tuple[int, int] | None:
+    """Samples of one micro-batch of one rank, and how many of them make a step; None where it does not come out."""
+    pieces = int(choice_of(recommendation, "micro_batch")["num_micro_batches"] or 1)
+    size, rest = divmod(recommendation.global_batch, recommendation.num_ranks * pieces)
+    return (size, pieces) if size and not rest else None
+
+
+def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """By strategy, in order."""
+    found: dict[str, list[Setting]] = {}
+    for setting in settings:
+        found.setdefault(setting.strategy, []).append(setting)
+    return found
+
+
+def threads_lost(recommendation: Recommendation) -> bool:
+    """Whether a launcher that sets OMP_NUM_THREADS changes what was measured."""
+    return (
+        recommendation.hardware.device_kind == "cpu" and choice_of(recommendation, "cpu_threads")["num_threads"] is None
+    )

@@ -1,0 +1,87 @@
+"""How a recorded `sharding` choice reads in other tools: one table.
+
+Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "size"), `min_num_params` (with "size"),
+`reshard` (parameters are freed after the forward pass), `prefetch` (None, "backward_pre", "backward_post"),
+`cpu_offload`. A recommendation without the choice is data-parallel: every rank holds the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tuner.errors import RecommendationError
+from tuner.records import Recommendation, Scalar
+
+STRATEGY = "sharding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One way to shard, in the words of the targets; None where a target has none.
+
+    Attributes:
+        fsdp1: Sharding strategy of FSDP1.
+        fsdp2: FSDP2 shards over all ranks; `reshard` says the rest.
+        zero_stage: Of DeepSpeed.
+    """
+
+    fsdp1: str | None
+    fsdp2: bool
+    zero_stage: int | None
+
+
+MODES = {
+    "ddp": Mode(fsdp1=None, fsdp2=False, zero_stage=0),
+    "zero1": Mode(fsdp1=None, fsdp2=False, zero_stage=1),
+    "grad_op": Mode(fsdp1="SHARD_GRAD_OP", fsdp2=True, zero_stage=2),
+    "full": Mode(fsdp1="FULL_SHARD", fsdp2=True, zero_stage=3),
+    "hybrid": Mode(fsdp1="HYBRID_SHARD", fsdp2=False, zero_stage=None),
+}
+WRAPS = {"root": "NO_WRAP", "block": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}
+PREFETCHES = {None: "NO_PREFETCH", "backward_pre": "BACKWARD_PRE", "backward_post": "BACKWARD_POST"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """A recorded choice, checked."""
+
+    mode: str = "ddp"
+    wrap: str = "root"
+    min_num_params: int | None = None
+    reshard: bool = True
+    prefetch: str | None = None
+    cpu_offload: bool = False
+
+    @property
+    def shards(self) -> bool:
+        """Ranks hold parts of something."""
+        return self.mode != "ddp"
+
+    @property
+    def words(self) -> Mode:
+        return MODES[self.mode]
+
+
+def sharding_of(recommendation: Recommendation) -> Sharding:
+    """The recorded choice.
+
+    Raises:
+        RecommendationError: A parameter or value that this version does not know.
+    """
+    choice = recommendation.choices.get(STRATEGY, {})
+    flag = (True, False)
+    allowed: dict[str, Collection[Scalar]] = {
+        "mode": list(MODES),
+        "wrap": list(WRAPS),
+        "prefetch": list(PREFETCHES),
+        "reshard": flag,
+        "cpu_offload": flag,
+    }
+    for name, value in choice.items():
+        if name not in Sharding.__dataclass_fields__ or (name in allowed and value not in allowed[name]):
+            raise RecommendationError(
+                f"sharding {name}={value!r} is not known to this version of Steptune: export it with the version "
+                f"that made it ({recommendation.steptune_version})"
+            )
+    return Sharding(**choice)  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+"""A whole study as a file: its trials as a table, or all of it as an Optuna study. Needs no recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import ChoiceError
+from tuner.export import EXPORTERS, optuna_study, trial_table
+from tuner.records import Study, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFormat:
+    """One format.
+
+    Attributes:
+        name: What a user asks for.
+        summary: One line for people.
+        usage: One line: how to use the file.
+        file_name: A usual name for it.
+        media_type: Of its content.
+        content: The same for the same trials.
+    """
+
+    name: str
+    summary: str
+    usage: str
+    file_name: str
+    media_type: str
+    content: Callable[[Study, Sequence[Trial]], bytes]
+
+
+STUDY_FORMATS = (
+    StudyFormat(
+        name="csv",
+        summary="the trials as a table",
+        usage='pandas.read_csv("trials.csv")',
+        file_name="trials.csv",
+        media_type="text/csv",
+        content=lambda study, trials: trial_table.as_csv(trials),
+    ),
+    StudyFormat(
+        name="parquet",
+        summary="the trials as a table with types (needs pyarrow)",
+        usage='pandas.read_parquet("trials.parquet")',
+        file_name="trials.parquet",
+        media_type="application/vnd.apache.parquet",
+        content=lambda study, trials: trial_table.as_parquet(trials),
+    ),
+    StudyFormat(
+        name="optuna",
+        summary="the study as an Optuna study (optuna 5.0.0), in a journal file",
+        usage="optuna-dashboard optuna_study.log",
+        file_name="optuna_study.log",
+        media_type="application/x-ndjson",
+        content=optuna_study.optuna_journal,
+    ),
+)
+_BY_NAME = {known.name: known for known in STUDY_FORMATS}
+
+
+def study_format(name: str) -> StudyFormat | None:
+    """The format of a whole study with this name, or None where it is one of a recommendation.
+
+    Raises:
+        ChoiceError: There is no such format of either; names those that exist.
+    """
+    names = [exporter.name for exporter in EXPORTERS]
+    if name not in _BY_NAME and name not in names:
+        raise ChoiceError(f"there is no export format {name!r}: the formats are {', '.join([*names, *_BY_NAME])}")
+    return _BY_NAME.get(name)

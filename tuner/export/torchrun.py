@@ -1,0 +1,44 @@
+"""A script that starts the Python export with its ranks and its environment."""
+
+from __future__ import annotations
+
+import shlex
+from string import Template
+
+from tuner.export.base import Exporter, one_line
+from tuner.export.settings import threads_lost
+from tuner.records import Recommendation
+
+_SCRIPT = Template("""\
+#!/usr/bin/env bash
+$header# What runs: $label
+set -euo pipefail
+$threads$variables
+exec torchrun --standalone --nproc-per-node=$ranks "$$(dirname "$$0")/train_recommended.py" "$$@"
+""")
+_THREADS = """
+# torchrun sets this to 1 for several ranks; it was measured with the number of threads that torch chooses.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(python -c 'import torch; print(torch.get_num_threads())')}"
+"""
+
+
+class TorchrunScript(Exporter):
+    name = "torchrun"
+    summary = "a script that starts the Python export with its ranks and its environment"
+    version = "torch 2.13.0"
+    usage = "Beside train_recommended.py (the python export): bash train_recommended.sh --steps 1000"
+    comment = "#"
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "train_recommended.sh"
+
+    def export(self, recommendation: Recommendation) -> str:
+        several = recommendation.num_ranks > 1
+        variables = sorted(recommendation.environment_variables.items())
+        return _SCRIPT.substitute(
+            header=self.header(recommendation),
+            label=one_line(recommendation.candidate.label),
+            threads=_THREADS if several and threads_lost(recommendation) else "",
+            variables="".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables),
+            ranks=recommendation.num_ranks,
+        )

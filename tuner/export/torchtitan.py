@@ -1,0 +1,145 @@
+"""torchtitan: a function that changes a configuration of its registry.
+
+torchtitan trains the models of its registry only. For any other model these are hints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tuner.export import python_code
+from tuner.export.python_code import NO_BATCH, imports, literal, set_up_code, token_weights
+from tuner.export.settings import batch_per_rank
+from tuner.export.sharding import STRATEGY, sharding_of
+from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.records import Choice, Recommendation
+
+_IMPLEMENTATIONS = {"for_loop": "for-loop", "foreach": "foreach", "fused": "fused"}
+
+
+def _said(section: str, missing: Mapping[str, str] | None = None, **values: Any) -> Said:
+    return Said(sections={section: values}, missing=missing or {})
+
+
+def _data_loading(choice: Choice, recommendation: Recommendation) -> Said:
+    return _said("dataloader", **python_code.loader_arguments(choice))
+
+
+def _precision(choice: Choice, recommendation: Recommendation) -> Said:
+    level, dtype = choice["level"], choice["dtype"]
+    training: dict[str, Any] = {"dtype": "float32", "mixed_precision_param": "float32"}
+    if dtype == "float16":
+        return _said("training", dict.fromkeys(choice, "torchtitan has no float16; this trains in FP32"), **training)
+    if level == "O1":
+        training["mixed_precision_param"] = "bfloat16"
+    if level == "O3":
+        training = dict.fromkeys(training, "bfloat16")
+    missing = {}
+    if level == "O2":
+        reason = "torchtitan has no 16-bit weights with FP32 masters and FP32 normalisation layers; this trains in FP32"
+        missing = dict.fromkeys(choice, reason)
+    return Said(sections={"training": training, "set_up": python_code.tf32_lines(choice)}, missing=missing)
+
+
+def _compile(choice: Choice, recommendation: Recommendation) -> Said:
+    """Its transformer blocks are compiled one by one."""
+    if choice["mode"] is None:
+        return _said("compile", enable=False)
+    if choice["mode"] != "default" or choice["scope"] != "regional":
+        reason = "torchtitan compiles single blocks in the default mode; this compiles nothing"
+        return _said("compile", dict.fromkeys(choice, reason), enable=False)
+    return _said("compile", enable=True, components=["model"], backend="inductor")
+
+
+def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
+    name = choice["implementation"]
+    return Said() if name is None else _said("optimizer", implementation=_IMPLEMENTATIONS[str(name)])
+
+
+def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
+    every = choice["every"]
+    if every in (None, 1):
+        return _said("", activation_checkpoint="FullAC" if every else None)
+    reason = "torchtitan recomputes every block, or single operators; this recomputes nothing"
+    return _said("", {"every": reason}, activation_checkpoint=None)
+
+
+def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
+    found = batch_per_rank(recommendation)
+    if found is None:
+        return Said(missing={"num_micro_batches": NO_BATCH})
+    size, pieces = found
+    return _said(
+        "training",
+        token_weights(recommendation, pieces),
+        local_batch_size=size,
+        global_batch_size=recommendation.global_batch,
+    )
+
+
+def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
+    sharding, ranks = sharding_of(recommendation), recommendation.num_ranks
+    degrees = {"data_parallel_replicate_degree": ranks, "data_parallel_shard_degree": 1}
+    if not sharding.words.fsdp2:
+        missing = dict.fromkeys(choice, "torchtitan shards by FSDP2; this shards nothing") if sharding.shards else {}
+        return _said("parallelism", missing, **degrees)
+    keeps = sharding.mode == "grad_op" or not sharding.reshard
+    missing = {}
+    if sharding.wrap != "block":
+        missing |= dict.fromkeys(("wrap", "min_num_params"), "torchtitan wraps every block")
+    if sharding.prefetch is not None:
+        missing["prefetch"] = "FSDP2 prefetches by itself there"
+    parallelism = {
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": ranks,
+        "fsdp_reshard_after_forward": "never" if keeps else "always",
+    }
+    offload = {"enable_cpu_offload": sharding.cpu_offload}
+    return Said(sections={"parallelism": parallelism, "training": offload}, missing=missing)
+
+
+class TorchtitanConfig(TranslatingExporter):
+    name = "torchtitan"
+    summary = "a configuration function of torchtitan; hints for models outside its registry"
+    version = "torchtitan 0.3.0"
+    usage = "torchrun -m torchtitan.train --module yours --config mine, with mine() returning recommended(llama3_8b())"
+    comment = "#"
+    lacks = "torchtitan has no setting for it"
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "data_loading": _data_loading,
+        "cpu_threads": python_code.cpu_threads,
+        "backend_flags": python_code.backend_flags,
+        "precision": _precision,
+        "compile": _compile,
+        "optimizer_implementation": _optimizer,
+        "activation_checkpointing": _checkpointing,
+        "micro_batch": _micro_batch,
+        STRATEGY: _sharding,
+    }
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "torchtitan_config.py"
+
+    def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
+        return (
+            "model: torchtitan trains the models of its registry; for any other these are hints, not measured there",
+        )
+
+    def export(self, recommendation: Recommendation) -> str:
+        sections = self.sections(recommendation)
+        # On unless disabled there, and no choice of this recommendation.
+        sections.setdefault("training", {})["disable_cuda_graphs"] = True
+        recompute = sections.pop("", {}).get("activation_checkpoint")
+        lines = [f"config.activation_checkpoint = {'FullAC.Config()' if recompute else None}"]
+        for section, values in sections.items():
+            if section != "set_up":
+                lines += [f"config.{section}.{name} = {literal(value)}" for name, value in values.items()]
+        code = (
+            set_up_code(sections) + "\n\ndef recommended(config: Trainer.Config) -> Trainer.Config:\n"
+            '    """Changes what decides speed and numerics; model, data and recipe stay."""\n'
+            "    set_up()\n" + "".join(f"    {line}\n" for line in lines) + "    return config\n"
+        )
+        more = ["from torchtitan.distributed.activation_checkpoint import FullAC"] if recompute else []
+        above = imports(recommendation, code, *more, "from torchtitan.trainer import Trainer")
+        return f"{self.header(recommendation)}\n{above}\n\n{code}"

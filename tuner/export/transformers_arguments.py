@@ -1,0 +1,136 @@
+"""Hugging Face transformers: a function that makes TrainingArguments.
+
+Every argument that decides speed or numerics is given, defaults included: transformers has other defaults than PyTorch
+(a fused optimizer, pinned memory, TF32 beside compilation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tuner.export import python_code
+from tuner.export.python_code import NO_BATCH, constant, imports, set_up_code
+from tuner.export.settings import batch_per_rank, choice_of
+from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
+from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.records import Choice, Recommendation
+
+_ARGUMENTS = "ARGUMENTS"
+
+
+def _said(missing: Mapping[str, str] | None = None, **arguments: Any) -> Said:
+    return Said(sections={_ARGUMENTS: arguments}, missing=missing or {})
+
+
+def _data_loading(choice: Choice, recommendation: Recommendation) -> Said:
+    return _said(**{f"dataloader_{name}": value for name, value in python_code.loader_arguments(choice).items()})
+
+
+def _precision(choice: Choice, recommendation: Recommendation) -> Said:
+    level, dtype = choice["level"], choice["dtype"]
+    mixed = {"bf16": level == "O1" and dtype == "bfloat16", "fp16": level == "O1" and dtype == "float16"}
+    if recommendation.hardware.device_kind == "cuda":
+        mixed["tf32"] = level == "tf32" or bool(choice_of(recommendation, "backend_flags")["tf32"])
+    missing = {}
+    if level in ("O2", "O3"):
+        missing = dict.fromkeys(("level", "dtype"), "TrainingArguments do not cast the model; this trains in FP32")
+    return _said(missing, **mixed)
+
+
+def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
+    """TF32 is an argument of its own, which would undo what code sets."""
+    lines = python_code.flag_lines({**choice, "tf32": False})
+    return Said(sections={"set_up": lines})
+
+
+def _compile(choice: Choice, recommendation: Recommendation) -> Said:
+    if choice["mode"] is None:
+        return _said(torch_compile=False)
+    if choice["scope"] == "regional":
+        reason = "TrainingArguments compile the whole model or nothing; this compiles nothing"
+        return _said(dict.fromkeys(choice, reason), torch_compile=False)
+    return _said(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=choice["mode"])
+
+
+def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
+    if choice["implementation"] == "fused":
+        reason = "optim names the fused AdamW of PyTorch; pass another optimizer, made with fused=True, to Trainer"
+        return _said({"implementation": reason}, optim="adamw_torch_fused")
+    reason = "optim leaves the implementation to PyTorch; pass an optimizer that is made with it to Trainer"
+    return _said({"implementation": reason}, optim="adamw_torch")
+
+
+def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
+    every = choice["every"]
+    if every is None:
+        return _said(activation_checkpointing=False)
+    reason = "for models of transformers, which know their layers"
+    kwargs = {"every_n_layers": every, "use_reentrant": False}
+    return _said({"every": reason}, activation_checkpointing=True, activation_checkpointing_kwargs=kwargs)
+
+
+def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
+    found = batch_per_rank(recommendation)
+    if found is None:
+        return _said({"num_micro_batches": NO_BATCH})
+    size, pieces = found
+    return _said(per_device_train_batch_size=size, gradient_accumulation_steps=pieces)
+
+
+def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
+    sharding = sharding_of(recommendation)
+    if not sharding.shards:
+        return Said()
+    if not sharding.words.fsdp2:
+        return Said(missing=dict.fromkeys(choice, "TrainingArguments shard by FSDP2; this shards nothing"))
+    config: dict[str, Any] = {
+        "version": 2,
+        "reshard_after_forward": sharding.mode == "full" and sharding.reshard,
+        "cpu_offload": sharding.cpu_offload,
+        "auto_wrap_policy": WRAPS[sharding.wrap],
+    }
+    if sharding.min_num_params is not None:
+        config["min_num_params"] = sharding.min_num_params
+    missing = {} if sharding.prefetch is None else {"prefetch": "FSDP2 has no prefetch setting there"}
+    if sharding.wrap == "block":
+        missing["wrap"] = "for models of transformers, which know their layers"
+    return _said(missing, fsdp=True, fsdp_config=config)
+
+
+class TransformersArguments(TranslatingExporter):
+    name = "transformers"
+    summary = "TrainingArguments of Hugging Face transformers, as a Python function"
+    version = "transformers 5.23.0"
+    usage = 'Trainer(model, training_arguments("out", max_grad_norm=..., learning_rate=...)): the recipe stays yours'
+    comment = "#"
+    lacks = "TrainingArguments have no setting for it; tuner.apply runs it"
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "data_loading": _data_loading,
+        "cpu_threads": python_code.cpu_threads,
+        "backend_flags": _backend_flags,
+        "precision": _precision,
+        "compile": _compile,
+        "optimizer_implementation": _optimizer,
+        "activation_checkpointing": _checkpointing,
+        "micro_batch": _micro_batch,
+        STRATEGY: _sharding,
+    }
+
+    def file_name(self, recommendation: Recommendation) -> str:
+        return "training_arguments.py"
+
+    def export(self, recommendation: Recommendation) -> str:
+        sections = self.sections(recommendation)
+        arguments = {**sections[_ARGUMENTS], "use_cpu": recommendation.hardware.device_kind == "cpu"}
+        code = (
+            constant(_ARGUMENTS, arguments, "What decides speed and numerics; the recipe is not among it.")
+            + "\n\n"
+            + set_up_code(sections)
+            + "\n\ndef training_arguments(output_dir, **recipe):\n"
+            '    """Makes the process-wide settings too. An argument that is given goes before a recommended one."""\n'
+            "    set_up()\n"
+            "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n"
+        )
+        above = imports(recommendation, code, "from transformers import TrainingArguments")
+        return f"{self.header(recommendation)}\n{above}\n{code}"

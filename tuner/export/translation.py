@@ -1,0 +1,91 @@
+"""Exporters that say each strategy's choice in a target's own words, and list what has none.
+
+An exporter has one rule for each strategy that its target knows. A rule takes the complete choice and gives what the
+file says of it, by section, and why some parameters cannot be said. A strategy without a rule cannot be said at all,
+those of later versions included: nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tuner.errors import RecommendationError
+from tuner.export.base import Exporter
+from tuner.export.settings import Setting, choice_of, grouped, sentence, settings_of, threads_lost
+from tuner.records import Choice, Recommendation
+
+FEWER_THREADS = (
+    "threads: launchers give each of several ranks fewer than torch chooses, which it was measured with; "
+    "set OMP_NUM_THREADS"
+)
+Sections = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a target says of one strategy.
+
+    Attributes:
+        sections: Keys and values, by section of the file.
+        missing: Parameters that are not said, or not in full, and why.
+    """
+
+    sections: Sections = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+Rule = Callable[[Choice, Recommendation], Said]
+
+
+class TranslatingExporter(Exporter):
+    """An exporter made of rules.
+
+    Attributes:
+        rules: By strategy.
+        lacks: Why a strategy without a rule cannot be said.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]]
+    lacks: ClassVar[str]
+
+    def sections(self, recommendation: Recommendation) -> Sections:
+        """What all rules say, together."""
+        whole: Sections = {}
+        for strategy, rule in self.rules.items():
+            for name, values in rule(choice_of(recommendation, strategy), recommendation).sections.items():
+                whole.setdefault(name, {}).update(values)
+        return whole
+
+    def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
+        sentences = []
+        for strategy, settings in grouped(settings_of(recommendation)).items():
+            by_reason: dict[str, list[Setting]] = {}
+            reasons = self._missing(strategy, settings, recommendation)
+            for setting in settings:
+                if setting.parameter in reasons:
+                    by_reason.setdefault(reasons[setting.parameter], []).append(setting)
+            sentences += [sentence(listed, reason) for reason, listed in by_reason.items()]
+        return (*sentences, *self.notes(recommendation))
+
+    def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
+        """What the target does otherwise than it was measured, whatever the choices."""
+        return (FEWER_THREADS,) if recommendation.num_ranks > 1 and threads_lost(recommendation) else ()
+
+    def checked(self, recommendation: Recommendation) -> Recommendation:
+        """The recommendation, where the target can hold it.
+
+        Raises:
+            RecommendationError: It cannot.
+        """
+        reason = self.refusal(recommendation)
+        if reason is not None:
+            raise RecommendationError(f"{self.name}: {reason}")
+        return recommendation
+
+    def _missing(self, strategy: str, settings: list[Setting], recommendation: Recommendation) -> Mapping[str, str]:
+        rule = self.rules.get(strategy)
+        if rule is None:
+            return {setting.parameter: self.lacks for setting in settings}
+        return rule(choice_of(recommendation, strategy), recommendation).missing

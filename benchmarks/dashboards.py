@@ -59,7 +59,7 @@ INTERACTIVE = """
     return box.top < innerHeight && box.bottom > 0;
   };
   const drawn = figure => figure.querySelector("svg.main-svg") !== null;
-  const ready = () => document.documentElement.dataset.ready === "yes"
+  const ready = () => document.documentElement?.dataset.ready === "yes"
     && [...document.querySelectorAll(".figure")].filter(inWindow).every(drawn);
   const look = () => ready()
     ? requestAnimationFrame(() => setTimeout(() => resolve(performance.now()), 0))
@@ -175,10 +175,10 @@ def load(page: Page, url: str) -> dict[str, float]:
     }
 
 
-def measure(browser: Browser, url: str) -> dict[str, object]:
+def measure(browser: Browser, url: str, loads: int) -> dict[str, object]:
     """Medians of visits with an empty cache and with what was kept."""
     rows: dict[str, list[dict[str, float]]] = {"first": [], "again": []}
-    for _ in range(LOADS):
+    for _ in range(loads):
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         page = context.new_page()
         rows["first"].append(load(page, url))
@@ -213,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="dashboards.json", help="file in benchmarks/results, or a path")
     parser.add_argument("--trace", type=Path, default=TRACE, help="a trace, to be repeated to a million events")
+    parser.add_argument("--loads", type=int, default=LOADS, help="of each page, with an empty cache and again")
     arguments = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -226,7 +227,7 @@ def main() -> None:
         with serving(settings, folder) as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
             load(browser.new_page(), url + "/")  # the server's first answer imports what it needs
-            pages = {name: measure(browser, url + path) for name, path in paths.items()}
+            pages = {name: measure(browser, url + path, arguments.loads) for name, path in paths.items()}
             page = browser.new_page()
             for name, path in paths.items():
                 pages[name]["figures_bytes"] = figure_bytes(page, url + path)
@@ -238,7 +239,7 @@ def main() -> None:
         "trace": {"file": arguments.trace.name, "num_events": num_events},
         "within_s": WITHIN_S,
         "at_most_bytes": AT_MOST_BYTES,
-        "loads": LOADS,
+        "loads": arguments.loads,
         "pages": pages,
     }
     target = Path(arguments.out) if "/" in arguments.out else RESULTS / arguments.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -25,7 +26,8 @@ from dashboards.starts import TODAY, leading_candidate, reference_results, resul
 from dashboards.story import get_not_tried_info, get_tried_info
 from dashboards.templating import figures_json
 from tuner.errors import ChoiceError
-from tuner.export import EXPORTERS
+from tuner.export import EXPORTERS, Exporter
+from tuner.export.study_formats import STUDY_FORMATS
 from tuner.records import (
     Candidate,
     Choice,
@@ -36,6 +38,7 @@ from tuner.records import (
     SampleUnit,
     Study,
     StudyState,
+    Trial,
     choice_label,
 )
 from tuner.strategies import strategy_named
@@ -88,15 +91,14 @@ class TopRow(NamedTuple):
 
 
 class Download(NamedTuple):
-    """One export; `problem` says why it cannot be had."""
+    """One file; `problem` says why it cannot be had, and what to do instead."""
 
-    name: str
     summary: str
     file_name: str
     version: str
     usage: str
     href: str
-    not_expressible: tuple[str, ...]
+    not_expressible: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -154,6 +156,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "hardware": recommendation.hardware if recommendation else environment.hardware if environment else None,
         "changes": change_rows(study, recommendation.candidate) if recommendation else [],
         "downloads": downloads(recommendation, site) if recommendation else [],
+        "study_files": study_files(study, source.trials(study_id), site) if len(history) else [],
         "figures": figures_json(figures),
         "plots": not site.standalone,
         "scripts": ("study.js",),
@@ -243,25 +246,45 @@ def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
 
 def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
     """Every export: of the service, or in a report inside the page itself."""
-    rows = []
-    for exporter in EXPORTERS:
-        problem = exporter.refusal(recommendation) or ""
-        href = site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
-        if site.standalone:
-            href = "" if problem else data_url(exporter.export(recommendation).encode())
-        rows.append(
-            Download(
-                name=exporter.name,
-                summary=exporter.summary,
-                file_name=exporter.file_name(recommendation),
-                version=exporter.version,
-                usage=exporter.usage,
-                href=href,
-                not_expressible=exporter.not_expressible(recommendation) if not problem else (),
-                problem=problem,
-            )
+    return [
+        Download(
+            summary=exporter.summary,
+            file_name=exporter.file_name(recommendation),
+            version=exporter.version,
+            usage=exporter.usage,
+            href=_export_url(exporter, recommendation, site),
+            not_expressible=exporter.not_expressible(recommendation),
+            problem=exporter.refusal(recommendation) or "",
         )
-    return rows
+        for exporter in EXPORTERS
+    ]
+
+
+def _export_url(exporter: Exporter, recommendation: Recommendation, site: Site) -> str:
+    """Empty where the format cannot hold the recommendation."""
+    if exporter.refusal(recommendation) is not None:
+        return ""
+    if site.standalone:
+        return data_url(exporter.export(recommendation).encode())
+    return site.url(f"/api/v1/studies/{recommendation.study_id}/exports/{exporter.name}")
+
+
+def study_files(study: Study, trials: Sequence[Trial], site: Site) -> list[Download]:
+    """All trials as files: in a report only the table that every program reads."""
+    paths = {"csv": "/trials?format=csv", "parquet": "/trials?format=parquet", "optuna": "/optuna"}
+    return [
+        Download(
+            summary=known.summary,
+            file_name=known.file_name,
+            version="",
+            usage=known.usage,
+            href=data_url(known.content(study, trials))
+            if site.standalone
+            else site.url(f"/api/v1/studies/{study.study_id}{paths[known.name]}"),
+        )
+        for known in STUDY_FORMATS
+        if known.name in paths and (known.name == "csv" or not site.standalone)
+    ]
 
 
 def _figures(

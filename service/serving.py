@@ -42,7 +42,7 @@ def run(settings: Settings) -> None:
     listener = _listen(settings)
     configure_logs(settings.log_level)
     url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
-    sys.stderr.write(f"Steptune serves {url}/api/v1\n")
+    sys.stderr.write(f"Steptune serves {url}/api/v1, and pages for browsers at {url}/\n")
     signal.signal(signal.SIGTERM, _leave)
     _keep_what_is_loaded()
     with _embedded_worker(settings):

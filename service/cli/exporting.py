@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from dashboards.trial_page import TrialPageSource
 from service.cli.console import output, print_json, say
 from service.client import Client
 from service.connections import storage_errors
 from service.messages import ExportFormat
-from service.settings import Settings
-from service.store import SqlStudyStore
 from tuner.errors import ChoiceError, StoreError
 from tuner.export import exporter_named, exporters_for
 from tuner.export.study_formats import STUDY_FORMATS, study_format
@@ -38,9 +37,7 @@ class Exported:
     not_expressible: tuple[str, ...] = ()
 
 
-def export_local(
-    store: SqlStudyStore, settings: Settings, study: Study, format_: str | None, folder: Path, *, as_json: bool
-) -> None:
+def export_local(store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, as_json: bool) -> None:
     """Writes one format, or all that can hold the recommendation and the report; `-` is standard output.
 
     Raises:
@@ -48,9 +45,7 @@ def export_local(
         StoreError: There is no recommendation yet, or the folder cannot be written.
         RecommendationError: The format that was asked for cannot hold it.
     """
-    from service.artifacts import open_artifacts
     from service.studies import REPORT_FILE, write_files, write_report
-    from service.trial_source import KeptTrials
 
     known = None if format_ is None else study_format(format_)
     if known is not None:
@@ -62,8 +57,7 @@ def export_local(
         _print(files)
         return
     paths = write_files(study.study_id, {file.file_name: file.content for file in files}, folder)
-    pages = KeptTrials(store, open_artifacts(settings))
-    report = write_report(study.study_id, pages, folder / REPORT_FILE) if format_ is None else None
+    report = write_report(study.study_id, store, folder / REPORT_FILE) if format_ is None else None
     _tell(files, paths, report, as_json=as_json)
 
 
@@ -93,7 +87,7 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
     _tell(files, paths, None, as_json=as_json)
 
 
-def _recommendation(store: SqlStudyStore, study: Study) -> Recommendation:
+def _recommendation(store: TrialPageSource, study: Study) -> Recommendation:
     recommendation = store.recommendation(study.study_id)
     if recommendation is None:
         raise StoreError(

@@ -116,7 +116,9 @@ def export(
 
     With --url, that of a study of a service, without the report.
     """
+    from service.artifacts import open_artifacts
     from service.cli.exporting import export_local, export_remote
+    from service.trial_source import KeptTrials
 
     if url and database is None:
         with connected(url, token, token_file) as client:
@@ -124,7 +126,8 @@ def export(
         return
     settings = settings_with(database)
     with opened_store(settings) as store:
-        export_local(store, settings, resolve(store, study_id), format_, folder, as_json=as_json)
+        pages = KeptTrials(store, open_artifacts(settings))
+        export_local(pages, resolve(store, study_id), format_, folder, as_json=as_json)
 
 
 def verify(

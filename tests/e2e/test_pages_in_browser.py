@@ -19,11 +19,10 @@ from service.access.scopes import Scope
 from service.pages import PAGES
 from tuner.records import Purpose, StudyState, Trial, TrialState, new_id
 
-playwright_api = (
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not os.environ.get("CI")
-    else __import__("playwright.sync_api", fromlist=["sync_api"])
-)
+if os.environ.get("CI"):
+    import playwright.sync_api as playwright_api
+else:
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright_api.expect
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("browser")]

@@ -321,7 +321,7 @@ class TestLoginPage:
     )
     def test_it_leads_to_our_own_pages_only(self, served, target):
         done = served.http.post("/login", data={"token": served.people.new_token("ada", "read"), "next": target})
-        assert (done.status_code, done.headers["Location"]) == (303, "/login")
+        assert (done.status_code, done.headers["Location"]) == (303, "/")
 
     @pytest.mark.parametrize("path", ["/studies/1?tab=gaps&x=%2F#top", "/"])
     def test_our_own_pages_are_known(self, path):

@@ -93,7 +93,7 @@ class TestLogin:
             assert from_our_page.status_code == 401, "a wrong token, not another site"
 
     def test_it_leads_to_our_own_pages_only(self, served, provider):
-        assert came_back(served, provider, "https://evil.example").headers["Location"] == "/login"
+        assert came_back(served, provider, "https://evil.example").headers["Location"] == "/"
 
 
 class TestRefusals:

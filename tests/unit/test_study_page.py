@@ -139,7 +139,7 @@ class TestImportance:
         assert 1.3 < info["low"].iloc[0] < info["ratio"].iloc[0] < info["high"].iloc[0]
 
     def test_a_known_surface_is_found_with_its_intervals(self) -> None:
-        """Of 200 noisy trials, most around the best. The best choice over the worst, one of which is today's."""
+        """Of 200 noisy trials, most of them around the best. One of best and worst may be today's."""
         study, trials, decisions, _ = large_story()
         info = importance_of(stored(study, trials, decisions)).set_index("strategy")
         for strategy, effects in EFFECTS.items():

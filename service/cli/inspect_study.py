@@ -117,11 +117,14 @@ def export(
     With --url, that of a study of a service, without the report.
     """
     from service.cli.exporting import export_local, export_remote
+    from tuner.export.study_formats import study_format
 
     if url and database is None:
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
         return
+    if format_ is not None:
+        study_format(format_)  # refused before anything is opened
     with opened_store(settings_with(database)) as store:
         export_local(store, resolve(store, study_id), format_, folder, as_json=as_json)
 

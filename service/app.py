@@ -38,10 +38,10 @@ from service.settings import Settings
 from service.uploads import UploadSpace
 
 RESOURCES = (
-    workloads,
-    studies,
     trials,
+    studies,
     outcomes,
+    workloads,
     artifacts,
     events,
     inventory,
@@ -50,6 +50,7 @@ RESOURCES = (
     users,
     audit,
 )
+"""In the order in which a request is compared with their paths: what is read most comes first."""
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",
@@ -95,10 +96,10 @@ def create_app(settings: Settings) -> FastAPI:
         events=EventHub(engine, settings.event_poll_s),
         uploads=UploadSpace(settings.data_directory / "uploads"),
     )
-    app.include_router(health.router)
-    app.include_router(login.router)
     for module in RESOURCES:
         app.include_router(module.router, prefix=PREFIX)
+    app.include_router(health.router)
+    app.include_router(login.router)
     add_handlers(app)
     app.add_middleware(
         BodyLimitMiddleware, max_bytes=settings.max_body_bytes, max_upload_bytes=settings.max_upload_bytes

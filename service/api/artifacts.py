@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import answer, is_known
-from service.api.context import Service, Services, StudyId, TrialId
+from service.api.context import Services, StudyId, TrialId, services
 from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from service.api.ownership import check_study, check_trial
 from service.api.pagination import Paging
@@ -41,9 +41,8 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
     description="Those of its trials included, in the order in which they were recorded.",
     responses={**returns(ArtifactPage, "A page of files."), **unchanged(), **refuses(404)},
 )
-def list_study_artifacts(
-    request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging
-) -> Response:
+def list_study_artifacts(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_artifacts(service.engine, study_id=study_id, limit=page.limit, after=page.after_number)
     items, next_cursor = page.cut(found, lambda artifact: artifact.artifact_id)
@@ -56,9 +55,8 @@ def list_study_artifacts(
     description="Traces, timelines and logs, in the order in which they were recorded.",
     responses={**returns(ArtifactPage, "A page of files."), **unchanged(), **refuses(404)},
 )
-def list_trial_artifacts(
-    request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
-) -> Response:
+def list_trial_artifacts(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     found = queries.list_artifacts(service.engine, trial_id=trial_id, limit=page.limit, after=page.after_number)
     items, next_cursor = page.cut(found, lambda artifact: artifact.artifact_id)
@@ -73,10 +71,10 @@ def list_trial_artifacts(
 )
 def get_artifact(
     request: Request,
-    service: Service,
     principal: Reader,
     artifact_id: Annotated[int, Path(ge=1, lt=1 << 63, description="Number of a file.")],
 ) -> Response:
+    service = services(request)
     artifact = queries.artifact_by_id(service.engine, artifact_id)
     if artifact is None:
         raise not_found("artifact", str(artifact_id))
@@ -90,7 +88,8 @@ def get_artifact(
     description="What the profiler recorded, as gzipped JSON: https://ui.perfetto.dev and `steptune analyze` read it.",
     responses={**returns_file(FILES, "The trace."), **unchanged(), **refuses(404, 410)},
 )
-def get_trace(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_trace(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     return _download(request, service, _newest(service, trial_id, "trace"))
 
@@ -101,7 +100,8 @@ def get_trace(request: Request, service: Service, principal: Reader, trial_id: T
     description="What the devices did in the profiled steps, thinned out for a picture.",
     responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404, 410)},
 )
-def get_timeline(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     with service.artifacts.open(_newest(service, trial_id, "timeline").digest) as file, gzip.open(file) as unpacked:
         text = unpacked.read(MAX_TIMELINE_BYTES)
@@ -119,11 +119,12 @@ def get_timeline(request: Request, service: Service, principal: Reader, trial_id
     responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404, 410)},
 )
 def get_logs(
-    service: Service,
+    request: Request,
     principal: Reader,
     trial_id: TrialId,
     tail_bytes: Annotated[int, Query(ge=1, le=MAX_TAIL_BYTES, description="At most this much of its end.")] = 1 << 16,
 ) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     with service.artifacts.open(_newest(service, trial_id, "log").digest) as file:
         tail = _tail(file, tail_bytes)

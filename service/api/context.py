@@ -1,11 +1,11 @@
-"""What every endpoint has at hand, as dependencies; made once, by `service.app.create_app`."""
+"""What every endpoint has at hand, made once, by `service.app.create_app`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Path, Request
+from fastapi import Path, Request
 from sqlalchemy import Engine
 
 from service.api.metrics import Metrics
@@ -29,11 +29,11 @@ class Services:
     uploads: UploadSpace
 
 
-async def _services(request: Request) -> Any:
-    return request.app.state.services
+def services(request: Request) -> Services:
+    """Not a dependency: FastAPI takes longer to solve one than a query takes."""
+    found: Services = request.app.state.services
+    return found
 
-
-Service = Annotated[Services, Depends(_services)]
 
 _ID = r"^[0-9a-z]{1,64}$"
 StudyId = Annotated[str, Path(pattern=_ID, description="Id of a study.", examples=["01kabcdefghjkmnpqrstvwxyz0"])]

@@ -20,7 +20,7 @@ from service.access.errors import AccessError
 from service.access.principal import Principal
 from service.access.scopes import Scope as AccessScope
 from service.api.answers import answer
-from service.api.context import Service, Services, StudyId
+from service.api.context import Services, StudyId, services
 from service.api.openapi import COMMON, Responses, refuses, returns, unchanged
 from service.api.ownership import check_study
 from service.api.pagination import Page, Paging
@@ -94,13 +94,13 @@ class Followed:
 )
 def study_events(
     request: Request,
-    service: Service,
     principal: Reader,
     study_id: StudyId,
     page: Paging,
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Response:
+    service = services(request)
     visible_to = check_study(service.engine, study_id, principal)
     known = _last_known(after, last_event_id)
     if not _wants_stream(request):
@@ -123,12 +123,12 @@ def study_events(
 )
 def all_events(
     request: Request,
-    service: Service,
     principal: Reader,
     page: Paging,
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Response:
+    service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     known = _last_known(after, last_event_id)
     if not _wants_stream(request):

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import SecretStr
 
 from service.api.answers import answer
-from service.api.context import Service
+from service.api.context import services
 from service.api.openapi import refuses, returns, returns_file
 from service.api.problems import Refusal
 from service.database import check_schema
@@ -36,7 +36,8 @@ async def healthz(request: Request) -> Response:
     description="Reads the database and compares its schema with this version's.",
     responses={**returns(Health, "They can."), **refuses(503)},
 )
-def readyz(request: Request, service: Service) -> Response:
+def readyz(request: Request) -> Response:
+    service = services(request)
     try:
         check_schema(service.engine)
     except StoreError as error:
@@ -53,7 +54,8 @@ def readyz(request: Request, service: Service) -> Response:
     description="With the bearer token of the setting `metrics_token`; where none is set, from the same machine only.",
     responses={**returns_file(("text/plain",), "In Prometheus' text format."), **refuses(401, 403, 503)},
 )
-def metrics(request: Request, service: Service) -> Response:
+def metrics(request: Request) -> Response:
+    service = services(request)
     _check_may_scrape(request, service.settings.metrics_token)
     return Response(service.metrics.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
 

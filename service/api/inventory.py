@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import answer
-from service.api.context import Service
+from service.api.context import services
 from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.pagination import Paging
 from service.api.problems import not_found
@@ -33,7 +33,8 @@ Anybody = Annotated[Principal, Requires()]
     description="The newest first. What others' studies they run is not shown.",
     responses={**returns(WorkerPage, "A page of workers."), **unchanged()},
 )
-def list_workers(request: Request, service: Service, principal: Reader, page: Paging) -> Response:
+def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
+    service = services(request)
     workers = [w for w in service.queue.workers() if page.after is None or w.worker_id < page.after]
     found, next_cursor = page.cut(workers, lambda worker: worker.worker_id)
     owners = owners_of(service.engine, [worker.study_id for worker in found if worker.study_id is not None])
@@ -48,7 +49,8 @@ def list_workers(request: Request, service: Service, principal: Reader, page: Pa
     description="Of workers and of past studies, ordered by fingerprint.",
     responses={**returns(HardwarePage, "A page of hardware profiles."), **unchanged()},
 )
-def list_hardware(request: Request, service: Service, principal: Reader, page: Paging) -> Response:
+def list_hardware(request: Request, principal: Reader, page: Paging) -> Response:
+    service = services(request)
     found = queries.list_hardware(service.engine, limit=page.limit, after=page.after)
     items, next_cursor = page.cut(found, lambda profile: profile.fingerprint)
     return answer(request, HardwarePage(items=items, next_cursor=next_cursor))
@@ -63,10 +65,10 @@ def list_hardware(request: Request, service: Service, principal: Reader, page: P
 )
 def get_hardware(
     request: Request,
-    service: Service,
     principal: Reader,
     fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Of the hardware profile.")],
 ) -> Response:
+    service = services(request)
     profile = queries.find_hardware(service.engine, fingerprint)
     if profile is None:
         raise not_found("hardware profile", fingerprint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter as Counts
 from collections.abc import Iterator
 
@@ -36,12 +37,15 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
+        # Finding the labels takes longer than counting; they are as few as there are operations.
+        self._count_of = functools.cache(self._requests.labels)
+        self._latency_of = functools.cache(self._latency.labels)
         self.event_streams = Gauge("steptune_event_streams", "Open event streams.", registry=self._registry)
         self._registry.register(_StoredCounts(engine, queue))
 
     def observe(self, method: str, route: str, status: int, duration_s: float) -> None:
-        self._requests.labels(method, route, status).inc()
-        self._latency.labels(method, route).observe(duration_s)
+        self._count_of(method, route, status).inc()
+        self._latency_of(method, route).observe(duration_s)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -6,6 +6,7 @@ Plain ASGI, so that streams pass through unbuffered.
 from __future__ import annotations
 
 import logging
+import random
 import re
 import time
 from typing import Any
@@ -16,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.logs import LOGGER
 from service.api.metrics import Metrics
 from service.api.problems import MEDIA_TYPE, Refusal, problem_bytes
-from tuner.records import new_id
 
 REQUEST_ID = "steptune.request_id"
+_random = random.Random()
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 UNMATCHED = "(none)"
 PREFIX = "/api/v1"
@@ -56,7 +57,7 @@ class RequestMiddleware:
         if self._base_path:
             scope["root_path"] = self._base_path
         wanted = Headers(scope=scope).get("x-request-id", "")
-        request_id = wanted if _GIVEN_ID.fullmatch(wanted) else new_id()
+        request_id = wanted if _GIVEN_ID.fullmatch(wanted) else f"{_random.getrandbits(96):024x}"
         scope[REQUEST_ID] = request_id
         began = time.perf_counter()
         status = 0

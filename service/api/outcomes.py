@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import answer, preferred, tagged
-from service.api.context import Service, Services, StudyId
+from service.api.context import Services, StudyId, services
 from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from service.api.ownership import check_study
 from service.api.pagination import Paging
@@ -53,9 +53,8 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
     responses={**returns(TrialFindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_study_findings(
-    request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging
-) -> Response:
+def list_study_findings(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_findings(service.engine, study_id, limit=page.limit, after=page.after_pair)
     items, next_cursor = page.cut(found, lambda row: f"{row[0]}.{row[1]}")
@@ -69,7 +68,8 @@ def list_study_findings(
     responses={**returns(DecisionPage, "A page of decisions."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_decisions(request: Request, service: Service, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+def list_decisions(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_decisions(service.engine, study_id, limit=page.limit, after=page.after_number)
     items, next_cursor = page.cut(found, itemgetter(0))
@@ -88,11 +88,11 @@ def list_decisions(request: Request, service: Service, principal: Reader, study_
 )
 def get_recommendation(
     request: Request,
-    service: Service,
     principal: Reader,
     study_id: StudyId,
     format: Annotated[ExportName | None, Query(description="An export format; goes before `Accept`.")] = None,
 ) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     if format is not None:
         return _exported(request, service, study_id, exporter_named(format))
@@ -111,7 +111,8 @@ def get_recommendation(
     description="Those that can hold it, with what each cannot express of it.",
     responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404)},
 )
-def list_exports(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
+def list_exports(request: Request, principal: Reader, study_id: StudyId) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
     items = tuple(_format(exporter, recommendation) for exporter in exporters_for(recommendation))
@@ -130,11 +131,11 @@ def list_exports(request: Request, service: Service, principal: Reader, study_id
 )
 def get_export(
     request: Request,
-    service: Service,
     principal: Reader,
     study_id: StudyId,
     format: Annotated[ExportName, Path(description="The format's name.")],
 ) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
     return _exported(request, service, study_id, exporter_named(format))
 

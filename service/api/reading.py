@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 from fastapi.responses import Response
 
-READERS = 4
+READERS = 2
 """Threads of a process that read rows for answers. Drivers let go of the interpreter in every statement: many threads
 that all want it back spend their time on that, and whoever asks waits for the unluckiest."""
 

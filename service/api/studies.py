@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import IfMatch, answer, check_version
-from service.api.context import Service, Services, StudyId
+from service.api.context import Services, StudyId, services
 from service.api.idempotency import Idempotency, Once
 from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.ownership import check_study, own_workload
@@ -46,7 +46,6 @@ PLAIN = r"^[^\x00-\x1f]*$"
 @reads_rows
 def list_studies(
     request: Request,
-    service: Service,
     principal: Reader,
     page: Paging,
     state: Annotated[StudyState | None, Query(description="Only those in this state.")] = None,
@@ -69,6 +68,7 @@ def list_studies(
         Query(pattern=r"^[0-9a-f]{1,64}$", description="Only those on this hardware profile (a fingerprint)."),
     ] = None,
 ) -> Response:
+    service = services(request)
     wanted = StudyFilter(
         owner_id=owner if principal.is_admin else principal.user_id,
         state=state,
@@ -90,7 +90,8 @@ def list_studies(
     responses={**returns(StudyDetail, "The study."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_study(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
+def get_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
+    service = services(request)
     return _study_answer(request, service, principal, study_id)
 
 
@@ -101,7 +102,9 @@ def get_study(request: Request, service: Service, principal: Reader, study_id: S
     description="It waits for a worker that has the hardware, and takes turns with the studies of others.",
     responses={**returns(StudyDetail, "The new study.", status=201, headers=("Location",)), **refuses(404, 409, 507)},
 )
-def submit_study(request: Request, service: Service, principal: Submitter, body: StudyRequest, once: Once) -> Response:
+def submit_study(request: Request, principal: Submitter, body: StudyRequest, once: Once) -> Response:
+    service = services(request)
+
     def work(study_id: str) -> Response:
         return _submit(request, service, principal, body, study_id)
 
@@ -116,12 +119,12 @@ def submit_study(request: Request, service: Service, principal: Submitter, body:
 )
 def change_study(
     request: Request,
-    service: Service,
     principal: Submitter,
     study_id: StudyId,
     body: StudyChange,
     if_match: IfMatch = None,
 ) -> Response:
+    service = services(request)
     version = _checked_version(service, principal, study_id, if_match)
     queries.change_study(service.engine, study_id, version, title=body.title, priority=body.priority)
     return _study_answer(request, service, principal, study_id)
@@ -134,7 +137,8 @@ def change_study(
     description="With its trials and everything measured in them. One that is running has to be cancelled first.",
     responses={204: {"description": "It is gone."}, **refuses(404, 409, 412)},
 )
-def delete_study(service: Service, principal: Submitter, study_id: StudyId, if_match: IfMatch = None) -> Response:
+def delete_study(request: Request, principal: Submitter, study_id: StudyId, if_match: IfMatch = None) -> Response:
+    service = services(request)
     service.queue.delete(study_id, _checked_version(service, principal, study_id, if_match))
     return Response(status_code=204)
 
@@ -147,8 +151,9 @@ def delete_study(service: Service, principal: Submitter, study_id: StudyId, if_m
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def cancel_study(
-    request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
+    request: Request, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
 ) -> Response:
+    service = services(request)
     return _act(request, service, principal, study_id, once, if_match, service.queue.cancel)
 
 
@@ -160,8 +165,9 @@ def cancel_study(
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def pause_study(
-    request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
+    request: Request, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
 ) -> Response:
+    service = services(request)
     return _act(request, service, principal, study_id, once, if_match, service.queue.pause)
 
 
@@ -173,8 +179,9 @@ def pause_study(
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def resume_study(
-    request: Request, service: Service, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
+    request: Request, principal: Submitter, study_id: StudyId, once: Once, if_match: IfMatch = None
 ) -> Response:
+    service = services(request)
     return _act(request, service, principal, study_id, once, if_match, service.queue.resume)
 
 

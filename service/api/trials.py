@@ -8,12 +8,13 @@ from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import answer, preferred, tagged
-from service.api.context import Service, Services, StudyId, TrialId
+from service.api.context import Services, StudyId, TrialId, services
 from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from service.api.ownership import check_study, check_trial
 from service.api.pagination import Page, Paging
@@ -69,20 +70,26 @@ NumberedPage = type[KernelPage] | type[GapPage] | type[CollectivePage] | type[Fi
         **refuses(404, 406),
     },
 )
-@reads_rows
-def list_trials(
+async def list_trials(
     request: Request,
-    service: Service,
     principal: Reader,
     study_id: StudyId,
     page: Paging,
     state: Annotated[TrialState | None, Query(description="Only those in this state.")] = None,
     format: Annotated[TrialFormat | None, Query(description="Goes before `Accept`.")] = None,
 ) -> Response:
+    form = format or _accepted(request)
+    if form is TrialFormat.JSON:
+        return await _page_of_trials(request, principal, study_id, page, state)
+    return await run_in_threadpool(_study_file, request, principal, study_id, form.value, state=state)
+
+
+@reads_rows
+def _page_of_trials(
+    request: Request, principal: Principal, study_id: str, page: Page, state: TrialState | None
+) -> Response:
+    service = services(request)
     check_study(service.engine, study_id, principal)
-    name = format.value if format is not None else _accepted(request)
-    if name != "json":
-        return study_file(request, service, study_id, name, state=state)
     found = queries.list_trials(service.engine, study_id, state=state, limit=page.limit, after=page.after_number)
     items, next_cursor = page.cut(found, lambda trial: trial.sequence)
     return answer(request, TrialPage(items=items, next_cursor=next_cursor), headers={"Vary": "Accept"})
@@ -94,9 +101,8 @@ def list_trials(
     description="As an Optuna study in a journal file, which optuna-dashboard opens. Trials that run are left out.",
     responses={**returns_file((OPTUNA.media_type,), "The file."), **unchanged(), **refuses(404)},
 )
-def get_optuna_study(request: Request, service: Service, principal: Reader, study_id: StudyId) -> Response:
-    check_study(service.engine, study_id, principal)
-    return study_file(request, service, study_id, OPTUNA.name)
+def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
+    return _study_file(request, principal, study_id, OPTUNA.name)
 
 
 @router.get(
@@ -106,7 +112,8 @@ def get_optuna_study(request: Request, service: Service, principal: Reader, stud
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_trial(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_trial(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     trial = queries.find_trial(service.engine, trial_id)
     if trial is None:
@@ -121,7 +128,8 @@ def get_trial(request: Request, service: Service, principal: Reader, trial_id: T
     responses={**returns(WindowPage, "A page of windows."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_windows(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     windows = value_of(profiles.result_part(service.engine, trial_id, "windows")) or []
     begin = 0 if page.after_number is None else page.after_number + 1
@@ -136,7 +144,8 @@ def list_windows(request: Request, service: Service, principal: Reader, trial_id
     responses={**returns(TrialBreakdown, "The breakdown."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_breakdown(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_breakdown(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     return answer(request, profiles.breakdown_of(service.engine, trial_id))
 
@@ -148,7 +157,8 @@ def get_breakdown(request: Request, service: Service, principal: Reader, trial_i
     responses={**returns(KernelPage, "A page of kernels."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_kernels(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, KernelStatsRow, KernelPage)
 
 
@@ -159,7 +169,8 @@ def list_kernels(request: Request, service: Service, principal: Reader, trial_id
     responses={**returns(GapPage, "A page of gaps."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_gaps(request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+def list_gaps(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, GapStatsRow, GapPage)
 
 
@@ -170,9 +181,8 @@ def list_gaps(request: Request, service: Service, principal: Reader, trial_id: T
     responses={**returns(CollectivePage, "A page of collectives."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_collectives(
-    request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
-) -> Response:
+def list_collectives(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, CollectiveStatsRow, CollectivePage)
 
 
@@ -183,9 +193,8 @@ def list_collectives(
     responses={**returns(FindingPage, "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def list_trial_findings(
-    request: Request, service: Service, principal: Reader, trial_id: TrialId, page: Paging
-) -> Response:
+def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
+    service = services(request)
     return _numbered(request, service, principal, trial_id, page, FindingRow, FindingPage)
 
 
@@ -196,26 +205,33 @@ def list_trial_findings(
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )
 @reads_rows
-def get_guard(request: Request, service: Service, principal: Reader, trial_id: TrialId) -> Response:
+def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+    service = services(request)
     check_trial(service.engine, trial_id, principal)
     verdict = profiles.result_part(service.engine, trial_id, "guard")
     return answer(request, TrialGuard(trial_id=trial_id, verdict=verdict))
 
 
-def _accepted(request: Request) -> str:
-    """The name of the form that the client prefers."""
-    names = {JSON: "json", **{media_type: name for name, media_type in TABLES.items()}}
-    media_type = preferred(request.headers.get("accept", "*/*"), tuple(names))
+def _accepted(request: Request) -> TrialFormat:
+    """The form that the client prefers.
+
+    Raises:
+        Refusal: There is none that it accepts.
+    """
+    forms = {JSON: TrialFormat.JSON, **{media_type: TrialFormat(name) for name, media_type in TABLES.items()}}
+    media_type = preferred(request.headers.get("accept", "*/*"), tuple(forms))
     if media_type is None:
-        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join(names)}")
-    return names[media_type]
+        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join(forms)}")
+    return forms[media_type]
 
 
-def study_file(
-    request: Request, service: Services, study_id: str, name: str, *, state: TrialState | None = None
+def _study_file(
+    request: Request, principal: Principal, study_id: str, name: str, *, state: TrialState | None = None
 ) -> Response:
-    """A study, or its trials in one state, in one of `STUDY_FORMATS`."""
-    found = queries.whole_study(service.engine, study_id, state=state)
+    """A study, or its trials in one state, in one of `STUDY_FORMATS`: longer than a reader's turn may take."""
+    engine = services(request).engine
+    check_study(engine, study_id, principal)
+    found = queries.whole_study(engine, study_id, state=state)
     if found is None:
         raise not_found("study", study_id)
     known = _FORMATS[name]

@@ -14,7 +14,7 @@ from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.access.users import MAX_NAME, MAX_PRIORITY, User
 from service.api.answers import IfMatch, answer
-from service.api.context import Service
+from service.api.context import services
 from service.api.idempotency import Once
 from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.pagination import Paging
@@ -84,12 +84,13 @@ class UserPage(Record):
 )
 def create_user(
     request: Request,
-    service: Service,
     access: RequestAccess,
     principal: Administrator,
     body: UserRequest,
     once: Once,
 ) -> Response:
+    service = services(request)
+
     def work(_: str) -> Response:
         user = access.users.create(body.name, body.scopes, **_limits(body))
         note(request, user_id=user.user_id, name=user.name, scopes=" ".join(user.scopes))

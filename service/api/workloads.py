@@ -17,7 +17,7 @@ from starlette.formparsers import MultiPartException
 from service.access.principal import Principal
 from service.access.scopes import Scope
 from service.api.answers import answer
-from service.api.context import Service, Services
+from service.api.context import Services, services
 from service.api.idempotency import Once
 from service.api.openapi import COMMON, refuses, returns, unchanged
 from service.api.ownership import own_workload
@@ -107,11 +107,11 @@ async def _sent_file(request: Request) -> SentFile:
 )
 def create_workload(
     request: Request,
-    service: Service,
     principal: Submitter,
     sent: Annotated[WorkloadRequest | SentFile, Depends(_sent)],
     once: Once,
 ) -> Response:
+    service = services(request)
     if isinstance(sent, SentFile):
         return _upload(request, service, principal, sent, once)
     reference = checked_reference(sent.entry)
@@ -133,7 +133,8 @@ def create_workload(
     description="Yours, the newest first; all of them for administrators.",
     responses={**returns(WorkloadPage, "A page of workloads."), **unchanged()},
 )
-def list_workloads(request: Request, service: Service, principal: Reader, page: Paging) -> Response:
+def list_workloads(request: Request, principal: Reader, page: Paging) -> Response:
+    service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     found = queries.list_workloads(service.engine, owner_id, limit=page.limit, before=page.after)
     items, next_cursor = page.cut(found, lambda workload: workload.workload_id)
@@ -146,7 +147,8 @@ def list_workloads(request: Request, service: Service, principal: Reader, page: 
     description="What was given, not what it contains.",
     responses={**returns(WorkloadInfo, "The workload."), **unchanged(), **refuses(404)},
 )
-def get_workload(request: Request, service: Service, principal: Reader, workload_id: WorkloadId) -> Response:
+def get_workload(request: Request, principal: Reader, workload_id: WorkloadId) -> Response:
+    service = services(request)
     return answer(request, own_workload(service.engine, workload_id, principal))
 
 
@@ -157,7 +159,8 @@ def get_workload(request: Request, service: Service, principal: Reader, workload
     description="One that no study refers to.",
     responses={204: {"description": "It is gone."}, **refuses(404, 409)},
 )
-def delete_workload(service: Service, principal: Submitter, workload_id: WorkloadId) -> Response:
+def delete_workload(request: Request, principal: Submitter, workload_id: WorkloadId) -> Response:
+    service = services(request)
     own_workload(service.engine, workload_id, principal)
     queries.delete_workload(service.engine, workload_id)
     return Response(status_code=204)

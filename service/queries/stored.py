@@ -37,6 +37,10 @@ def value_of(part: Any) -> Any:
 def iso(time: datetime | str) -> str:
     """In UTC. Text without a zone is in UTC already."""
     if isinstance(time, str):
+        if len(time) == 32 and time.endswith("+00:00"):  # as PostgreSQL writes it
+            return time
+        if len(time) == 26 and time[10] == " ":  # as SQLite has it
+            return f"{time[:10]}T{time[11:]}+00:00"
         time = datetime.fromisoformat(time)
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
     return time.astimezone(UTC).isoformat()

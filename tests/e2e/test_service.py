@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 from command import WORKLOADS, Steptune
+from marked import wait_until
 
 from service.client import AccessRefused, Client, InvalidRequest, NotFound
 from service.connections import create_engine_for
@@ -212,9 +213,10 @@ def test_a_file_is_sent_and_tuned_from_the_command_line(service, client):
 
 
 def test_a_study_that_nobody_can_run_waits_says_why_and_is_cancelled(service, client):
-    """Its hardware is absent; the worker goes on with others."""
+    """Its hardware is absent; the worker, once it is there, goes on with others."""
     study = client.submit("zoo:synthetic", hardware="a machine that is not here")
-    assert "a machine that is not here" in client.study(study.study_id).queue.waits_for
+    absent = "a machine that is not here"
+    wait_until(lambda: absent in client.study(study.study_id).queue.waits_for, "it says what it waits for")
     assert service.remote("pause", study.study_id, "--json").json["state"] == "paused"
     assert service.remote("continue", study.study_id, "--json").json["state"] == "queued"
     assert service.remote("cancel", study.study_id, "--json").json["state"] == "cancelled"

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec
 
 from fastapi.responses import Response
 
@@ -16,13 +16,6 @@ that all want it back spend their time on that, and whoever asks waits for the u
 
 _threads = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
 Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
-
-
-async def in_turn(read: Callable[Given, Answer], *args: Given.args, **given: Given.kwargs) -> Answer:
-    """What a function that only asks the database returns."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, functools.partial(read, *args, **given))
 
 
 def reads_rows(endpoint: Callable[Given, Response]) -> Callable[Given, Awaitable[Response]]:
@@ -30,6 +23,7 @@ def reads_rows(endpoint: Callable[Given, Response]) -> Callable[Given, Awaitable
 
     @functools.wraps(endpoint)
     async def wait_for_turn(*args: Given.args, **given: Given.kwargs) -> Response:
-        return await in_turn(endpoint, *args, **given)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_threads, functools.partial(endpoint, *args, **given))
 
     return wait_for_turn

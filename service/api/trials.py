@@ -19,7 +19,7 @@ from service.api.openapi import COMMON, refuses, returns, returns_file, unchange
 from service.api.ownership import check_study, check_trial
 from service.api.pagination import Page, Paging
 from service.api.problems import Refusal, not_found
-from service.api.reading import in_turn, reads_rows
+from service.api.reading import reads_rows
 from service.api.security import Requires
 from service.messages import (
     CollectivePage,
@@ -78,28 +78,21 @@ async def list_trials(
     state: Annotated[TrialState | None, Query(description="Only those in this state.")] = None,
     format: Annotated[TrialFormat | None, Query(description="Goes before `Accept`.")] = None,
 ) -> Response:
-    name = format.value if format is not None else _accepted(request)
-    if name == "json":
-        return await in_turn(_trial_page, request, principal, study_id, page, state)
-    return await run_in_threadpool(_trial_table, request, principal, study_id, name, state)
+    form = format or _accepted(request)
+    if form is TrialFormat.JSON:
+        return await _page_of_trials(request, principal, study_id, page, state)
+    return await run_in_threadpool(_study_file, request, principal, study_id, form.value, state=state)
 
 
-def _trial_page(
+@reads_rows
+def _page_of_trials(
     request: Request, principal: Principal, study_id: str, page: Page, state: TrialState | None
-) -> Response:
-    engine = services(request).engine
-    check_study(engine, study_id, principal)
-    found = queries.list_trials(engine, study_id, state=state, limit=page.limit, after=page.after_number)
-    items, next_cursor = page.cut(found, lambda trial: trial.sequence)
-    return answer(request, TrialPage(items=items, next_cursor=next_cursor), headers={"Vary": "Accept"})
-
-
-def _trial_table(
-    request: Request, principal: Principal, study_id: str, name: str, state: TrialState | None
 ) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
-    return study_file(request, service, study_id, name, state=state)
+    found = queries.list_trials(service.engine, study_id, state=state, limit=page.limit, after=page.after_number)
+    items, next_cursor = page.cut(found, lambda trial: trial.sequence)
+    return answer(request, TrialPage(items=items, next_cursor=next_cursor), headers={"Vary": "Accept"})
 
 
 @router.get(
@@ -109,9 +102,7 @@ def _trial_table(
     responses={**returns_file((OPTUNA.media_type,), "The file."), **unchanged(), **refuses(404)},
 )
 def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
-    service = services(request)
-    check_study(service.engine, study_id, principal)
-    return study_file(request, service, study_id, OPTUNA.name)
+    return _study_file(request, principal, study_id, OPTUNA.name)
 
 
 @router.get(
@@ -221,20 +212,26 @@ def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Respons
     return answer(request, TrialGuard(trial_id=trial_id, verdict=verdict))
 
 
-def _accepted(request: Request) -> str:
-    """The name of the form that the client prefers."""
-    names = {JSON: "json", **{media_type: name for name, media_type in TABLES.items()}}
-    media_type = preferred(request.headers.get("accept", "*/*"), tuple(names))
+def _accepted(request: Request) -> TrialFormat:
+    """The form that the client prefers.
+
+    Raises:
+        Refusal: There is none that it accepts.
+    """
+    forms = {JSON: TrialFormat.JSON, **{media_type: TrialFormat(name) for name, media_type in TABLES.items()}}
+    media_type = preferred(request.headers.get("accept", "*/*"), tuple(forms))
     if media_type is None:
-        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join(names)}")
-    return names[media_type]
+        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join(forms)}")
+    return forms[media_type]
 
 
-def study_file(
-    request: Request, service: Services, study_id: str, name: str, *, state: TrialState | None = None
+def _study_file(
+    request: Request, principal: Principal, study_id: str, name: str, *, state: TrialState | None = None
 ) -> Response:
-    """A study, or its trials in one state, in one of `STUDY_FORMATS`."""
-    found = queries.whole_study(service.engine, study_id, state=state)
+    """A study, or its trials in one state, in one of `STUDY_FORMATS`: longer than a reader's turn may take."""
+    engine = services(request).engine
+    check_study(engine, study_id, principal)
+    found = queries.whole_study(engine, study_id, state=state)
     if found is None:
         raise not_found("study", study_id)
     known = _FORMATS[name]

@@ -119,11 +119,14 @@ def export(
     from service.artifacts import open_artifacts
     from service.cli.exporting import export_local, export_remote
     from service.trial_source import KeptTrials
+    from tuner.export.study_formats import study_format
 
     if url and database is None:
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
         return
+    if format_ is not None:
+        study_format(format_)  # refused before anything is opened
     settings = settings_with(database)
     with opened_store(settings) as store:
         pages = KeptTrials(store, open_artifacts(settings))

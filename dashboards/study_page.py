@@ -158,7 +158,6 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "downloads": downloads(recommendation, site) if recommendation else [],
         "study_files": study_files(study, source.trials(study_id), site) if len(history) else [],
         "figures": figures_json(figures),
-        "plots": not site.standalone,
         "scripts": ("study.js",),
         "embedded": [],
         **IN_SERVICE,

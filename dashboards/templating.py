@@ -2,9 +2,8 @@
 
 Every page extends `page.html`, which needs `site` (`dashboards.site.Site`), `title`, `scripts` (names of files in
 `dashboards/static`, run after `page.js`) and, where the page has figures, `figures`: JSON by name, shown by
-`{{ figure(figures, name, label) }}` of `macros.html` (`plots` asks for plotly.js where figures may come later). What
-several pages show is a macro. A page that may stand inside another extends `layout` instead: `page.html` or
-`embedded.html`; ids in it begin with `anchor`.
+`{{ figure(figures, name, label) }}` of `macros.html`. What several pages show is a macro. A page that may stand inside
+another extends `layout` instead: `page.html` or `embedded.html`; ids in it begin with `anchor`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ def render(template: str, site: Site, **context: Any) -> str:
 _DEFAULTS: dict[str, Any] = {
     "scripts": (),
     "figures": {},
-    "plots": False,
     "current": "",
     "layout": "page.html",
     "anchor": "",

@@ -65,7 +65,6 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
         "files": source.trial_files(trial_id),
         "figures": figures_json({**_profile_figures(analysis, trace), **result_figures(result)}),
-        "plots": True,
         "last_event": 0,
     }
 

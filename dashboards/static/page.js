@@ -1,10 +1,12 @@
-// Draws the figures of a page: each from the JSON beside it, when it comes near the window.
+// Draws the figures of a page: each from the JSON beside it, when it comes near the window. plotly.js takes a browser
+// a second to start: the first figure that is near asks for it, or a reader who has had time to look at the rest.
 // A figure that was drawn says so with the event `figure-drawn`, for scripts that listen to clicks in it.
 "use strict";
 
 const steptune = (() => {
   const PAPER_WIDTH = 690;
   const OPTIONS = {displayModeBar: false, responsive: true};
+  const SETTLED_MS = 3000;
   const body = document.body;
   const base = body.dataset.base || "";
 
@@ -12,9 +14,29 @@ const steptune = (() => {
     return figure.querySelector(".plot");
   }
 
+  let asked = null;
+
+  // Resolves once plotly.js has run: at once where the page holds it, as a report does.
+  function plotly() {
+    asked ??= new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      const kept = document.getElementById("plotly-source");
+      if (kept) script.textContent = kept.textContent;
+      else Object.assign(script, {src: body.dataset.plotly, onload: resolve, onerror: reject});
+      document.head.append(script);
+      if (kept) resolve();
+    });
+    return asked;
+  }
+
   function draw(figure) {
+    if (typeof Plotly === "undefined") plotly().then(() => draw(figure));
+    else plot(figure);
+  }
+
+  function plot(figure) {
     const source = figure.querySelector(".plot-data");
-    if (figure.drawn === source.textContent || typeof Plotly === "undefined") return;
+    if (figure.drawn === source.textContent) return;
     const info = JSON.parse(source.textContent);
     const first = figure.drawn === undefined;
     figure.drawn = source.textContent;
@@ -64,12 +86,15 @@ const steptune = (() => {
 
   addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach(element => { element.open = true; });
+    if (figures().length) plotly();
+    if (typeof Plotly === "undefined") return;  // paper does not wait for what is still on its way
     for (const figure of figures()) {
-      draw(figure);
+      plot(figure);
       Plotly.relayout(plotOf(figure), {width: PAPER_WIDTH, autosize: false});
     }
   });
   addEventListener("afterprint", () => {
+    if (typeof Plotly === "undefined") return;
     for (const figure of figures()) Plotly.relayout(plotOf(figure), {width: null, autosize: true});
   });
 
@@ -80,6 +105,7 @@ const steptune = (() => {
   ready(() => {
     watch(document);
     document.documentElement.dataset.ready = "yes";
+    if (figures().length) setTimeout(() => requestIdleCallback(plotly), SETTLED_MS);
   });
 
   // A request of the interface: with what proves that it comes from this page.

@@ -1,8 +1,8 @@
 """Do exports run as fast as what was recommended?
 
-    make export-environments && python benchmarks/export_fidelity.py
+    make export-environments && python benchmarks/export_fidelity.py digits photo gpt
 
-A study of examples/digits_vit.py recommends. Then three scripts train the same model, in blocks of one process each,
+A study of each example recommends. Then three scripts train the same model, in blocks of one process each,
 in random order: `tuner.apply` with today's settings, `tuner.apply` with the recommended ones, and an Accelerate script
 under `accelerate launch` with the exported YAML and the exported settings. The ratios of the last two to the first
 should fall into the recommendation's prediction interval. The search is kept to strategies that Accelerate has words
@@ -29,7 +29,11 @@ from tuner.export.native import load_recommendation
 from tuner.records import BASELINE, Environment, Recommendation
 from tuner.strategies import STRATEGIES
 
-WORKLOAD = "examples/digits_vit.py:DigitsViT"
+EXAMPLES = {
+    "digits": "examples/digits_vit.py:DigitsViT",
+    "photo": "examples/photo_resnet.py:PhotoResNet",
+    "gpt": "examples/char_gpt.py:CharGPT",
+}
 SCRIPTS = ROOT / "benchmarks" / "fidelity"
 BIN = ROOT / ".venv-exports-accelerate" / "bin"
 EXPORTS = ("json", "accelerate", "accelerate_python")
@@ -38,40 +42,44 @@ SIDES = ("today", "apply", "accelerate")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", nargs="+", choices=EXAMPLES)
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of the study")
-    parser.add_argument("--recommendation", type=Path, help="an exported recommendation of the workload: no study")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--warm-up", type=float, default=4.0, help="seconds; twice that where something is compiled")
     parser.add_argument("--measure", type=float, default=8.0, help="seconds of each process")
-    parser.add_argument("--out", type=Path, default=RESULTS / "export_fidelity.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "export_fidelity.jsonl", help="one line an example")
     arguments = parser.parse_args()
     if not (BIN / "accelerate").exists():
         parser.error("no .venv-exports-accelerate: `make export-environments` makes it")
-    with tempfile.TemporaryDirectory() as folder:
-        recommendation = (
-            load_recommendation(arguments.recommendation)
-            if arguments.recommendation
-            else recommended(Path(folder), arguments.budget)
-        )
-        rates = measure(recommendation, Path(folder), arguments)
-    report = {
-        "question": "speed of exports over today's settings, against the recommendation's prediction interval",
-        **stamp(" ".join(["python", "benchmarks/export_fidelity.py", *sys.argv[1:]]), ("tuner", "benchmarks")),
-        "accelerate": exporter_named("accelerate").version,
-        "hardware": hardware(Environment(hardware=recommendation.hardware)),
-        **summary(recommendation, rates),
-        "blocks": [{side: round(block[side], 1) for side in SIDES} for block in rates],
-    }
-    print(json.dumps({name: value for name, value in report.items() if name != "blocks"}, indent=2))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+    for example in arguments.examples:
+        with tempfile.TemporaryDirectory() as folder:
+            recommendation = recommended(example, Path(folder), arguments.budget)
+            rates = measure(example, recommendation, Path(folder), arguments)
+        report = {
+            "question": "speed of exports over today's settings, against the recommendation's prediction interval",
+            **stamp(" ".join(["python", "benchmarks/export_fidelity.py", *sys.argv[1:]]), ("tuner", "benchmarks")),
+            "accelerate": exporter_named("accelerate").version,
+            "hardware": hardware(Environment(hardware=recommendation.hardware)),
+            **summary(recommendation, rates),
+            "blocks": [{side: round(block[side], 1) for side in SIDES} for block in rates],
+        }
+        print(json.dumps({name: value for name, value in report.items() if name != "blocks"}, indent=2))
+        keep(report, arguments.out)
 
 
-def recommended(folder: Path, budget_s: float) -> Recommendation:
+def keep(report: dict, path: Path) -> None:
+    """The line of this example replaces an older one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    others = [row for row in known if row["workload"] != report["workload"]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*others, report]))
+
+
+def recommended(example: str, folder: Path, budget_s: float) -> Recommendation:
     """What a study of the strategies that Accelerate has words for finds."""
     known = exporter_named("accelerate_python").rules  # type: ignore[attr-defined]
     only = tuple(strategy.name for strategy in STRATEGIES if strategy.name in known)
-    command = [sys.executable, "-m", "service.cli.main", "tune", WORKLOAD, "--budget", f"{budget_s:.0f}s"]
+    command = [sys.executable, "-m", "service.cli.main", "tune", EXAMPLES[example], "--budget", f"{budget_s:.0f}s"]
     command += ["--database", f"sqlite:///{folder / 'study.db'}", "--output", str(folder / "results")]
     command += [word for name in only for word in ("--only", name)]
     variables = {**os.environ, "STEPTUNE_DATA_DIRECTORY": str(folder / "data"), "PYTHONPATH": str(ROOT)}
@@ -81,20 +89,22 @@ def recommended(folder: Path, budget_s: float) -> Recommendation:
     return found
 
 
-def measure(recommendation: Recommendation, folder: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Samples per second of every script, by block."""
+def measure(
+    example: str, recommendation: Recommendation, folder: Path, arguments: argparse.Namespace
+) -> list[dict[str, float]]:
+    """Samples (tokens) per second of every script, by block."""
     for name in EXPORTS:
         exporter = exporter_named(name)
         (folder / exporter.file_name(recommendation)).write_text(exporter.export(recommendation))
     (folder / "today.json").write_text(exporter_named("json").export(today(recommendation)))
     compiles = recommendation.choices["compile"]["mode"] is not None
     times = [str(arguments.warm_up * (2 if compiles else 1)), str(arguments.measure)]
-    apply = [str(BIN / "python"), str(SCRIPTS / "digits_apply.py")]
+    apply = [str(BIN / "python"), str(SCRIPTS / "plain.py")]
     launch = [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml")]
     commands = {
-        "today": [*apply, str(folder / "today.json"), *times],
-        "apply": [*apply, str(folder / "steptune.json"), *times],
-        "accelerate": [*launch, str(SCRIPTS / "digits_accelerate.py"), str(folder), *times],
+        "today": [*apply, str(folder / "today.json"), EXAMPLES[example], *times],
+        "apply": [*apply, str(folder / "steptune.json"), EXAMPLES[example], *times],
+        "accelerate": [*launch, str(SCRIPTS / f"{example}_accelerate.py"), str(folder), *times],
     }
     order = random.Random(0)
     blocks = []
@@ -123,7 +133,7 @@ def rate(command: list[str]) -> float:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["samples_per_s"])
+    return float(json.loads(done.stdout.splitlines()[-1])["units_per_s"])
 
 
 def summary(recommendation: Recommendation, blocks: list[dict[str, float]]) -> dict:
@@ -132,7 +142,7 @@ def summary(recommendation: Recommendation, blocks: list[dict[str, float]]) -> d
     return {
         "workload": recommendation.workload,
         "candidate": recommendation.candidate.label,
-        "recommended": {"samples_per_s": round(recommendation.units_per_s, 1), "gain": stated},
+        "recommended": {"units_per_s": round(recommendation.units_per_s, 1), "gain": stated},
         "not_expressible": {name: exporter_named(name).not_expressible(recommendation) for name in EXPORTS},
         "measured": {side: figures(recommendation, blocks, side) for side in SIDES},
     }
@@ -141,7 +151,7 @@ def summary(recommendation: Recommendation, blocks: list[dict[str, float]]) -> d
 def figures(recommendation: Recommendation, blocks: list[dict[str, float]], side: str) -> dict:
     """Medians and spread (the smallest and the largest block)."""
     rates = [block[side] for block in blocks]
-    found: dict = {"samples_per_s": spread(rates, 1)}
+    found: dict = {"units_per_s": spread(rates, 1)}
     if side != "today":
         ratios = [block[side] / block["today"] for block in blocks]
         found["over_today"] = spread(ratios, 4)

@@ -80,6 +80,9 @@ def main() -> None:
         page.goto(f"{url}/studies/{study_id}")
         take(page, "study.png")
         take(page, "search.png", top="#search")
+        profiled = [trial for trial in store.trials(study_id) if trial.result and trial.result.breakdowns]
+        page.goto(f"{url}/trials/{profiled[0].trial_id}")
+        take(page, "trial.png", top=".timeline")
         page.goto(f"{url}/compare?a={study_id}")
         take(page, "compare.png", top="main")
         browser.close()

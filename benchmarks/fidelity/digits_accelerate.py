@@ -11,29 +11,23 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from examples.digits_vit import Digits, VisionTransformer
+from loop import train
 from rates import report
 
-set_up()
-accelerator = Accelerator(**ACCELERATOR)
-model = VisionTransformer()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, **OPTIMIZER)
-loader = torch.utils.data.DataLoader(Digits(), shuffle=True, drop_last=True, **DATALOADER)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-
-def steps():
-    samples = 0
-    while True:
-        for images, labels in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(F.cross_entropy(model(images), labels))
-                optimizer.step()
-                optimizer.zero_grad()
-            samples += len(images)
-            if accelerator.sync_gradients:
-                yield samples
-                samples = 0
+def main():
+    set_up()
+    model = VisionTransformer()
+    steps = train(
+        Accelerator(**ACCELERATOR),
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, **OPTIMIZER),
+        torch.utils.data.DataLoader(Digits(), shuffle=True, drop_last=True, **DATALOADER),
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        count=lambda batch: len(batch[0]),
+    )
+    report(steps, warm_up_s=float(sys.argv[2]), measure_s=float(sys.argv[3]))
 
 
 if __name__ == "__main__":
-    report(steps(), warm_up_s=float(sys.argv[2]), measure_s=float(sys.argv[3]))
+    main()

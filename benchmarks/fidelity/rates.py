@@ -16,7 +16,7 @@ def report(steps: Iterator[int], *, warm_up_s: float, measure_s: float) -> None:
     """
     _run(steps, warm_up_s)
     samples, duration_s = _run(steps, measure_s)
-    json.dump({"samples_per_s": samples / duration_s, "duration_s": duration_s}, sys.stdout)
+    json.dump({"units_per_s": samples / duration_s, "duration_s": duration_s}, sys.stdout)
     sys.stdout.write("\n")
 
 

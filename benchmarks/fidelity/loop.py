@@ -1,0 +1,34 @@
+"""A training loop under Accelerate, as its documentation writes it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def train(
+    accelerator: Any,
+    model: Any,
+    optimizer: Any,
+    loader: Any,
+    *,
+    loss: Callable[[Any, Any], Any],
+    count: Callable[[Any], int],
+    scheduler: Any = None,
+    max_grad_norm: float | None = None,
+) -> Iterator[int]:
+    """Endless epochs; after every update, what `count` said of its batches."""
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    done = 0
+    while True:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss(model, batch))
+                if max_grad_norm is not None and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+            done += count(batch)
+            if accelerator.sync_gradients:
+                if scheduler is not None:
+                    scheduler.step()
+                yield done
+                done = 0

@@ -102,7 +102,7 @@ def compilation(late_graphs: int = 0) -> Compilation | None:
     if utils is None or not (utils.counters["frames"]["total"] or num_graphs()):
         return None
     metrics = utils.get_compilation_metrics()
-    recompiled = [m for m in metrics if m.recompile_reason]
+    recompiled = [m for m in metrics if m.recompile_reason and m.co_name]
     unimplemented = {**utils.counters["unimplemented"], **utils.counters["graph_break"]}
     given_up = sum(count for text, count in unimplemented.items() if _GIVEN_UP in text)
     skips = int(utils.counters["inductor"]["cudagraph_skips"])

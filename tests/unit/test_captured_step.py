@@ -14,7 +14,15 @@ from torch import nn
 
 from tuner.errors import CannotCapture
 from tuner.training.assemble import assemble
-from tuner.training.captured_step import MAX_RECORDINGS, WARM_UP_STEPS, CapturedStep, Recorded, Repeater, signature
+from tuner.training.captured_step import (
+    MAX_RECORDINGS,
+    WARM_UP_STEPS,
+    CapturedStep,
+    Recorded,
+    Repeater,
+    make_capturable,
+    signature,
+)
 from tuner.training.casting import cast_model
 from tuner.training.job import TrainingJob
 from tuner.training.plan import OptimizerArguments, Plan, StepArguments
@@ -343,9 +351,12 @@ class TestOptimizers:
         (values,), (eager_values,) = job.optimizer.state.values() or ({},), eager.optimizer.state.values() or ({},)
         assert values.keys() == eager_values.keys()
 
-    def test_is_made_capturable_before_its_first_update(self) -> None:
-        job = job_of(Everything(), Plan(optimizer=OptimizerArguments(capturable=True)), captured=False)
-        assert all(group["capturable"] for group in job.optimizer.param_groups)
+    def test_counts_its_steps_on_the_device_where_that_is_another(self) -> None:
+        """On a CPU the capturable form is refused by torch, and not needed."""
+        for kind, capturable in (("cuda", True), ("cpu", False)):
+            optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(1))])
+            make_capturable(optimizer, torch.device(kind))
+            assert [group["capturable"] for group in optimizer.param_groups] == [capturable]
 
 
 def test_what_must_be_equal_in_two_batches() -> None:

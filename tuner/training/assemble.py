@@ -73,7 +73,7 @@ def assemble(
     optimizer = workload.optimizer(masters.named() if masters else named)
     optimizer = _with_implementation(optimizer, plan.optimizer.implementation)
     if plan.optimizer.capturable:
-        make_capturable(optimizer)
+        make_capturable(optimizer, device)
     scheduler = workload.scheduler(optimizer)
 
     # 8. The whole model is compiled last, over everything that was done to it.

@@ -67,6 +67,9 @@ class Recorder(Protocol):
             CannotCapture: Something in them cannot be recorded.
         """
 
+    def finish(self) -> None:
+        """Waits until nothing is replayed any more."""
+
 
 class CapturedStep:
     """The recorded step of one job.
@@ -171,7 +174,9 @@ class CapturedStep:
         """Graphs hold addresses and one training mode: what was recorded of others is dropped."""
         mode = tuple(module.training for module in self._modules)
         state = self._job.optimizer.state
-        if mode != self._mode or state is not self._optimizer_state or len(state) != self._num_states:
+        stale = mode != self._mode or state is not self._optimizer_state or len(state) != self._num_states
+        if stale and self._recordings:
+            self._recorder.finish()
             self._recordings.clear()
         self._mode = mode
 
@@ -309,8 +314,8 @@ class Rates:
                 group["lr"] = rate
 
 
-def make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Lets an optimizer keep its step count on the device, before it has taken a step.
+def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Lets an optimizer keep its step count on the device, before it has taken a step. On a CPU that is where it is.
 
     Raises:
         CannotCapture: It has no such form.
@@ -323,6 +328,8 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
                 f"{type(optimizer).__name__} has no capturable form, so its update cannot be recorded: use one of "
                 "torch.optim that has it, as AdamW"
             )
+        return
+    if device.type == "cpu":
         return
     for group in optimizer.param_groups:
         group["capturable"] = True
@@ -378,6 +385,9 @@ class Repeater:
 
     def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
         return [_Repeated(run) for run in runs]
+
+    def finish(self) -> None:
+        """Everything has run when it was called."""
 
 
 class _Repeated:

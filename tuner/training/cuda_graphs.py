@@ -49,6 +49,11 @@ class CudaGraphs:
         with _without_collection():
             return [self._record(run, pool) for run in runs]
 
+    def finish(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self._device)
+
     def _record(self, run: Callable[[], object], pool: Any) -> Recorded:
         import torch
 

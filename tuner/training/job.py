@@ -57,7 +57,8 @@ class TrainingJob:
         self.masters = masters
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.captured = CapturedStep(self) if plan.step.captured else None
-        self._skipped_steps = 0
+        self._skipped_steps: Any = 0
+        """A number, or a tensor on the device."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -176,8 +177,8 @@ class TrainingJob:
 
     @property
     def skipped_steps(self) -> int:
-        """Updates that the loss scaler skipped so far. Of a captured step they are counted on the device: reading waits."""
-        return self._skipped_steps + (self.captured.skipped_steps if self.captured else 0)
+        """Updates that the loss scaler skipped so far. They are counted on the device: reading the number waits for it."""
+        return int(self._skipped_steps) + (self.captured.skipped_steps if self.captured else 0)
 
     @skipped_steps.setter
     def skipped_steps(self, count: int) -> None:
@@ -204,15 +205,15 @@ class TrainingJob:
     # --- pieces -------------------------------------------------------------------------------
 
     def _step_optimizer(self) -> bool:
+        """Whether the update was made. Where nothing depends on it at once, the device is not waited for."""
         if self.scaler is None:
             self.optimizer.step()
             return True
-        before = self.scaler.get_scale()
+        found = sum(self.scaler._found_inf_per_device(self.optimizer).values())
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        skipped = self.scaler.get_scale() < before
-        self._skipped_steps += skipped
-        return not skipped
+        self._skipped_steps = self._skipped_steps + (found > 0)
+        return self.scheduler is None or not bool(found)
 
     def _move(self, leaf: Any) -> Any:
         if hasattr(leaf, "to"):

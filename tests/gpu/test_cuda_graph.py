@@ -182,7 +182,7 @@ class TestWhatCannotBeRecorded:
             ("Reads", "aten::_local_scalar_dense", "loss.item() > 1e9"),
             ("Branches", "aten::_local_scalar_dense", "if loss > 1e9:"),
             ("Shapes", "aten::", "loss.reshape(1)[loss.reshape(1) > -1]"),
-            ("Copies", "aten::", "torch.tensor([1.0], device=loss.device)"),
+            ("Copies", "", "torch.tensor([1.0], device=loss.device)"),
         ],
     )
     def test_a_step_that_waits_names_the_operator_and_the_line(self, name: str, operator: str, line: str) -> None:

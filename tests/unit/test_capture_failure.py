@@ -16,7 +16,7 @@ from torch import nn
 from tuner.errors import CannotCapture
 from tuner.records import FailureKind, Phase
 from tuner.training.assemble import assemble
-from tuner.training.capture_failure import HostReads, LastOperator, explained, waits
+from tuner.training.capture_failure import FailingOperator, HostReads, explained, waits
 from tuner.training.plan import Plan
 from tuner.trials.failures import classify, failure_of
 from tuner.user_code import is_models, is_users, model_line
@@ -175,8 +175,13 @@ class TestHostReads:
             assert bool(found) == reads
 
 
-def test_the_last_operator_is_known_when_something_fails() -> None:
-    watch = LastOperator()
+def test_the_operator_that_fails_is_known_and_no_other() -> None:
+    watch = FailingOperator()
     with watch.mode(), pytest.raises(RuntimeError):
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert watch.name == "aten::mm"
+    watch = FailingOperator()
+    with watch.mode(), pytest.raises(RuntimeError, match="between"):
+        torch.ones(2)
+        raise RuntimeError("between operators")
+    assert watch.name == ""

@@ -45,7 +45,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ("cudaErrorStreamCaptureUnjoined", "work on another stream was not joined to the one that is recorded"),
     ("cudaErrorStreamCaptureIsolation", "it depends on work that was launched before the recording, on another stream"),
     ("cudaErrorStreamCaptureImplicit", "it uses the legacy default stream: launch it on torch's current stream"),
-    (WAITS, "the host waits for the device"),
+    (WAITS, "the host waits for the device, as .cpu() and making a tensor of Python's numbers on it do"),
     ("cudaErrorStreamCaptureUnsupported", "the host waits for the device, or calls what is not permitted meanwhile"),
     ("operation not permitted when stream is capturing", "the host waits for the device, or calls what is not permitted"),
 )
@@ -82,8 +82,8 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-class LastOperator:
-    """Remembers the operator that was called last, backward pass included."""
+class FailingOperator:
+    """Knows in which operator an error was raised, backward pass included; empty where it was in none."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -96,7 +96,9 @@ class LastOperator:
         class Watch(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 outer.name = str(func.name())
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+                outer.name = ""
+                return result
 
         return Watch()  # type: ignore[no-untyped-call]
 

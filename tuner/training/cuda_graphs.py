@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.capture_failure import LastOperator, explained, waits
+from tuner.training.capture_failure import FailingOperator, explained, waits
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ class CudaGraphs:
 
     def _operator_of(self, run: Callable[[], object]) -> str:
         """That waits, found by running the step once more; empty where it does not do so again."""
-        operator = LastOperator()
+        operator = FailingOperator()
         try:
             with _waiting_is_an_error(), operator.mode():
                 run()

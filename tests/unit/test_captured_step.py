@@ -18,14 +18,13 @@ from tuner.training.captured_step import (
     MAX_RECORDINGS,
     WARM_UP_STEPS,
     CapturedStep,
-    Recorded,
-    Repeater,
     make_capturable,
     signature,
 )
 from tuner.training.casting import cast_model
 from tuner.training.job import TrainingJob
 from tuner.training.plan import OptimizerArguments, Plan, StepArguments
+from tuner.training.recorder import Recorded, Repeater
 from tuner.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")

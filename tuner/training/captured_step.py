@@ -16,13 +16,14 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs ("Whole
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import CannotCapture
+from tuner.training.learning_rates import LearningRates
 from tuner.training.micro_batch import split_batch
+from tuner.training.recorder import Recorded, Recorder, Repeater
 from tuner.training.step_state import StepState
 from tuner.training.structure import map_structure
 from tuner.workloads.workload import leaves
@@ -38,37 +39,6 @@ MAX_RECORDINGS = 4
 """Shapes, or options of the optimizer, that one training mode may see: each keeps memory of its own."""
 
 Key = tuple[Any, ...]
-
-
-class Recorded(Protocol):
-    """Work that can be run again without Python."""
-
-    @property
-    def outputs(self) -> Any:
-        """What the recorded function returned; the same tensors after every replay."""
-
-    def replay(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Makes work replayable."""
-
-    def warm_up(self, run: Callable[[], object], count: int) -> None:
-        """Runs what is to be recorded.
-
-        Raises:
-            CannotCapture: Something in it cannot be recorded.
-        """
-
-    def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
-        """Records functions that share memory and are replayed in this order.
-
-        Raises:
-            CannotCapture: Something in them cannot be recorded.
-        """
-
-    def finish(self) -> None:
-        """Waits until nothing is replayed any more."""
 
 
 class CapturedStep:
@@ -96,7 +66,7 @@ class CapturedStep:
         self._recordings: dict[Key, _Recording] = {}
         self._optimizer_state: Any = None
         self._num_states = 0
-        self._rates = Rates(job.optimizer, job.device)
+        self._rates = LearningRates(job.optimizer, job.device)
         self._skipped = torch.zeros((), dtype=torch.int64, device=job.device)
         self._num_scheduled_skips = 0
         self._undecided = False
@@ -272,48 +242,6 @@ class _Recording:
             self.last_weights = weights
 
 
-class Rates:
-    """Learning rates as tensors, for optimizers that read them on the device.
-
-    The scheduler goes on computing with its own numbers; what it sets is filled in before the next replay.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        import torch
-
-        self.on_device = isinstance(optimizer, torch.optim.Adam) or all(g.get("fused") for g in optimizer.param_groups)
-        self._optimizer = optimizer
-        self._values: list[Any] = []
-        self._tensors: list[torch.Tensor] = []
-        if self.on_device:
-            self._values = [None] * len(optimizer.param_groups)
-            self._tensors = [torch.zeros((), device=device) for _ in optimizer.param_groups]
-
-    def fill(self) -> None:
-        if not self.on_device:
-            return
-        for number, group in enumerate(self._optimizer.param_groups):
-            rate = group["lr"]
-            if hasattr(rate, "data_ptr"):
-                self._tensors[number].copy_(rate, non_blocking=True)
-            elif rate != self._values[number]:
-                self._tensors[number].fill_(rate)
-                self._values[number] = rate
-
-    @contextmanager
-    def given(self) -> Iterator[None]:
-        """The optimizer reads the tensors meanwhile."""
-        groups = self._optimizer.param_groups if self.on_device else []
-        rates = [group["lr"] for group in groups]
-        for group, tensor in zip(groups, self._tensors, strict=True):
-            group["lr"] = tensor
-        try:
-            yield
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
-
-
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Lets an optimizer keep its step count on the device, before it has taken a step. On a CPU that is where it is.
 
@@ -372,28 +300,3 @@ def _recorder_for(device: torch.device) -> Recorder:
 
         return CudaGraphs(device)
     return Repeater()
-
-
-class Repeater:
-    """What a graph does, said in Python: the recorded functions are called again. The specification that graphs are
-    tested against, and what stands for them where there is no CUDA.
-    """
-
-    def warm_up(self, run: Callable[[], object], count: int) -> None:
-        for _ in range(count):
-            run()
-
-    def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
-        return [_Repeated(run) for run in runs]
-
-    def finish(self) -> None:
-        """Everything has run when it was called."""
-
-
-class _Repeated:
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run = run
-        self.outputs: Any = None
-
-    def replay(self) -> None:
-        self.outputs = self._run()

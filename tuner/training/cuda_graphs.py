@@ -13,7 +13,7 @@ from tuner.training.capture_failure import FailingOperator, explained, waits
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.captured_step import Recorded
+    from tuner.training.recorder import Recorded
 
 
 class CudaGraphs:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import plotly.graph_objects as go
 from msgspec.structs import replace
 
+from dashboards.compilation import compilation_sentence, get_compilation_info
 from dashboards.guard import get_guard_info, plot_guard
 from dashboards.sources import TrialSource
 from dashboards.templating import figures_json
@@ -63,6 +64,8 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "windows": list(get_windows_info(result).itertuples()) if result else [],
         "spread": get_spread(result) if result else None,
         "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
+        "compiled": compilation_sentence(result.compilation) if result and result.compilation else "",
+        "compiled_rows": get_compilation_info(result.compilation) if result else [],
         "files": source.trial_files(trial_id),
         "figures": figures_json({**_profile_figures(analysis, trace), **result_figures(result)}),
         "last_event": 0,

@@ -28,6 +28,7 @@ from service.cli.main import USER_ERROR, app
 from service.probing import workload_with_everything
 from service.settings import Settings
 from tuner.profiling.categories import CATEGORIES, GROUPS
+from tuner.profiling.compile_findings import COMPILE_RULES
 from tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rule
 from tuner.profiling.quality import PROBLEMS
 from tuner.records import (
@@ -162,7 +163,12 @@ def diagnosis() -> str:
         "waits least is the one that the others wait for.\n\nAdvice: balance the ranks' work and data; buckets would "
         "not help."
     )
-    return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, skew, capture])
+    compiled = [
+        f"## {rule.name}\n\nOf a trial that compiles, from TorchDynamo's own records. It bounds no gain.\n\n"
+        f"- Says: {rule.message.format(count='…')}\n- Advice: {rule.advice}"
+        for rule in COMPILE_RULES
+    ]
+    return f"{DIAGNOSIS_TEXT}\n{overview}\n\n" + "\n\n".join([*sections, skew, *compiled, capture])
 
 
 def _rule(rule: Rule, condition: str | None) -> str:

@@ -15,6 +15,8 @@ from tuner.records import (
     CaptureQuality,
     Certificate,
     CollectiveStats,
+    Compilation,
+    CompilationEvent,
     Cost,
     DatasetFacts,
     Decision,
@@ -128,6 +130,7 @@ def sample_facts(**changes: Any) -> WorkloadFacts:
             implementation="foreach",
             implementations=("for_loop", "foreach", "fused"),
             state_bytes=80_000_000,
+            capturable=True,
         ),
         current={"data_loading": {"num_workers": 1}},
         steps_per_epoch=1562,
@@ -137,6 +140,7 @@ def sample_facts(**changes: Any) -> WorkloadFacts:
         units_per_batch=16_384.5,
         randomness="switchable",
         custom_step=True,
+        host_read="aten::nonzero (/home/me/train.py, line 12: mask.nonzero())",
         sample_loss=4.174387,
         prepare_ns=1_000_000_001,
         import_ns=2_000_000_002,
@@ -292,6 +296,25 @@ def sample_profile() -> TrialProfile:
     )
 
 
+def sample_compilation(**changes: Any) -> Compilation:
+    event = CompilationEvent(reason="L['self'].layer == 3", place="forward (/home/me/train.py, line 12)", count=7)
+    compilation = Compilation(
+        num_graphs=9,
+        num_graph_breaks=2,
+        graph_breaks=(replace(event, reason="call to print", count=2),),
+        num_recompilations=7,
+        recompilations=(event,),
+        num_given_up=1,
+        num_cudagraph_skips=3,
+        cudagraph_skips=(replace(event, reason="mutated inputs", place="", count=3),),
+        late_graphs=4,
+        seconds=12.5,
+        cache_hits=5,
+        cache_misses=6,
+    )
+    return replace(compilation, **changes)
+
+
 def sample_result(**changes: Any) -> TrialResult:
     result = TrialResult(
         trial_id=TRIAL_ID,
@@ -320,6 +343,7 @@ def sample_result(**changes: Any) -> TrialResult:
         findings=(sample_finding(), sample_finding(rule="launch_gap", severity="note", bound=0.05)),
         guard=sample_guard(),
         effects=(Effect(strategy="precision", took=True, detail="mm ran in bfloat16"),),
+        compilation=sample_compilation(),
         contended=True,
         interpreter="fresh",
         isolation="rlimit",

@@ -6,6 +6,7 @@
      │   ├─ WorkloadRejected     it loads, but a required piece is missing or wrong
      │   └─ ArchiveRefused       an archive holds what cannot be unpacked safely
      ├─ ChoiceError              an unknown strategy, or a choice that the strategy does not have
+     ├─ CannotCapture            a training step cannot be recorded as a CUDA graph
      ├─ BudgetError              a budget that cannot be read, or is too short for one trial
      ├─ PlatformError            this platform, interpreter or library version is not supported
      │   └─ IsolationUnavailable  trials cannot be isolated here as was asked
@@ -57,6 +58,10 @@ class ArchiveRefused(WorkloadError):
 
 class ChoiceError(SteptuneError):
     """An unknown strategy, or a choice that the strategy does not have."""
+
+
+class CannotCapture(SteptuneError):
+    """A training step cannot be recorded as a CUDA graph: names the operator and the line, and why."""
 
 
 class BudgetError(SteptuneError):

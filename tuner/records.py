@@ -265,6 +265,7 @@ class OptimizerFacts(Record):
         name: Its class.
         module: Where the class is defined.
         state_bytes: What its state takes after one step.
+        capturable: A CUDA graph can hold its update.
     """
 
     name: str
@@ -274,6 +275,7 @@ class OptimizerFacts(Record):
     implementations: tuple[str, ...] = ()
     """What its class can run."""
     state_bytes: int = 0
+    capturable: bool = False
 
 
 class WorkloadFacts(Record):
@@ -293,6 +295,7 @@ class WorkloadFacts(Record):
         varying_shapes: Batches differ in shape.
         units_per_batch: Mean samples or tokens of a batch.
         custom_step: The workload has a training step of its own.
+        host_read: The first operator of a step for whose result the host waits, and its line; empty where none was seen.
         sample_loss: Of the first batch.
         prepare_ns: What its `prepare` took.
         import_ns: What importing it took.
@@ -318,6 +321,7 @@ class WorkloadFacts(Record):
     randomness: str = "none"
     """"none"; "switchable" (dropout that evaluation mode turns off); "always"."""
     custom_step: bool = False
+    host_read: str = ""
     sample_loss: float = 0.0
     sample_step_ns: int = 0
     """Forward and backward of the first batch, when the workload was looked at."""
@@ -834,6 +838,52 @@ class Failure(Record):
     traceback: str = ""
 
 
+class CompilationEvent(Record):
+    """Something that happened while the model was compiled, as often as it did.
+
+    Attributes:
+        reason: What TorchDynamo or Inductor says.
+        place: Function or line; empty where it does not say.
+        count: How often.
+    """
+
+    reason: str
+    place: str
+    count: int
+
+
+class Compilation(Record):
+    """What torch.compile did in a trial.
+
+    Attributes:
+        num_graphs: Graphs that were compiled.
+        num_graph_breaks: Places where a graph had to end and Python went on.
+        graph_breaks: The most frequent of them.
+        num_recompilations: Compilations because a guard of an earlier one failed.
+        recompilations: The most frequent of them, with the guard.
+        num_cudagraph_skips: Graphs that were asked to be CUDA graphs, and are not.
+        cudagraph_skips: Why.
+        seconds: Spent compiling.
+        cache_hits: Graphs that were found in the study's cache.
+        cache_misses: Graphs that were not.
+    """
+
+    num_graphs: int
+    num_graph_breaks: int = 0
+    graph_breaks: tuple[CompilationEvent, ...] = ()
+    num_recompilations: int = 0
+    recompilations: tuple[CompilationEvent, ...] = ()
+    num_given_up: int = 0
+    """Times that a function was compiled so often that it runs as it is from then on."""
+    num_cudagraph_skips: int = 0
+    cudagraph_skips: tuple[CompilationEvent, ...] = ()
+    late_graphs: int = 0
+    """Graphs that were compiled after the warm-up, in the midst of what was measured."""
+    seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+
 class TrialResult(Record):
     """All that one process start of one candidate showed; also what a crash left behind."""
 
@@ -853,6 +903,8 @@ class TrialResult(Record):
     findings: tuple[Finding, ...] = ()
     guard: GuardVerdict | None = None
     effects: tuple[Effect, ...] = ()
+    compilation: Compilation | None = None
+    """None where nothing was compiled."""
     failure: Failure | None = None
     contended: bool = False
     """Fewer clean windows than asked for: others used the machine."""

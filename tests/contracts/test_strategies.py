@@ -51,6 +51,7 @@ CPU = Environment(
     free_memory_bytes=10**11,
 )
 CUDA = sample_environment("cuda")
+ONE_GPU = replace(CUDA, num_ranks=1)
 EVERYTHING = WorkloadFacts(
     reference="tiny_workloads:Everything",
     name="Everything",
@@ -74,6 +75,7 @@ EVERYTHING = WorkloadFacts(
         module="torch.optim.adamw",
         implementation="for_loop",
         implementations=("for_loop", "foreach", "fused"),
+        capturable=True,
     ),
 )
 DEFAULTS: dict[str, Choice] = {s.name: dict(s.defaults) for s in STRATEGIES}
@@ -267,6 +269,24 @@ UNSUPPORTED = [
     ("compile", {"mode": "max-autotune"}, CPU, EVERYTHING, "needs CUDA"),
     ("compile", {"mode": "default", "scope": "regional"}, CPU, changed(model={"num_blocks": 0}), "Workload.blocks"),
     ("optimizer_implementation", {"implementation": "for_loop"}, CPU, EVERYTHING, "runs today"),
+    ("cuda_graph", {"scope": "step"}, CPU, EVERYTHING, "needs CUDA"),
+    ("cuda_graph", {"scope": "step"}, CUDA, EVERYTHING, "several ranks"),
+    ("cuda_graph", {"scope": "step"}, ONE_GPU, changed(custom_step=True), "training_step"),
+    ("cuda_graph", {"scope": "step"}, ONE_GPU, changed(varying_shapes=True), "vary in shape"),
+    (
+        "cuda_graph",
+        {"scope": "step"},
+        ONE_GPU,
+        changed(host_read="aten::nonzero (train.py, line 12: mask.nonzero())"),
+        "waits for a value of the device in aten::nonzero .train.py, line 12",
+    ),
+    (
+        "cuda_graph",
+        {"scope": "step"},
+        ONE_GPU,
+        changed(optimizer={"name": "Lion", "capturable": False}),
+        "Lion has no capturable form",
+    ),
     (
         "optimizer_implementation",
         {"implementation": "fused"},
@@ -403,9 +423,10 @@ def test_the_facts_used_here_are_those_of_the_workload(tmp_path: Path) -> None:
     for part, names in {
         "model": ("num_parameters", "parameter_bytes", "num_parameter_tensors", "num_blocks", "uses_attention"),
         "dataset": ("kind", "length", "deterministic", "sample_bytes"),
-        "optimizer": ("name", "implementation", "implementations"),
+        "optimizer": ("name", "implementation", "implementations", "capturable"),
     }.items():
         for name in names:
             assert getattr(getattr(found, part), name) == getattr(getattr(EVERYTHING, part), name), name
     assert found.batch_splittable
     assert not found.varying_shapes
+    assert found.host_read == ""

@@ -139,3 +139,19 @@ class TestStrategy:
         assert recomputed.losses == plain.losses
         for name, value in plain.state_dict().items():
             assert torch.equal(value, recomputed.state_dict()[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_recomputed_blocks_can_be_compiled() -> None:
+    """TorchDynamo takes no contexts of a checkpoint; only running statistics need them."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    block = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.0))
+    x = torch.randn(4, 8)
+    expected = gradients(block, x)
+    checkpointed(block)
+    block.compile(backend="eager")
+    torch.testing.assert_close(gradients(block, x), expected)
+    torch._dynamo.reset()

@@ -99,6 +99,7 @@ class TestNormalise:
                 {"data_loading": {"num_workers": 1, "prefetch_factor": 4}},
             ),
             ({"compile": {"mode": None, "scope": "regional"}}, {}),
+            ({"compile": {"mode": None, "dynamic": True}}, {}),
             ({"precision": {"level": "tf32"}, "backend_flags": {"tf32": True}}, {"precision": {"level": "tf32"}}),
             ({"backend_flags": {"tf32": True}}, {"backend_flags": {"tf32": True}}),
         ],
@@ -149,6 +150,24 @@ class TestConflict:
 
     def test_depends_on_the_hardware(self) -> None:
         assert conflict(self.FLASH, CPU, PLAIN) is None
+
+    @pytest.mark.parametrize(
+        ("others", "reason"),
+        [
+            ({"compile": {"mode": "reduce-overhead"}}, "compile with cuda_graph: both record CUDA graphs"),
+            ({"compile": {"mode": "max-autotune"}}, "both record CUDA graphs"),
+            ({"compile": {"mode": "max-autotune-no-cudagraphs"}}, None),
+            ({"compile": {"mode": "default", "scope": "regional"}}, None),
+            ({"activation_checkpointing": {"every": 2}}, "recomputation reads the state of the random generator"),
+            ({"precision": {"level": "O1", "dtype": "float16"}}, None),
+            ({"micro_batch": {"num_micro_batches": 2}, "optimizer_implementation": {"implementation": "fused"}}, None),
+        ],
+    )
+    def test_a_recorded_step(self, others: dict[str, Choice], reason: str | None) -> None:
+        recorded = Candidate(choices={"cuda_graph": {"scope": "step"}, **others})
+        found = conflict(recorded, CUDA, PLAIN)
+        assert found is None if reason is None else reason in (found or "")
+        assert conflict(Candidate(choices=others), CUDA, PLAIN) is None
 
     @given(WORKLOADS, st.sampled_from([CPU, CUDA]))
     def test_the_baseline_never_conflicts(self, workload: Any, environment: Any) -> None:

@@ -8,11 +8,12 @@ import re
 
 import pytest
 from analysed import make_analysis, make_breakdown, make_rank, write_loop
-from builders import failed_result, sample_guard, sample_result, sample_study, sample_trial, sample_window
+from builders import failed_result, sample_compilation, sample_guard, sample_result, sample_study, sample_trial, sample_window
 from msgspec.structs import replace
 from traces import needs_traces, trace_file
 
 from dashboards import units
+from dashboards.compilation import get_compilation_info
 from dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
 from dashboards.guard import get_guard_info, plot_guard
 from dashboards.lanes import MAX_CELLS, MAX_LANES, get_lanes_info, get_long_gaps_info, plot_lanes, step_edges_ms
@@ -27,6 +28,7 @@ from dashboards.windows import get_spread, get_windows_info, plot_windows
 from tuner.profiling.analysis import analyse_traces
 from tuner.records import (
     CollectiveStats,
+    Compilation,
     Decision,
     Failure,
     FailureKind,
@@ -431,3 +433,24 @@ def test_the_page_of_a_real_profile_is_below_a_megabyte_compressed():
     page = page_of(trial_with(result), analysis=analysis)
     assert len(gzip.compress(page.encode(), 5)) < 1_000_000
     assert units.short_time(get_long_gaps_info(analysis.ranks[0])[0].length_ns) in text_of(page)
+
+
+class TestCompilation:
+    def test_what_happened_is_listed_with_reason_and_line(self):
+        rows = get_compilation_info(sample_compilation())
+        assert [(row.what, row.count) for row in rows] == [("graph break", 2), ("compiled again", 7), ("no CUDA graph", 3)]
+        assert rows[1].place == "forward (/home/me/train.py, line 12)"
+        page = text_of(page_of(trial_with(sample_result())))
+        for text in ("call to print", "layer == 3", "mutated inputs", "given up 1 times", "4 after the warm-up"):
+            assert text in page
+
+    def test_nothing_is_said_of_a_trial_that_compiled_nothing(self):
+        assert get_compilation_info(None) == []
+        page = page_of(trial_with(sample_result(compilation=None)))
+        assert "What was compiled" not in page
+
+    def test_a_clean_compilation_says_so(self):
+        compilation = Compilation(num_graphs=1, seconds=3.0)
+        page = page_of(trial_with(sample_result(compilation=compilation)))
+        assert "1 graph, no graph break, 0 compiled again, 3 s of compilation" in page
+        assert "no graph was broken" in page

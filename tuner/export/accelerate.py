@@ -50,10 +50,12 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
         "dynamo_backend": "INDUCTOR",
         "dynamo_mode": mode,
         "dynamo_use_fullgraph": False,
-        "dynamo_use_dynamic": False,
+        "dynamo_use_dynamic": choice["dynamic"] is True,
         "dynamo_use_regional_compilation": regional,
     }
-    missing = {"mode": "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"}
+    missing = {}
+    if choice["dynamic"] is None:
+        missing["mode"] = "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"
     if regional:
         missing["scope"] = "it compiles what stands beside the repeated blocks too"
     return Said(sections={"dynamo_config": keys}, missing=missing)

@@ -79,7 +79,7 @@ class DeepSpeedJson(TranslatingExporter):
         "cpu_threads": _in_code("num_threads", "bind"),
         "backend_flags": _in_code("cudnn_benchmark", "tf32", "flush_denormals"),
         "optimizer_implementation": _in_code("implementation"),
-        "compile": _in_code("mode", "scope"),
+        "compile": _in_code("mode", "scope", "dynamic"),
         "precision": _precision,
         "micro_batch": _micro_batch,
         STRATEGY: _sharding,

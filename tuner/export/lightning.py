@@ -37,7 +37,8 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["scope"] == "regional":
         reason = "Lightning has no setting for single blocks: call compile() on them; this compiles nothing"
         return Said(missing=dict.fromkeys(choice, reason))
-    return Said(sections={"COMPILE": {"mode": choice["mode"]}})
+    dynamic = {} if choice["dynamic"] is None else {"dynamic": choice["dynamic"]}
+    return Said(sections={"COMPILE": {"mode": choice["mode"], **dynamic}})
 
 
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:

@@ -49,7 +49,9 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["mode"] != "default" or choice["scope"] != "regional":
         reason = "torchtitan compiles single blocks in the default mode; this compiles nothing"
         return _said("compile", dict.fromkeys(choice, reason), enable=False)
-    return _said("compile", enable=True, components=["model"], backend="inductor")
+    automatic = choice["dynamic"] is None
+    missing = {} if automatic else {"dynamic": "torchtitan leaves it to PyTorch, which decides by what it sees"}
+    return _said("compile", missing, enable=True, components=["model"], backend="inductor")
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:

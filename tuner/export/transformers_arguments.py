@@ -50,7 +50,9 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["scope"] == "regional":
         reason = "TrainingArguments compile the whole model or nothing; this compiles nothing"
         return _said(dict.fromkeys(choice, reason), torch_compile=False)
-    return _said(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=choice["mode"])
+    automatic = choice["dynamic"] is None
+    missing = {} if automatic else {"dynamic": "TrainingArguments leave it to PyTorch, which decides by what it sees"}
+    return _said(missing, torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=choice["mode"])
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:

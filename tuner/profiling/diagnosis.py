@@ -241,8 +241,9 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.HOST, Category.LAUNCH_LATENCY),
         thresholds=(0.03, 0.10, 0.30),
         message="launch-bound: for {share} of the step the device waits for the host to launch work",
-        advice="launch less: compile the model, fuse the optimizer, use larger micro-batches",
-        strategies=("compile", "optimizer_implementation", "micro_batch"),
+        advice="launch less: replay the step as a CUDA graph, compile the model, fuse the optimizer, use larger "
+        "micro-batches",
+        strategies=("cuda_graph", "compile", "optimizer_implementation", "micro_batch"),
         devices=("cuda",),
     ),
     Rule(

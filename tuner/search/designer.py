@@ -41,7 +41,7 @@ from tuner.records import (
     TrialResult,
 )
 from tuner.search.effects import Difference
-from tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, move_key
+from tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, move_key, without_effect
 from tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
 from tuner.search.sampler import suggest_candidates
 from tuner.search.space import Space
@@ -128,7 +128,7 @@ class Designer:
         contenders = []
         for candidate in self.knowledge.measured():
             chance = self.knowledge.difference(candidate, self.incumbent).probability_above(WORTHWHILE)
-            if candidate != self.incumbent and chance > UNLIKELY:
+            if candidate != self.incumbent and chance > UNLIKELY and not self.knowledge.had_no_effect(candidate):
                 contenders.append((chance, candidate))
         if self.incumbent != self.reference:
             contenders.append((CLEARLY, self.incumbent))
@@ -316,6 +316,8 @@ class Designer:
         if verdict == "accepted":
             self.incumbent = candidate
         why = proposal.reason if measured else f"{proposal.reason}; {why_not(outcomes[-1].result)}"
+        if verdict == "no_effect":
+            why = f"{why}; {without_effect(outcomes[-1].result, candidate)}"
         self._record(stage, verdict, why, candidate, proposal.moves, outcomes, proposal.bound, difference)
         return verdict
 
@@ -326,7 +328,7 @@ class Designer:
                 return "contended"
             numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
             return "guard_rejected" if numerics and result.guard is not None else "failed"
-        if any(not effect.took and effect.strategy in candidate.choices for effect in result.effects):
+        if without_effect(result, candidate):
             return "no_effect"
         difference = self.knowledge.difference(candidate, incumbent)
         if simpler:

@@ -17,6 +17,7 @@ import tuner
 from tuner.errors import BaselineFailed, BudgetError, RunnerError, SteptuneError, StoreError
 from tuner.estimates import log_rate, units_per_s
 from tuner.profiling.bounds import situation_of
+from tuner.profiling.compile_findings import diagnose_compilation
 from tuner.profiling.diagnosis import Evidence, diagnose
 from tuner.protocols import Progress, StudyStore, TrialRunner
 from tuner.records import (
@@ -365,9 +366,8 @@ class StudyDriver:
             failure = msgspec.structs.replace(failure, kind=FailureKind.UNSUPPORTED)
             result = msgspec.structs.replace(result, failure=failure)
         situation = situation_of(result, self._space.workload, self._space.environment, spec.choices)
-        if situation is None:
-            return result
-        return msgspec.structs.replace(result, findings=diagnose(Evidence(situation=situation)))
+        profiled = diagnose(Evidence(situation=situation)) if situation is not None else ()
+        return msgspec.structs.replace(result, findings=(*profiled, *diagnose_compilation(result.compilation)))
 
     # --- the confirmation ---------------------------------------------------------------------
 

@@ -161,6 +161,10 @@ class Knowledge:
         """Whether it was run and no start of it counted."""
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
+    def had_no_effect(self, candidate: Candidate) -> bool:
+        """Whether a choice of it was seen not to be carried out: its rate is that of something else."""
+        return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
+
     def measured(self) -> list[Candidate]:
         """Candidates other than the reference with at least one good result."""
         good = [results for results in self.results.values() if any(result.ok for result in results)]
@@ -306,6 +310,12 @@ class Knowledge:
 
 def _out_of_memory(result: TrialResult) -> bool:
     return result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY
+
+
+def without_effect(result: TrialResult, candidate: Candidate) -> str:
+    """Which of a candidate's choices were not carried out, and what was seen instead; empty where all were."""
+    missing = (effect for effect in result.effects if not effect.took and effect.strategy in candidate.choices)
+    return "; ".join(f"{effect.strategy} had no effect: {effect.detail}" for effect in missing)
 
 
 def move_key(move: Move) -> str:

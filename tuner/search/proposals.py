@@ -211,7 +211,9 @@ class Proposals:
             candidate = self._space.combine(self._incumbent, [move])
             if candidate is None or candidate in (self._incumbent, self._knowledge.reference):
                 continue
-            if self._knowledge.failed(candidate) or (move.choice and not self._knowledge.was_tried(move)):
+            if self._knowledge.failed(candidate) or self._knowledge.had_no_effect(candidate):
+                continue
+            if move.choice and not self._knowledge.was_tried(move):
                 continue
             if not self._knowledge.was_run(candidate) and self._knowledge.known_to_fail(candidate):
                 continue

@@ -11,6 +11,7 @@ from tuner.strategies.backend_flags import BackendFlags
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 from tuner.strategies.compile import Compile
 from tuner.strategies.cpu_threads import CpuThreads
+from tuner.strategies.cuda_graph import CudaGraph
 from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
 from tuner.strategies.memory_format import MemoryFormat
@@ -27,6 +28,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     MemoryFormat(),
     AttentionBackend(),
     Compile(),
+    CudaGraph(),
     OptimizerImplementation(),
     ActivationCheckpointing(),
     MicroBatch(),

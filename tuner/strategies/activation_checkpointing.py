@@ -92,30 +92,31 @@ def checkpointed(block: torch.nn.Module) -> None:
     from torch.utils.checkpoint import checkpoint
 
     forward = block.forward
+    # TorchDynamo compiles a checkpoint without contexts only.
+    contexts: dict[str, Any] = {}
+    if _statistics(block):
+        contexts["context_fn"] = lambda: (nullcontext(), _frozen_statistics(block))
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:
         if not block.training:
             return forward(*args, **kwargs)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _frozen_statistics(block)),
-            **kwargs,
-        )
+        return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
 
     block.forward = recomputing
     setattr(block, _MARK, True)
 
 
+def _statistics(block: torch.nn.Module) -> list[Any]:
+    """Modules that keep running statistics."""
+    import torch
+
+    return [m for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats]
+
+
 @contextmanager
 def _frozen_statistics(block: torch.nn.Module) -> Iterator[None]:
     """Normalises with the batch's statistics but leaves the running ones as they are."""
-    import torch
-
-    norms = [
-        m for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats
-    ]
+    norms = _statistics(block)
     saved = [
         (norm, norm.momentum, None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone())
         for norm in norms

@@ -6,8 +6,8 @@ graphs; `max-autotune` times several kernels for every matrix product. `regional
 repeated block once instead of the whole model: far less compilation, almost the same speed.
 
 Helps: models with many small operators. Hurts: compilation takes from seconds to minutes (reported
-cold, with the number of steps that pay for it); shapes that change are compiled again; every graph
-break costs.
+cold, with the number of steps that pay for it); shapes that change are compiled again (`dynamic` compiles
+for all of them from the start); every graph break costs.
 
 Numerics: `rounding`. Fusions keep intermediate results in other precisions.
 
@@ -33,13 +33,18 @@ if TYPE_CHECKING:
     from tuner.workloads.workload import Workload
 
 
+MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""They record CUDA graphs of the compiled regions."""
+
+
 class Compile(Strategy):
     name = "compile"
     summary = "torch.compile: mode, whole model or repeated blocks"
-    defaults: ClassVar[Choice] = {"mode": None, "scope": "whole"}
+    defaults: ClassVar[Choice] = {"mode": None, "scope": "whole", "dynamic": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "mode": (None, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"),
         "scope": ("whole", "regional"),
+        "dynamic": (None, True, False),
     }
     attacks = (
         Category.ELEMENTWISE,
@@ -54,16 +59,14 @@ class Compile(Strategy):
     trial_cost_s = 45.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        regional: tuple[Choice, ...] = (
-            ({"mode": "default", "scope": "regional"},) if workload.model.num_blocks > 1 else ()
-        )
-        return (
-            *regional,
-            {"mode": "default", "scope": "whole"},
-            {"mode": "reduce-overhead", "scope": "whole"},
-            {"mode": "max-autotune-no-cudagraphs", "scope": "whole"},
-            {"mode": "max-autotune", "scope": "whole"},
-        )
+        scopes = ("regional", "whole") if workload.model.num_blocks > 1 else ("whole",)
+        # Shapes that vary are dynamic from the second compilation on by themselves; from the first one saves that.
+        dynamic = (None, True) if workload.varying_shapes else (None,)
+        default: list[Choice] = [
+            {"mode": "default", "scope": scope, "dynamic": shapes} for scope in scopes for shapes in dynamic
+        ]
+        slower = ("reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+        return (*default, *({"mode": mode, "scope": "whole", "dynamic": None} for mode in slower))
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["mode"] is None:
@@ -84,52 +87,70 @@ class Compile(Strategy):
         if mode is None:
             return
 
+        dynamic = choice.get("dynamic")
+        assert dynamic is None or isinstance(dynamic, bool)
+
         def compile_model(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            _compile(model, str(mode))
+            from tuner.training.compilation import compile_in_place
+
+            compile_in_place(model, str(mode), dynamic)
             return model
 
         def compile_blocks(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            for block in workload.blocks(model):
-                _compile(block, str(mode))
+            from tuner.training.compilation import allow_recompilations, compile_in_place
+
+            blocks = workload.blocks(model)
+            allow_recompilations(len(blocks))
+            for block in blocks:
+                compile_in_place(block, str(mode), dynamic)
             return model
 
         if choice["scope"] == "regional":
             plan.block_compilation.append(compile_blocks)
         else:
             plan.whole_compilation.append(compile_model)
+        if mode in MODES_WITH_GRAPHS:
+            plan.step.beginnings.append(_mark_step)
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         fused = removable(situation, *self.attacks, Category.COPY_D2D, Category.ALLOCATION)
         return min(1.0, fused + above_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from torch._dynamo.utils import counters
+        from tuner.training.compilation import compilation
 
+        found = compilation()
+        if found is None:
+            return {"graphs": 0}
         return {
-            "graphs": int(counters["stats"]["unique_graphs"]),
-            "graph_breaks": int(sum(counters["graph_break"].values())),
-            "recompilations": int(sum(counters["recompiles"].values())) if "recompiles" in counters else 0,
+            "graphs": found.num_graphs,
+            "graph_breaks": found.num_graph_breaks,
+            "recompilations": found.num_recompilations,
+            "given_up": found.num_given_up,
+            "cudagraph_skips": found.num_cudagraph_skips,
+            "why_skipped": found.cudagraph_skips[0].reason if found.cudagraph_skips else "",
+            "why_again": found.recompilations[0].reason if found.recompilations else "",
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        """A graph was compiled, no function was given up, and CUDA graphs were recorded where they were asked for."""
         if choice["mode"] is None:
             return Effect(strategy=self.name, took=True, detail="off")
         graphs, breaks = evidence.get("graphs", 0), evidence.get("graph_breaks", 0)
-        return Effect(strategy=self.name, took=graphs > 0, detail=f"{graphs} graphs, {breaks} graph breaks")
+        detail = f"{graphs} graphs, {breaks} graph breaks, {evidence.get('recompilations', 0)} recompilations"
+        if evidence.get("given_up"):
+            why = evidence.get("why_again") or "guards failed again and again"
+            return Effect(
+                strategy=self.name, took=False, detail=f"{detail}: compiled too often ({why}), so it runs as it is"
+            )
+        if choice["mode"] in MODES_WITH_GRAPHS and evidence.get("cudagraph_skips", 0) >= max(1, graphs):
+            why = evidence.get("why_skipped") or "no reason given"
+            return Effect(strategy=self.name, took=False, detail=f"{detail}: no CUDA graph was recorded ({why})")
+        return Effect(strategy=self.name, took=graphs > 0, detail=detail)
 
 
-def _compile(module: torch.nn.Module, mode: str) -> None:
-    """Compiles a module in place.
+def _mark_step() -> None:
+    """CUDA graphs of compiled regions reuse what the step before left."""
+    import torch
 
-    TorchDynamo begins no graph in a frame of torch's own code, so `module.compile()` alone does nothing
-    for an `nn.Sequential` of torch's own layers or an `nn.TransformerEncoderLayer`: their forward pass
-    gets a frame of ours.
-    """
-    forward = module.forward
-    if forward.__module__.partition(".")[0] == "torch":
-
-        def framed(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs)
-
-        module.forward = framed
-    module.compile(mode=mode)
+    torch.compiler.cudagraph_mark_step_begin()

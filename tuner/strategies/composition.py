@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFacts
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
 from tuner.strategies.base import TF32_ROUNDOFF
+from tuner.strategies.compile import MODES_WITH_GRAPHS
 
 if TYPE_CHECKING:
     from tuner.training.plan import Plan
@@ -53,6 +54,17 @@ CONFLICTS: tuple[Conflict, ...] = (
         ),
         reason="flash and cuDNN attention on CUDA need 16-bit inputs",
     ),
+    Conflict(
+        strategies=("compile", "cuda_graph"),
+        applies=lambda c, e: c["cuda_graph"]["scope"] == "step" and c["compile"]["mode"] in MODES_WITH_GRAPHS,
+        reason="both record CUDA graphs, and a graph cannot be recorded within another: compile with mode default, or "
+        "max-autotune-no-cudagraphs",
+    ),
+    Conflict(
+        strategies=("activation_checkpointing", "cuda_graph"),
+        applies=lambda c, e: c["cuda_graph"]["scope"] == "step" and c["activation_checkpointing"]["every"] is not None,
+        reason="recomputation reads the state of the random generator, which cannot be read while a graph is recorded",
+    ),
 )
 
 MEANINGLESS: tuple[Meaningless, ...] = (
@@ -64,7 +76,7 @@ MEANINGLESS: tuple[Meaningless, ...] = (
     ),
     Meaningless(
         strategy="compile",
-        parameters=("scope",),
+        parameters=("scope", "dynamic"),
         applies=lambda c: c["compile"]["mode"] is None,
         reason="nothing is compiled",
     ),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
+from tuner.training.captured_step import make_capturable
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
@@ -71,13 +72,17 @@ def assemble(
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
     optimizer = workload.optimizer(masters.named() if masters else named)
     optimizer = _with_implementation(optimizer, plan.optimizer.implementation)
+    if plan.optimizer.capturable:
+        make_capturable(optimizer, device)
     scheduler = workload.scheduler(optimizer)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:
         model = transform(model, workload)
 
-    # 9. The loader: data transforms (caches) go under the workers.
+    # 9. The step is recorded as CUDA graphs when the first batch comes (`CapturedStep`), over all of the above.
+
+    # 10. The loader: data transforms (caches) go under the workers.
     dataset = (make_dataset or workload.dataset)()
     for dataset_transform in plan.dataset:
         dataset = dataset_transform(dataset, workload)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from tuner.training.captured_step import CapturedStep
 from tuner.training.micro_batch import split_batch
 from tuner.training.structure import map_structure
 
@@ -25,8 +26,10 @@ class TrainingJob:
         optimizer: The user's optimizer (over FP32 masters where the plan has them).
         scheduler: The user's scheduler or None.
         loader: Iterable over batches.
-        skipped_steps: Updates that the loss scaler skipped so far.
-        on_gradients: Called with the parameters after unscaling and before clipping, or None.
+        masters: FP32 copies of 16-bit parameters, where the plan has them.
+        scaler: Of the loss, where the plan has one.
+        captured: The step as CUDA graphs, where the plan has it recorded.
+        on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
     def __init__(
@@ -50,10 +53,12 @@ class TrainingJob:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.loader = loader
-        self.skipped_steps = 0
         self.on_gradients: Callable[[list[torch.Tensor]], None] | None = None
-        self._masters = masters
-        self._scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
+        self.masters = masters
+        self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
+        self.captured = CapturedStep(self) if plan.step.captured else None
+        self._skipped_steps: Any = 0
+        """A number, or a tensor on the device."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -67,9 +72,13 @@ class TrainingJob:
             The loss, detached, still on the device (reading it synchronises).
         """
         batch = self.to_device(batch)
+        for begin in self.plan.step.beginnings:
+            begin()
         if self.workload.has_custom_step:
             return self.workload.training_step(self, batch).detach()
-        loss = self._forward_backward(batch)
+        if self.captured is not None:
+            return self.captured.step(batch)
+        loss = self.forward_backward(*self.pieces(batch))
         self.update()
         return loss
 
@@ -91,7 +100,9 @@ class TrainingJob:
                 stack.enter_context(context())
             if self.plan.step.autocast_dtype:
                 dtype = getattr(torch, self.plan.step.autocast_dtype)
-                stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
+                # A graph would hold casts of weights that the cache made before it was recorded.
+                cached = None if self.captured is None else False
+                stack.enter_context(torch.autocast(self.device.type, dtype=dtype, cache_enabled=cached))
             return self.workload.loss(self.model, batch)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -99,80 +110,110 @@ class TrainingJob:
         with ExitStack() as stack:
             for context in self.plan.step.contexts:
                 stack.enter_context(context())
-            (self._scaler.scale(loss) if self._scaler else loss).backward()
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def update(self) -> None:
         """Clips, updates, clears the gradients and steps the scheduler."""
-        if self._masters:
-            self._masters.take_gradients()
-        if self._scaler:
-            self._scaler.unscale_(self.optimizer)
-        parameters = self._parameters()
+        self.finish_gradients()
         if self.on_gradients:
-            self.on_gradients([p.grad for p in parameters if p.grad is not None])
-        if self.workload.max_grad_norm is not None:
-            import torch
-
-            torch.nn.utils.clip_grad_norm_(parameters, self.workload.max_grad_norm)
+            self.on_gradients(self.gradients())
+        self.clip()
         stepped = self._step_optimizer()
         self.optimizer.zero_grad(set_to_none=True)
-        if self._masters:
-            self._masters.write_back()
+        if self.masters:
+            self.masters.write_back()
         if self.scheduler is not None and stepped:
             self.scheduler.step()
 
-    # --- state --------------------------------------------------------------------------------
+    # --- what a step consists of --------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's state under the user's own key names, masters in FP32 where there are any."""
-        state = dict(unwrapped(self.model).state_dict())
-        if self._masters:
-            state.update(self._masters.state())
-        return state
-
-    def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Name and value of what the optimizer updates."""
-        if self._masters:
-            return self._masters.named()
-        return [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
-
-    def reload_masters(self) -> None:
-        """Takes the masters anew from the model's parameters, after those were set from outside."""
-        if self._masters:
-            self._masters.reload()
-
-    # --- pieces -------------------------------------------------------------------------------
-
-    def _forward_backward(self, batch: Any) -> torch.Tensor:
+    def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
+        """The micro-batches of a batch, and their weights in its loss."""
         count = self.plan.step.num_micro_batches
-        if count == 1:
-            loss = self.loss(batch)
+        return ([batch], [1.0]) if count == 1 else split_batch(self.workload, batch, count)
+
+    def forward_backward(self, pieces: list[Any], weights: Sequence[Any]) -> torch.Tensor:
+        """Accumulates the gradients of all micro-batches.
+
+        Returns:
+            The loss of the whole batch, detached.
+        """
+        if len(pieces) == 1:
+            loss = self.loss(pieces[0])
             self.backward(loss)
             return loss.detach()
-        pieces, weights = split_batch(self.workload, batch, count)
         total: Any = 0.0
         for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
             with ExitStack() as stack:
-                if number < count - 1 and hasattr(self.model, "no_sync"):
+                if number < len(pieces) - 1 and hasattr(self.model, "no_sync"):
                     stack.enter_context(self.model.no_sync())  # type: ignore[operator]
                 loss = self.loss(piece) * weight
                 self.backward(loss)
             total = total + loss.detach()
         return total  # type: ignore[no-any-return]
 
+    def finish_gradients(self) -> None:
+        """Brings gradients to the parameters that the optimizer updates, in their own scale."""
+        if self.masters:
+            self.masters.take_gradients()
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.parameters() if p.grad is not None]
+
+    def parameters(self) -> list[Any]:
+        """What the optimizer updates."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def clip(self) -> None:
+        """Clips the gradients to the workload's norm, where it has one."""
+        if self.workload.max_grad_norm is not None:
+            import torch
+
+            torch.nn.utils.clip_grad_norm_(self.parameters(), self.workload.max_grad_norm)
+
+    # --- state --------------------------------------------------------------------------------
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates that the loss scaler skipped so far. They are counted on the device: reading the number waits for it."""
+        return int(self._skipped_steps) + (self.captured.skipped_steps if self.captured else 0)
+
+    @skipped_steps.setter
+    def skipped_steps(self, count: int) -> None:
+        self._skipped_steps = count - (self.captured.skipped_steps if self.captured else 0)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The model's state under the user's own key names, masters in FP32 where there are any."""
+        state = dict(unwrapped(self.model).state_dict())
+        if self.masters:
+            state.update(self.masters.state())
+        return state
+
+    def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Name and value of what the optimizer updates."""
+        if self.masters:
+            return self.masters.named()
+        return [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
+
+    def reload_masters(self) -> None:
+        """Takes the masters anew from the model's parameters, after those were set from outside."""
+        if self.masters:
+            self.masters.reload()
+
+    # --- pieces -------------------------------------------------------------------------------
+
     def _step_optimizer(self) -> bool:
-        if self._scaler is None:
+        """Whether the update was made. Where nothing depends on it at once, the device is not waited for."""
+        if self.scaler is None:
             self.optimizer.step()
             return True
-        before = self._scaler.get_scale()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        skipped = self._scaler.get_scale() < before
-        self.skipped_steps += skipped
-        return not skipped
-
-    def _parameters(self) -> list[Any]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        found = sum(self.scaler._found_inf_per_device(self.optimizer).values())
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._skipped_steps = self._skipped_steps + (found > 0)
+        return self.scheduler is None or not bool(found)
 
     def _move(self, leaf: Any) -> Any:
         if hasattr(leaf, "to"):

@@ -48,6 +48,8 @@ class OptimizerArguments:
     """"for_loop", "foreach" or "fused"."""
     master_weights: bool = False
     """The optimizer holds FP32 copies of 16-bit parameters."""
+    capturable: bool = False
+    """Its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
 
 
 @dataclass(kw_only=True)
@@ -59,6 +61,10 @@ class StepArguments:
     num_micro_batches: int = 1
     contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     """Context managers around forward and backward."""
+    beginnings: list[Callable[[], None]] = field(default_factory=list)
+    """Called at the beginning of every step."""
+    captured: bool = False
+    """Forward, backward and update are recorded as CUDA graphs and replayed."""
 
 
 @dataclass(kw_only=True)

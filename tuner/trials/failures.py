@@ -5,21 +5,15 @@ from __future__ import annotations
 import errno
 import re
 import signal
-import sysconfig
 import traceback
-from pathlib import Path
 
-import tuner
-from tuner.errors import RunnerError, SteptuneError
+from tuner.errors import CannotCapture, RunnerError, SteptuneError
 from tuner.records import Failure, FailureKind, Phase
+from tuner.user_code import is_users, place_of
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
-_NOT_THE_USERS = (
-    Path(tuner.__file__).parent,
-    *{Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")},
-)
 
 
 class UnsupportedHere(Exception):
@@ -38,7 +32,7 @@ def classify(error: BaseException) -> FailureKind:
         return FailureKind.INFRASTRUCTURE
     if isinstance(error, NumericsLeft):
         return FailureKind.NUMERICS
-    if isinstance(error, UnsupportedHere) or _from_compiler(error):
+    if isinstance(error, UnsupportedHere | CannotCapture) or _from_compiler(error):
         return FailureKind.UNSUPPORTED
     return FailureKind.WORKLOAD_ERROR
 
@@ -85,26 +79,16 @@ def _told(error: BaseException) -> str:
     if _WORKER_TRACEBACK in text:  # torch hands on what a loader worker raised as the text of its traceback
         where, _, told = text.partition(_WORKER_TRACEBACK)
         lines = re.findall(r'File "([^"]+)", line (\d+)', told)
-        place = next((f"{path}, line {line}" for path, line in reversed(lines) if _is_users(path)), "")
+        place = next((f"{path}, line {line}" for path, line in reversed(lines) if is_users(path)), "")
         worker = re.search(r"in (.+?)\.?$", where.strip())
         text = told.strip().rpartition("\n")[2].removeprefix(f"{name}:").strip()
         place = ", in ".join(part for part in (place, worker[1] if worker else "") if part)
     else:
-        place = _place(error)
+        place = place_of(error)
     message = f"{name}: {text}" if text else name
     if _is_disk_full(error):
         message = f"{message}: free space, or put the studies elsewhere with STEPTUNE_DATA_DIRECTORY"
     return f"{message} ({place})" if place else message
-
-
-def _place(error: BaseException) -> str:
-    """`/home/me/train.py, line 12`: the innermost line of code that is neither ours nor a library's."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f"{frame.filename}, line {frame.lineno}" for frame in frames if _is_users(frame.filename)), "")
-
-
-def _is_users(path: str) -> bool:
-    return not path.startswith("<") and not any(Path(path).is_relative_to(folder) for folder in _NOT_THE_USERS)
 
 
 def failure_of_exit(

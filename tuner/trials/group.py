@@ -19,6 +19,7 @@ from tuner.estimates import trimmed_mean
 from tuner.protocols import Progress, ProgressListener
 from tuner.records import (
     Breakdown,
+    Compilation,
     Effect,
     GuardVerdict,
     MeasureSettings,
@@ -71,6 +72,7 @@ class Member:
         self.profile: TrialProfile | None = None
         self.memory: list[MemoryPeak] = []
         self.effects: tuple[Effect, ...] = ()
+        self.compilation: Compilation | None = None
         self.trace: str | None = None
 
     @property
@@ -95,7 +97,8 @@ class Member:
                 self.breakdowns, self.profile, self.trace = message.breakdowns, message.profile, message.trace
             case Reported():
                 self.memory.append(message.memory)
-                self.effects = message.effects if message.memory.rank == 0 else self.effects
+                if message.memory.rank == 0:
+                    self.effects, self.compilation = message.effects, message.compilation
 
     def result(self, group: str, wanted_windows: int, interpreter: str, isolation: str) -> TrialResult:
         return TrialResult(
@@ -112,6 +115,7 @@ class Member:
             profile=self.profile,
             guard=self.guard,
             effects=self.effects,
+            compilation=self.compilation,
             failure=self.job.failure,
             contended=self.job.failure is None and len(self.clean) < wanted_windows,
             interpreter=interpreter,

@@ -117,6 +117,7 @@ class _Inspection:
             units_per_batch=sum(workload.num_units(batch) for batch in batches) / len(batches),
             randomness=look.randomness,
             custom_step=workload.has_custom_step,
+            host_read=look.host_read,
             sample_loss=look.loss,
             sample_step_ns=look.step_ns,
             fits_memory=look.fits,

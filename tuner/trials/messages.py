@@ -16,6 +16,7 @@ import msgspec
 
 from tuner.records import (
     Breakdown,
+    Compilation,
     Effect,
     Failure,
     GuardVerdict,
@@ -154,6 +155,7 @@ class Profiled(_Message):
 class Reported(_Message):
     memory: MemoryPeak
     effects: tuple[Effect, ...]
+    compilation: Compilation | None = None
 
 
 class Failed(_Message):

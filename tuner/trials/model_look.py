@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts
+from tuner.training.capture_failure import HostReads
 from tuner.training.job import TrainingJob
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.trials.failures import is_out_of_memory
@@ -24,6 +25,8 @@ class ModelLook:
     loss: float
     step_ns: int
     fits: bool
+    host_read: str
+    """As in `WorkloadFacts`."""
 
 
 def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
@@ -50,9 +53,9 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     from torch.utils.flop_counter import FlopCounterMode
 
     on_device = job.to_device(batch)
-    attention = _AttentionSeen()
+    attention, reads = _AttentionSeen(), HostReads(job.device)
     began = time.perf_counter_ns()
-    with attention.mode(), FlopCounterMode(display=False) as counter:
+    with attention.mode(), FlopCounterMode(display=False) as counter, reads.mode():
         if job.workload.has_custom_step:
             loss = job.workload.training_step(job, on_device)
         else:
@@ -90,6 +93,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         loss=value,
         step_ns=pieces * step_ns,
         fits=pieces == 1,
+        host_read="" if job.workload.has_custom_step else reads.found,
     )
 
 
@@ -179,4 +183,5 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
         module=cls.__module__,
         implementation="own" if own else current,
         implementations=() if own else tuple(offered),
+        capturable=not own and ("capturable" in arguments or cls.__name__ == "SGD"),
     )

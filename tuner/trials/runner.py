@@ -255,7 +255,7 @@ class LocalRunner:
             self._files.compile_cache.mkdir(parents=True, exist_ok=True)
             server = ServerConnection(
                 python=self._python,
-                variables={"TORCHINDUCTOR_CACHE_DIR": str(self._files.compile_cache / "inductor"), **variables},
+                variables={**compile_caches(self._files.compile_cache), **variables},
                 preload=self._preload(),
                 log=self._files.logs / f"server{len(self._servers)}.log",
                 start_method=self._start_method,
@@ -288,6 +288,19 @@ class LocalRunner:
             self._board.remove_server(server)
             server.close()
         self._servers.clear()
+
+
+def compile_caches(folder: Path) -> dict[str, str]:
+    """Variables that let all trials of a study share what was compiled, and no other process.
+
+    Source: https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+    }
 
 
 def _was_killed(job: Job) -> bool:

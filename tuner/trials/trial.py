@@ -25,6 +25,7 @@ from tuner.strategies.composition import make_plan
 from tuner.strategies.dataset_cache import CachedDataset
 from tuner.trace_records import MemoryStats, TraceAnalysis
 from tuner.training.assemble import assemble
+from tuner.training.compilation import compilation, num_graphs
 from tuner.training.initial_state import build_initialised
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
@@ -204,6 +205,7 @@ class TrialRun:
         )
         self._files.mark_warm(spec.candidate.key)
         self._stepper.pause()
+        self._graphs_when_ready = num_graphs()
         self._coordinator.send(
             Ready(
                 startup=startup,
@@ -215,9 +217,9 @@ class TrialRun:
         )
 
     def _compile_ns(self, warmth: WarmUp) -> int:
-        """Compilation happens in the first steps: those of the guard where there is one."""
+        """Compilation and recording happen in the first steps: those of the guard where there is one."""
         plan = self._job.plan
-        if not (plan.block_compilation or plan.whole_compilation):
+        if not (plan.block_compilation or plan.whole_compilation or plan.step.captured):
             return 0
         guarded = self._guard_ns - self._guard_steps * warmth.steady_step_ns if self.spec.guard else 0
         return max(0, guarded) + warmth.excess_ns
@@ -324,7 +326,14 @@ class TrialRun:
     # --- report -------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        self._channel.send(Reported(memory=measure_peak(self.rank, self._device), effects=self._effects()))
+        late = num_graphs() - self._graphs_when_ready
+        self._channel.send(
+            Reported(
+                memory=measure_peak(self.rank, self._device),
+                effects=self._effects(),
+                compilation=compilation(late_graphs=late),
+            )
+        )
 
     def _effects(self) -> tuple[Effect, ...]:
         effects = []

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
+from tuner.training.compilation import num_graphs
 from tuner.trials.coordination import Coordinator
 from tuner.trials.measure import Stepper
 
@@ -72,9 +73,8 @@ def _is_steady(durations: list[int]) -> bool:
 
 
 def compilations() -> int:
-    """Graphs that torch.compile has made in this process so far (0 while it was never used)."""
+    """Changes whenever torch.compile has made something in this process (0 while it was never used)."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0
-    stats = utils.counters["stats"]
-    return int(stats["unique_graphs"]) + int(utils.counters["inductor"]["fxgraph_cache_miss"])
+    return num_graphs() + int(utils.counters["inductor"]["fxgraph_cache_miss"])

@@ -1,0 +1,43 @@
+"""What torch.compile did in a trial: where graphs broke, what was compiled again, what was given up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dashboards import units
+from tuner.records import Compilation
+
+
+class CompiledRow(NamedTuple):
+    """Something that happened while a model was compiled."""
+
+    what: str
+    count: int
+    reason: str
+    place: str
+
+
+def get_compilation_info(compilation: Compilation | None) -> list[CompiledRow]:
+    """The most frequent of each kind; empty where nothing was compiled."""
+    if compilation is None:
+        return []
+    kinds = (
+        ("graph break", compilation.graph_breaks),
+        ("compiled again", compilation.recompilations),
+        ("no CUDA graph", compilation.cudagraph_skips),
+    )
+    return [CompiledRow(what, e.count, e.reason, e.place) for what, events in kinds for e in events]
+
+
+def compilation_sentence(compilation: Compilation) -> str:
+    """Counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
+    parts = [
+        units.counted(compilation.num_graphs, "graph"),
+        units.counted(compilation.num_graph_breaks, "graph break") if compilation.num_graph_breaks else "no graph break",
+        f"{compilation.num_recompilations} compiled again",
+        *([f"given up {compilation.num_given_up} times"] if compilation.num_given_up else []),
+        *([f"{compilation.num_cudagraph_skips} without a CUDA graph"] if compilation.num_cudagraph_skips else []),
+        *([f"{compilation.late_graphs} after the warm-up"] if compilation.late_graphs else []),
+        f"{units.duration(compilation.seconds)} of compilation",
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,57 @@
+"""Trials that compile: what TorchDynamo did is kept with the result, and a model that it gives up is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trial_builders import Prepared, prepare, reference
+
+from tuner.hardware import find_compiler
+from tuner.profiling.compile_findings import diagnose_compilation
+from tuner.records import Candidate, TrialResult
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
+COMPILED = Candidate(choices={"compile": {"mode": "default"}})
+
+
+@pytest.fixture
+def counts(tmp_path: Path) -> Iterator[Prepared]:
+    prepared = prepare(reference("uncapturable", "Counts"), tmp_path, with_reference=False)
+    yield prepared
+    prepared.runner.close()
+
+
+def effect_of(result: TrialResult, strategy: str) -> tuple[bool, str]:
+    (effect,) = (effect for effect in result.effects if effect.strategy == strategy)
+    return effect.took, effect.detail
+
+
+def test_a_model_that_is_compiled_in_every_step_is_recognised(counts: Prepared) -> None:
+    """The effect says which guard failed, the records say where, and a finding says what to do."""
+    baseline, result = counts.run(
+        counts.spec(guard=False, profile=False), counts.spec(COMPILED, guard=False, profile=False)
+    )
+    assert baseline.compilation is None
+    assert result.ok, result.failure
+    took, detail = effect_of(result, "compile")
+    assert not took
+    assert "num_steps" in detail
+    compiled = result.compilation
+    assert compiled is not None
+    assert compiled.num_given_up > 0
+    assert "uncapturable.py, line " in compiled.recompilations[0].place
+    assert compiled.seconds > 0
+    assert "compiled_too_often" in [finding.rule for finding in diagnose_compilation(compiled)]
+
+
+def test_what_one_trial_compiled_the_next_one_finds(counts: Prepared) -> None:
+    """Trials of a study share the caches of TorchInductor and AOTAutograd, in the study's own directory."""
+    cold, warm = (
+        counts.run(counts.spec(COMPILED, guard=False, profile=False))[0].compilation for _ in range(2)
+    )
+    assert cold is not None and warm is not None
+    assert cold.cache_misses > 0
+    assert (counts.directory / "compile_cache" / "inductor").is_dir()
+    assert warm.cache_misses == 0

@@ -1,0 +1,92 @@
+"""What torch.compile's own records say about a trial: findings beside those of its profile.
+
+None of them bounds a gain: how much a graph break costs is seen in the profile, as host time and unfused work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuner.records import Compilation, CompilationEvent, Finding
+
+PLACES = 3
+"""How many places a finding names."""
+MANY = 5
+"""Graph breaks from which a finding is a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRule:
+    """One thing to look for in the records of a compilation.
+
+    Attributes:
+        count: How often it happened.
+        severity: By that count.
+        message: For people; `{count}` is filled in.
+        events: Where, and why.
+    """
+
+    name: str
+    count: Callable[[Compilation], int]
+    severity: Callable[[int], str]
+    message: str
+    advice: str
+    events: Callable[[Compilation], Sequence[CompilationEvent]]
+
+
+COMPILE_RULES: tuple[CompileRule, ...] = (
+    CompileRule(
+        name="compiled_too_often",
+        count=lambda c: c.num_given_up,
+        severity=lambda count: "high",
+        message="torch.compile gave up {count} times: a function was compiled so often that it now runs as it is",
+        advice="keep what the guards look at the same from step to step (numbers on modules, lengths, flags), compile "
+        "with dynamic shapes, or raise torch._dynamo.config.recompile_limit where each variant is used again",
+        events=lambda c: c.recompilations,
+    ),
+    CompileRule(
+        name="late_compilation",
+        count=lambda c: c.late_graphs,
+        severity=lambda count: "warning",
+        message="{count} graphs were compiled after the warm-up, within the time that was measured",
+        advice="give batches few shapes, or compile with dynamic shapes",
+        events=lambda c: c.recompilations,
+    ),
+    CompileRule(
+        name="graph_breaks",
+        count=lambda c: c.num_graph_breaks,
+        severity=lambda count: "warning" if count >= MANY else "note",
+        message="the compiled graph is broken {count} times: fusion ends there, and Python runs in between",
+        advice="take prints, reads of values and calls that TorchDynamo does not know out of the model's forward pass",
+        events=lambda c: c.graph_breaks,
+    ),
+    CompileRule(
+        name="cudagraphs_skipped",
+        count=lambda c: c.num_cudagraph_skips,
+        severity=lambda count: "warning",
+        message="{count} compiled graphs run without the CUDA graphs that their mode asks for",
+        advice="remove the reason that is given, or compile in the mode default, which promises none",
+        events=lambda c: c.cudagraph_skips,
+    ),
+)
+
+
+def diagnose_compilation(compilation: Compilation | None) -> tuple[Finding, ...]:
+    """The findings of a trial's compilation; none where nothing was compiled."""
+    if compilation is None:
+        return ()
+    return tuple(_finding(rule, compilation, count) for rule in COMPILE_RULES if (count := rule.count(compilation)))
+
+
+def _finding(rule: CompileRule, compilation: Compilation, count: int) -> Finding:
+    places = [f"{event.place}: {event.reason}".removeprefix(": ") for event in rule.events(compilation)[:PLACES]]
+    return Finding(
+        rule=rule.name,
+        severity=rule.severity(count),
+        message=rule.message.format(count=count),
+        advice=rule.advice,
+        strategies=(),
+        bound=0.0,
+        evidence={"count": count, **{f"at_{number}": place for number, place in enumerate(places, 1)}},
+    )

@@ -1,0 +1,87 @@
+"""cuda_graph: record a whole step and replay it.
+
+Mechanism: forward, backward, clipping and update are recorded as CUDA graphs, which are launched with one call each,
+whatever the number of kernels in them. Batches are copied into fixed tensors, learning rates are tensors, steps that a
+loss scaler skips are skipped on the device. See `tuner.training.captured_step`.
+
+Helps: steps of many short kernels, where the device waits for the host to launch them. Hurts: memory, since graphs keep
+their own; recording takes some steps.
+
+Numerics: `rounding`. The kernels are the same; the optimizer runs in its capturable form.
+
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+
+class CudaGraph(Strategy):
+    name = "cuda_graph"
+    summary = "record a whole step as CUDA graphs and replay it"
+    defaults: ClassVar[Choice] = {"scope": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"scope": (None, "step")}
+    attacks = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)
+    usual_realisation = 0.7
+    trial_cost_s = 5.0
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return ({"scope": "step"}, {"scope": None})
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["scope"] is None:
+            return Supported()
+        if workload.custom_step:
+            return Unsupported("the workload has its own training_step, of which nothing is known")
+        if workload.varying_shapes:
+            return Unsupported("batches vary in shape: a graph holds one")
+        if workload.host_read:
+            return Unsupported(f"the host waits for a value of the device in {workload.host_read}")
+        if not workload.optimizer.capturable:
+            return Unsupported(f"{workload.optimizer.name} has no capturable form: it decides on the host")
+        if environment.num_ranks > 1:
+            return Unsupported("graphs of several ranks, with their collectives, are not offered")
+        return needs_cuda(environment)
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["scope"] == "step":
+            plan.step.captured = True
+            plan.optimizer.capturable = True
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        return removable(situation, *self.attacks) if choice["scope"] else 0.0
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        captured = job.captured
+        if captured is None:
+            return {"scope": None}
+        return {
+            "scope": "step" if captured.num_replays else None,
+            "replays": captured.num_replays,
+            "recordings": captured.num_recordings,
+            "record_ms": captured.record_ns // 1_000_000,
+        }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        effect = super().took_effect(evidence, choice)
+        if not effect.took or choice["scope"] is None:
+            return effect
+        detail = (
+            f"{evidence.get('replays', 0)} steps replayed; recorded {evidence.get('recordings', 0)} times "
+            f"in {evidence.get('record_ms', 0)} ms"
+        )
+        return Effect(strategy=self.name, took=True, detail=detail)

@@ -1,0 +1,136 @@
+"""Why a step cannot be recorded as a CUDA graph: the operator, the line of the model, and the reason.
+
+A step that waits for the device is found before anything is recorded, while it warms up: torch then raises at the
+operator that waits (`torch.cuda.set_sync_debug_mode`). What else cannot be recorded fails while it is; the device of the
+process may be of no use afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import CannotCapture
+from tuner.user_code import model_line
+
+if TYPE_CHECKING:
+    import torch
+
+WAITS = "called a synchronizing CUDA operation"
+"""What torch says of an operator that waits for the device, while waiting is an error."""
+
+_READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
+_SHAPES = re.compile(r"aten::(nonzero|masked_select|_?unique\w*|index|index_put_?|repeat_interleave|bincount|argwhere)\b")
+_COPIES = re.compile(r"aten::(_to_copy|to|copy_|_pin_memory|pin_memory|lift_fresh\w*|_copy_from)\b")
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        _READS,
+        "the host reads a value of the device and waits for it, as .item(), float() and an `if` on a tensor do: "
+        "compute with the tensor, as torch.where does",
+    ),
+    (
+        _SHAPES,
+        "the shape of the result depends on values, which the host waits for: keep the shape, as torch.where and "
+        "masked_fill do",
+    ),
+    (
+        _COPIES,
+        "it copies between host and device and waits: make such tensors once, or on the device",
+    ),
+)
+_TEXTS: tuple[tuple[str, str], ...] = (
+    ("CUDAGeneratorImpl", "it reads or sets the random generator, which belongs to the graph meanwhile"),
+    ("capturable is False", "the optimizer keeps its step count on the host: use a capturable one"),
+    ("cudaErrorStreamCaptureUnjoined", "work on another stream was not joined to the one that is recorded"),
+    ("cudaErrorStreamCaptureIsolation", "it depends on work that was launched before the recording, on another stream"),
+    ("cudaErrorStreamCaptureImplicit", "it uses the legacy default stream: launch it on torch's current stream"),
+    (WAITS, "the host waits for the device, as .cpu() and making a tensor of Python's numbers on it do"),
+    ("cudaErrorStreamCaptureUnsupported", "the host waits for the device, or calls what is not permitted meanwhile"),
+    ("operation not permitted when stream is capturing", "the host waits for the device, or calls what is not permitted"),
+)
+
+
+def explained(error: BaseException, operator: str = "") -> CannotCapture:
+    """The error for people.
+
+    Args:
+        error: What was raised where it happened, with its traceback.
+        operator: That ran last; empty where that is not known.
+    """
+    line = model_line(traceback.extract_tb(error.__traceback__))
+    what = operator or f"{type(error).__name__}: {_first_line(error)}"
+    where = f" ({line})" if line else ""
+    return CannotCapture(f"the step cannot be recorded as a CUDA graph: {what}{where}: {reason_of(error, operator)}")
+
+
+def reason_of(error: BaseException, operator: str = "") -> str:
+    """Why, and what would help."""
+    text = str(error)
+    for pattern, reason in _REASONS:
+        if operator and pattern.match(operator):
+            return reason
+    return next((reason for part, reason in _TEXTS if part in text), "it cannot be recorded")
+
+
+def waits(error: BaseException) -> bool:
+    """Whether an error is that of an operator which waits for the device."""
+    return WAITS in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+class FailingOperator:
+    """Knows in which operator an error was raised, backward pass included; empty where it was in none."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def mode(self) -> Any:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        outer = self
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                outer.name = str(func.name())
+                result = func(*args, **(kwargs or {}))
+                outer.name = ""
+                return result
+
+        return Watch()  # type: ignore[no-untyped-call]
+
+
+class HostReads:
+    """Finds the first operator of a step for which the host would have to wait, and the line that calls it.
+
+    It looks at the operators, not at a device, so that a step can be judged before anything is tried.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.found = ""
+
+    def mode(self) -> Any:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        outer = self
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if not outer.found and outer._waits(str(func.name()), args):
+                    line = model_line(traceback.extract_stack())
+                    outer.found = f"{func.name()} ({line})" if line else str(func.name())
+                return func(*args, **(kwargs or {}))
+
+        return Watch()  # type: ignore[no-untyped-call]
+
+    def _waits(self, name: str, args: Any) -> bool:
+        if not args or getattr(args[0], "device", None) != self._device:
+            return False
+        if re.match(r"aten::index(\.Tensor)?$", name):
+            return any(str(getattr(index, "dtype", "")) == "torch.bool" for index in args[1] if index is not None)
+        shape = re.match(r"aten::(nonzero|masked_select|_unique2|unique_dim|unique_consecutive|bincount)\b", name)
+        return bool(_READS.match(name) or shape)

@@ -1,0 +1,150 @@
+"""What torch.compile did in this process: graphs, breaks and recompilations with their reasons and source lines.
+
+TorchDynamo keeps records of its own; they are read here and nowhere else. A function that was compiled too often is
+given up: from then on it runs as it is, however fast the figures of a trial then look.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tuner.records import Compilation, CompilationEvent
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_EVENTS = 10
+"""Of each kind are kept, the most frequent first."""
+NUM_METRICS = 1024
+"""TorchDynamo keeps the last 64 compilations by itself."""
+REASON_LENGTH = 300
+_GIVEN_UP = "recompile limit exceeded"
+_SKIPPING = "skipping cudagraphs"
+
+
+def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -> None:
+    """Compiles a module.
+
+    TorchDynamo begins no graph in a frame of torch's own code, so `module.compile()` alone does nothing
+    for an `nn.Sequential` of torch's own layers or an `nn.TransformerEncoderLayer`: their forward pass
+    gets a frame of ours.
+    """
+    watch_compilation()
+    forward = module.forward
+    if forward.__module__.partition(".")[0] == "torch":
+
+        def framed(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+        module.forward = framed
+    module.compile(mode=mode, dynamic=dynamic)
+
+
+def allow_recompilations(num_blocks: int) -> None:
+    """Repeated blocks share one code object, of which TorchDynamo compiles 8 variants and then no more. Blocks differ in
+    what is guarded (an index of the layer, hooks), and in training mode: each may need two variants of its own.
+    """
+    import torch._dynamo
+
+    wanted = 8 + 2 * num_blocks
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, wanted)
+    torch._dynamo.config.accumulated_recompile_limit = max(
+        torch._dynamo.config.accumulated_recompile_limit, 4 * wanted
+    )
+
+
+def watch_compilation() -> None:
+    """Keeps the records of all compilations from here on, and why CUDA graphs were skipped."""
+    import torch._dynamo.utils
+    import torch._logging
+
+    torch._dynamo.utils.set_compilation_metrics_limit(NUM_METRICS)
+    for artifact in ("cudagraphs", "perf_hints"):
+        logger = logging.getLogger(f"torch._inductor.cudagraph_utils.__{artifact}")
+        if _SKIPS not in logger.handlers:
+            logger.addHandler(_SKIPS)
+
+
+class _Skips(logging.Handler):
+    """Why Inductor ran compiled code without CUDA graphs: it tells that to its log only."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reasons: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if _SKIPPING in text:
+            self.reasons[_shortened(text.partition(_SKIPPING)[2].removeprefix(" due to "))] += 1
+
+
+_SKIPS = _Skips()
+
+
+def num_graphs() -> int:
+    """Graphs that torch.compile has made in this process so far (0 while it was never used)."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+
+
+def compilation(late_graphs: int = 0) -> Compilation | None:
+    """What was compiled so far; None where nothing was.
+
+    Args:
+        late_graphs: How many graphs were made after the warm-up.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None or not (utils.counters["frames"]["total"] or num_graphs()):
+        return None
+    metrics = utils.get_compilation_metrics()
+    recompiled = [m for m in metrics if m.recompile_reason and m.co_name]
+    unimplemented = {**utils.counters["unimplemented"], **utils.counters["graph_break"]}
+    given_up = sum(count for text, count in unimplemented.items() if _GIVEN_UP in text)
+    skips = int(utils.counters["inductor"]["cudagraph_skips"])
+    return Compilation(
+        num_graphs=num_graphs(),
+        num_graph_breaks=int(sum(utils.counters["graph_break"].values())),
+        graph_breaks=_counted((r.reason, _innermost(r.user_stack)) for r in utils.graph_break_reasons),
+        num_recompilations=len(recompiled),
+        recompilations=_counted(
+            (_guard(m.recompile_reason), f"{m.co_name} ({m.co_filename}, line {m.co_firstlineno})") for m in recompiled
+        ),
+        num_given_up=given_up,
+        num_cudagraph_skips=skips,
+        cudagraph_skips=tuple(
+            CompilationEvent(reason=reason, place="", count=count)
+            for reason, count in _SKIPS.reasons.most_common(NUM_EVENTS)
+        ),
+        late_graphs=late_graphs,
+        seconds=sum(m.entire_frame_compile_time_s or 0.0 for m in metrics),
+        cache_hits=int(utils.counters["inductor"]["fxgraph_cache_hit"]),
+        cache_misses=int(utils.counters["inductor"]["fxgraph_cache_miss"]),
+    )
+
+
+def _counted(pairs: Iterable[tuple[str, str]]) -> tuple[CompilationEvent, ...]:
+    counts = Counter((_shortened(reason), place) for reason, place in pairs)
+    return tuple(
+        CompilationEvent(reason=reason, place=place, count=count)
+        for (reason, place), count in counts.most_common(NUM_EVENTS)
+    )
+
+
+def _innermost(stack: Iterable[Any]) -> str:
+    frames = list(stack)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line or ''}".rstrip(": ") if frames else ""
+
+
+def _guard(reason: str) -> str:
+    """`0/3: L['self'].index == 3  # ...`: the guard without the number of the compilation that it belongs to."""
+    return re.sub(r"^\s*(-\s*)?\d+/\d+:\s*", "", reason.strip().partition("\n")[0])
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= REASON_LENGTH else f"{line[:REASON_LENGTH]}…"

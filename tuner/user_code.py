@@ -1,0 +1,65 @@
+"""Which lines of a traceback are the user's own, and which are of the model that they train."""
+
+from __future__ import annotations
+
+import importlib.util
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import tuner
+
+_OURS = Path(tuner.__file__).parent
+_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+_PACKAGES = tuple({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
+
+
+def is_users(path: str) -> bool:
+    """Whether a source file is neither Steptune's nor an installed library's."""
+    return not path.startswith("<") and not _is_under(path, (_OURS, _STANDARD_LIBRARY, *_PACKAGES))
+
+
+def is_models(path: str) -> bool:
+    """Whether a source file may define a model or a loss: the user's own, a ready workload, or a library of models."""
+    if path.startswith("<"):
+        return False
+    if _is_under(path, (_OURS,)):
+        return _is_under(path, (_OURS / "workloads",))
+    if _is_under(path, _PACKAGES):
+        return not _is_under(path, (_torch(),))
+    return not _is_under(path, (_STANDARD_LIBRARY,))
+
+
+def place_of(error: BaseException) -> str:
+    """`/home/me/train.py, line 12`: the innermost line of code that is neither ours nor a library's."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((_place(frame) for frame in frames if is_users(frame.filename)), "")
+
+
+def model_line(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The innermost line of the model or the loss: the place, and the code in it.
+
+    Args:
+        frames: Outermost first, as `traceback` gives them.
+    """
+    frame = next((frame for frame in reversed(list(frames)) if is_models(frame.filename)), None)
+    if frame is None:
+        return ""
+    return f"{_place(frame)}: {frame.line}" if frame.line else _place(frame)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}, line {frame.lineno}"
+
+
+def _is_under(path: str, folders: Iterable[Path]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+@cache
+def _torch() -> Path:
+    specification = importlib.util.find_spec("torch")
+    assert specification is not None and specification.origin is not None, "torch is installed where a model runs"
+    return Path(specification.origin).parent

@@ -12,6 +12,7 @@ from tuner.training.structure import map_structure
 if TYPE_CHECKING:
     import torch
 
+    from tuner.training.flat_parameters import FlatParameters
     from tuner.training.master_weights import MasterWeights
     from tuner.training.plan import Plan
     from tuner.workloads.workload import Workload
@@ -22,7 +23,7 @@ class TrainingJob:
 
     Attributes:
         model: The user's model, transformed and wrapped.
-        optimizer: The user's optimizer (over FP32 masters where the plan has them).
+        optimizer: The user's optimizer (over FP32 masters or contiguous buffers where the plan has them).
         scheduler: The user's scheduler or None.
         loader: Iterable over batches.
         skipped_steps: Updates that the loss scaler skipped so far.
@@ -40,6 +41,7 @@ class TrainingJob:
         scheduler: Any,
         masters: MasterWeights | None,
         loader: Any,
+        flat: FlatParameters | None = None,
     ) -> None:
         import torch
 
@@ -53,6 +55,7 @@ class TrainingJob:
         self.skipped_steps = 0
         self.on_gradients: Callable[[list[torch.Tensor]], None] | None = None
         self._masters = masters
+        self._flat = flat
         self._scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
 
     def __iter__(self) -> Iterator[Any]:
@@ -105,6 +108,8 @@ class TrainingJob:
         """Clips, updates, clears the gradients and steps the scheduler."""
         if self._masters:
             self._masters.take_gradients()
+        if self._flat:
+            self._flat.take_gradients()
         if self._scaler:
             self._scaler.unscale_(self.optimizer)
         parameters = self._parameters()
@@ -129,6 +134,15 @@ class TrainingJob:
         if self._masters:
             state.update(self._masters.state())
         return state
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The optimizer's state as the user's own optimizer has it, one entry a parameter, whatever it runs over."""
+        state = self.optimizer.state_dict()
+        return self._flat.split(state) if self._flat else state
+
+    def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `optimizer_state_dict` gave, here or in a job of other settings."""
+        self.optimizer.load_state_dict(self._flat.join(state_dict) if self._flat else state_dict)
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""

@@ -83,6 +83,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
         flops_per_step=pieces * int(counter.get_total_flops()),
+        unaligned_linears=_unaligned(job.model),
+        has_class_token=job.workload.class_token(job.model) is not None,
     )
     return ModelLook(
         facts=facts,
@@ -91,6 +93,15 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         step_ns=pieces * step_ns,
         fits=pieces == 1,
     )
+
+
+def _unaligned(model: Any) -> dict[str, int]:
+    """Linear layers that each multiple pads, and those that a larger one pads further."""
+    from tuner.training.padding import padded_size, unaligned_linears
+
+    layers = unaligned_linears(model, 64)
+    further = [m for m in layers if any(padded_size(s, 64) != padded_size(s, 8) for s in (m.in_features, m.out_features))]
+    return {"8": len(unaligned_linears(model, 8)), "64": len(further)}
 
 
 def _check_loss(job: TrainingJob, loss: Any) -> None:
@@ -179,4 +190,5 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
         module=cls.__module__,
         implementation="own" if own else current,
         implementations=() if own else tuple(offered),
+        capturable="capturable" in arguments,
     )

@@ -52,9 +52,11 @@ class ModelRecipe(Strategy):
         )
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        multiple = str(choice["pad_multiple"])
-        if multiple != "1" and not workload.model.unaligned_linears.get(multiple):
-            return Unsupported(f"no linear layer has a size that {multiple} would pad otherwise than smaller multiples")
+        multiple = choice["pad_multiple"]
+        if multiple == 8 and not workload.model.unaligned_linears.get("8"):
+            return Unsupported("the sizes of all linear layers are multiples of 8")
+        if multiple == 64 and not workload.model.unaligned_linears.get("64"):
+            return Unsupported("padding to 64 changes no linear layer more than padding to 8 does")
         if choice["pooled_classifier"] and not workload.model.has_class_token:
             return Unsupported("where a class token goes is not known; name it in Workload.class_token if there is one")
         return Supported()

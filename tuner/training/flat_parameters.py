@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
+from tuner.errors import UnsupportedHere
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class FlatParameters:
         """Copies the parameters' gradients into the buffers' and frees them.
 
         Raises:
-            WorkloadRejected: A parameter has no gradient; alone it would be left out of the update.
+            UnsupportedHere: A parameter has no gradient; alone it would be left out of the update.
         """
         for buffer in self._buffers():
             buffer.take_gradients()
@@ -76,7 +76,7 @@ class FlatParameters:
         """The inverse of `split`: what the optimizer over buffers can load.
 
         Raises:
-            WorkloadRejected: Parameters of one buffer have states of different kinds.
+            UnsupportedHere: Parameters of one buffer have states of different kinds.
         """
         numbers = self._numbers()
         state, groups, count = {}, [], 0
@@ -127,7 +127,7 @@ class _Buffer:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if len(gradients) < len(self.parameters):
             missing = next(p for p in self.parameters if p.grad is None)
-            raise WorkloadRejected(
+            raise UnsupportedHere(
                 f"a parameter of shape {tuple(missing.shape)} got no gradient, and contiguous parameters are updated "
                 "all together: give it one in every step, or train without contiguous parameters"
             )
@@ -156,7 +156,7 @@ class _Buffer:
 
         first = pieces[0]
         if len({(*sorted(piece), float(piece.get("step", 0))) for piece in pieces}) > 1:
-            raise WorkloadRejected(
+            raise UnsupportedHere(
                 "the optimizer's state has parameters of different ages, and contiguous parameters are updated all "
                 "together: load it without contiguous parameters"
             )

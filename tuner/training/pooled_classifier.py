@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
+from tuner.errors import UnsupportedHere
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +23,11 @@ def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
     """Adds the hooks.
 
     Raises:
-        WorkloadRejected: Where the class token goes is not known.
+        UnsupportedHere: Where the class token goes is not known.
     """
     found = workload.class_token(model)
     if found is None:
-        raise WorkloadRejected(
+        raise UnsupportedHere(
             f"{type(model).__name__} has no class token that is known: implement Workload.class_token, or leave the "
             "model as it is"
         )

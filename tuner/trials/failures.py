@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 import tuner
-from tuner.errors import RunnerError, SteptuneError
+from tuner.errors import RunnerError, SteptuneError, UnsupportedHere
 from tuner.records import Failure, FailureKind, Phase
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
@@ -20,10 +20,6 @@ _NOT_THE_USERS = (
     Path(tuner.__file__).parent,
     *{Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")},
 )
-
-
-class UnsupportedHere(Exception):
-    """A choice turned out to be impossible for this workload, in the running job."""
 
 
 class NumericsLeft(Exception):
@@ -69,7 +65,7 @@ def _from_compiler(error: BaseException) -> bool:
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
     """The record of an exception."""
-    ours = isinstance(error, SteptuneError | UnsupportedHere | NumericsLeft)
+    ours = isinstance(error, SteptuneError | NumericsLeft)
     return Failure(
         kind=classify(error),
         phase=phase,

@@ -198,7 +198,7 @@ class TestOptions:
         def closure() -> Any:
             loss = weight.square().sum()
             loss.backward()
-            return loss
+            return loss.detach()
 
         assert float(optimizer.step(closure)) == 4.0
         assert float(weight.detach().max()) < 1.0

@@ -60,6 +60,7 @@ class Everything(tuner.Workload):
     """Convolution, attention, repeated blocks, a splittable batch; samples in order, no dropout."""
 
     global_batch = 8
+    max_global_batch = 16
 
     def model(self) -> nn.Module:
         return TinyViT()

@@ -144,5 +144,9 @@ class RecommendationError(SteptuneError):
     """A recommendation that cannot be read, or cannot be applied here."""
 
 
+class UnsupportedHere(SteptuneError):
+    """A choice turned out to be impossible for this workload, in the running job."""
+
+
 class RunnerError(SteptuneError):
     """Steptune's own machinery failed; the user's code is not to blame."""

@@ -232,6 +232,8 @@ class DatasetFacts(Record):
     load_deterministic: bool = False
     seedable: bool = True
     """`dataset[i]` repeats itself when torch's, NumPy's and Python's generators are seeded."""
+    padding_share: float | None = None
+    """Padding's share of the batches, each padded to its longest sample; None where lengths are not known."""
 
 
 class ModelFacts(Record):
@@ -256,6 +258,10 @@ class ModelFacts(Record):
     has_batch_statistics: bool = False
     flops_per_step: int | None = None
     """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
+    unaligned_linears: dict[str, int] = {}
+    """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
+    has_class_token: bool = False
+    """It is a vision transformer whose class token can be left out."""
 
 
 class OptimizerFacts(Record):
@@ -276,6 +282,7 @@ class OptimizerFacts(Record):
     """What its class can run."""
     state_bytes: int = 0
     capturable: bool = False
+    """Its class can keep all of its state on the device."""
 
 
 class WorkloadFacts(Record):
@@ -320,6 +327,10 @@ class WorkloadFacts(Record):
     units_per_batch: float = 0.0
     randomness: str = "none"
     """"none"; "switchable" (dropout that evaluation mode turns off); "always"."""
+    max_global_batch: int | None = None
+    """Most samples of a step that the user would train with; None allows no more than today's."""
+    sampling: str = "shuffled"
+    """Where batches come from: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
     custom_step: bool = False
     host_read: str = ""
     sample_loss: float = 0.0

@@ -69,6 +69,7 @@ EVERYTHING = WorkloadFacts(
         num_blocks=2,
         uses_attention=True,
         flops_per_step=10**6,
+        unaligned_linears={"8": 1, "64": 0},
     ),
     optimizer=OptimizerFacts(
         name="AdamW",
@@ -77,6 +78,8 @@ EVERYTHING = WorkloadFacts(
         implementations=("for_loop", "foreach", "fused"),
         capturable=True,
     ),
+    max_global_batch=Everything.max_global_batch,
+    sampling="sampler",
 )
 DEFAULTS: dict[str, Choice] = {s.name: dict(s.defaults) for s in STRATEGIES}
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
@@ -294,6 +297,56 @@ UNSUPPORTED = [
         changed(optimizer={"name": "LBFGS", "implementations": ()}),
         r"LBFGS has no fused implementation \(it has: none\)",
     ),
+    (
+        "optimizer_implementation",
+        {"contiguous": True},
+        CPU,
+        changed(optimizer={"name": "Muon"}),
+        "Muon looks at the shape or norm",
+    ),
+    (
+        "optimizer_implementation",
+        {"contiguous": True},
+        CPU,
+        changed(optimizer={"name": "AdamW", "module": "mine.adamw"}),
+        "not of torch.optim",
+    ),
+    ("optimizer_implementation", {"contiguous": True}, CPU, changed(custom_step=True), "training_step"),
+    ("optimizer_implementation", {"capturable": True}, CPU, EVERYTHING, "needs CUDA"),
+    (
+        "optimizer_implementation",
+        {"capturable": True},
+        CUDA,
+        changed(optimizer={"name": "SGD", "capturable": False}),
+        "SGD has no option capturable",
+    ),
+    ("optimizer_algorithm", {"algorithm": "adamw"}, CPU, EVERYTHING, "trains with today"),
+    ("larger_global_batch", {"factor": 4}, CPU, EVERYTHING, "32 samples a step are more than .*, 16"),
+    ("larger_global_batch", {"factor": 2}, CPU, changed(max_global_batch=None), "say with Workload.max_global_batch"),
+    ("larger_global_batch", {"factor": 2}, CPU, changed(dataset={"length": 15}), "has 15 samples, fewer than .* 16"),
+    (
+        "larger_global_batch",
+        {"factor": 2},
+        CPU,
+        changed(dataset={"kind": "iterable", "length": None}, varying_shapes=True),
+        "cannot be put together",
+    ),
+    ("larger_global_batch", {"factor": 2}, CPU, changed(custom_step=True), "training_step"),
+    ("model_recipe", {"pad_multiple": 64}, CPU, EVERYTHING, "64 changes no linear layer more than padding to 8"),
+    ("model_recipe", {"pad_multiple": 8}, CPU, changed(model={"unaligned_linears": {}}), "are multiples of 8"),
+    ("model_recipe", {"pooled_classifier": True}, CPU, EVERYTHING, "Workload.class_token"),
+    ("length_balancing", {"pool_batches": 16}, CPU, changed(dataset={"kind": "iterable"}), "its own order"),
+    ("length_balancing", {"pool_batches": 16}, CPU, changed(sampling="batch_sampler"), "batch_sampler decides"),
+    ("length_balancing", {"pool_batches": 16}, replace(CPU, num_ranks=2), EVERYTHING, "or a rank's part"),
+    ("length_balancing", {"pool_batches": 16}, CPU, EVERYTHING, "implement Workload.length"),
+    ("length_balancing", {"pool_batches": 16}, CPU, changed(dataset={"padding_share": 0.0}), "of one length"),
+    (
+        "length_balancing",
+        {"pool_batches": 64},
+        CPU,
+        changed(dataset={"padding_share": 0.4}, sample_step_ns=10**9),
+        "a window would take 64 s",
+    ),
     ("activation_checkpointing", {"every": 1}, CPU, changed(model={"num_blocks": 0}), "Workload.blocks"),
     ("micro_batch", {"num_micro_batches": 2}, CPU, changed(custom_step=True), "training_step"),
     ("micro_batch", {"num_micro_batches": 2}, CPU, changed(batch_splittable=False), "no common first dimension"),
@@ -421,12 +474,20 @@ def test_the_facts_used_here_are_those_of_the_workload(tmp_path: Path) -> None:
     found = inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]
     assert found.model.module_types["Conv2d"] == 1
     for part, names in {
-        "model": ("num_parameters", "parameter_bytes", "num_parameter_tensors", "num_blocks", "uses_attention"),
+        "model": (
+            "num_parameters",
+            "parameter_bytes",
+            "num_parameter_tensors",
+            "num_blocks",
+            "uses_attention",
+            "unaligned_linears",
+        ),
         "dataset": ("kind", "length", "deterministic", "sample_bytes"),
         "optimizer": ("name", "implementation", "implementations", "capturable"),
     }.items():
         for name in names:
             assert getattr(getattr(found, part), name) == getattr(getattr(EVERYTHING, part), name), name
+    assert (found.max_global_batch, found.sampling) == (EVERYTHING.max_global_batch, EVERYTHING.sampling)
     assert found.batch_splittable
     assert not found.varying_shapes
     assert found.host_read == ""

@@ -75,7 +75,9 @@ def plan_of(implementation: str | None = None, *, masters: str | None = None, **
     return make
 
 
-def trained(workload: Workload, plan: Plan, *, captured: bool) -> tuple[list[float], dict[str, torch.Tensor], TrainingJob]:
+def trained(
+    workload: Workload, plan: Plan, *, captured: bool
+) -> tuple[list[float], dict[str, torch.Tensor], TrainingJob]:
     if captured:
         strategy_named("cuda_graph").contribute(plan, {"scope": "step"})
     torch.manual_seed(0)
@@ -200,7 +202,8 @@ class TestWhatCannotBeRecorded:
         assert float(torch.ones(3, device=DEVICE).sum()) == 3
 
     @pytest.mark.parametrize(
-        ("name", "line"), [("Synchronises", "torch.cuda.synchronize()"), ("ReadsGenerator", "get_rng_state(loss.device)")]
+        ("name", "line"),
+        [("Synchronises", "torch.cuda.synchronize()"), ("ReadsGenerator", "get_rng_state(loss.device)")],
     )
     def test_a_recording_that_fails_ends_its_trial_and_no_other(
         self, uncapturable: Callable[[str], Prepared], name: str, line: str

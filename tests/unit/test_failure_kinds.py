@@ -6,9 +6,9 @@ import signal
 import pytest
 import torch
 
-from tuner.errors import RunnerError, WorkloadRejected
+from tuner.errors import RunnerError, UnsupportedHere, WorkloadRejected
 from tuner.records import FailureKind, Phase
-from tuner.trials.failures import NumericsLeft, UnsupportedHere, classify, failure_of, failure_of_exit, is_out_of_memory
+from tuner.trials.failures import NumericsLeft, classify, failure_of, failure_of_exit, is_out_of_memory
 
 K = FailureKind
 

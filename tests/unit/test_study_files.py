@@ -35,7 +35,7 @@ class TestOrder:
 
     def test_samples_that_windows_touch_are_listed_once_in_order(self, files: StudyFiles) -> None:
         save_batches(files.order_file, [[3, 1], [1, 2], *([[9]] * MAX_FILLED_BATCHES), [77]])
-        assert files.first_indices(1) == [3, 1, 2, 9]
+        assert files.first_indices() == [3, 1, 2, 9]
 
 
 class TestGuardBatches:

@@ -8,7 +8,15 @@ import re
 
 import pytest
 from analysed import make_analysis, make_breakdown, make_rank, write_loop
-from builders import failed_result, sample_compilation, sample_guard, sample_result, sample_study, sample_trial, sample_window
+from builders import (
+    failed_result,
+    sample_compilation,
+    sample_guard,
+    sample_result,
+    sample_study,
+    sample_trial,
+    sample_window,
+)
 from msgspec.structs import replace
 from traces import needs_traces, trace_file
 
@@ -438,7 +446,11 @@ def test_the_page_of_a_real_profile_is_below_a_megabyte_compressed():
 class TestCompilation:
     def test_what_happened_is_listed_with_reason_and_line(self):
         rows = get_compilation_info(sample_compilation())
-        assert [(row.what, row.count) for row in rows] == [("graph break", 2), ("compiled again", 7), ("no CUDA graph", 3)]
+        assert [(row.what, row.count) for row in rows] == [
+            ("graph break", 2),
+            ("compiled again", 7),
+            ("no CUDA graph", 3),
+        ]
         assert rows[1].place == "forward (/home/me/train.py, line 12)"
         page = text_of(page_of(trial_with(sample_result())))
         for text in ("call to print", "layer == 3", "mutated inputs", "given up 1 times", "4 after the warm-up"):

@@ -78,6 +78,10 @@ def _elsewhere(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
 
+def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={"implementation": _IN_CODE, "capturable": _IN_CODE, "contiguous": python_code.NO_LAYOUT})
+
+
 def _fsdp1(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     return Said(
@@ -141,7 +145,7 @@ class _Yaml(TranslatingExporter):
         "data_loading": _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
         "cpu_threads": _elsewhere("num_threads", "bind"),
         "backend_flags": _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
-        "optimizer_implementation": _elsewhere("implementation"),
+        "optimizer_implementation": _optimizer,
         "precision": _precision,
         "compile": _compile,
         "activation_checkpointing": _checkpointing,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tuner.export.python_code import NO_BATCH, token_weights
+from tuner.export.python_code import NO_BATCH, NO_LAYOUT, token_weights
 from tuner.export.settings import batch_per_rank
 from tuner.export.sharding import STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
@@ -68,6 +68,10 @@ def _in_code(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
 
+def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={"implementation": _IN_CODE, "capturable": _IN_CODE, "contiguous": NO_LAYOUT})
+
+
 class DeepSpeedJson(TranslatingExporter):
     name = "deepspeed"
     summary = "the configuration of DeepSpeed"
@@ -78,7 +82,7 @@ class DeepSpeedJson(TranslatingExporter):
         "data_loading": _in_code("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
         "cpu_threads": _in_code("num_threads", "bind"),
         "backend_flags": _in_code("cudnn_benchmark", "tf32", "flush_denormals"),
-        "optimizer_implementation": _in_code("implementation"),
+        "optimizer_implementation": _optimizer,
         "compile": _in_code("mode", "scope", "dynamic"),
         "precision": _precision,
         "micro_batch": _micro_batch,

@@ -16,6 +16,7 @@ from tuner.export.translation import Rule, Said, Sections
 from tuner.records import Choice, Recommendation, SampleUnit
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
+NO_LAYOUT = "parameters of your script have storage of their own; tuner.apply lays them out"
 TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tokens when it was measured"
 
 
@@ -70,9 +71,10 @@ def tf32_lines(choice: Choice) -> dict[str, str]:
 def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> Said:
     """Arguments of the user's optimizer; none where it stays as they wrote it."""
     name = choice["implementation"]
-    if name is None:
-        return Said()
-    return Said(sections={"OPTIMIZER": {"foreach": name == "foreach", "fused": name == "fused"}})
+    flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
+    if choice["capturable"]:
+        flags["capturable"] = True
+    return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 
 def accumulation(section: str, key: str) -> Rule:

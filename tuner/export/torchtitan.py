@@ -15,6 +15,7 @@ from tuner.export.sharding import STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
+_NOT_OF_OPTIMIZERS = "torchtitan's optimizers have no setting for it"
 _IMPLEMENTATIONS = {"for_loop": "for-loop", "foreach": "foreach", "fused": "fused"}
 
 
@@ -56,7 +57,10 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
     name = choice["implementation"]
-    return Said() if name is None else _said("optimizer", implementation=_IMPLEMENTATIONS[str(name)])
+    missing = dict.fromkeys(("contiguous", "capturable"), _NOT_OF_OPTIMIZERS)
+    if name is None:
+        return Said(missing=missing)
+    return _said("optimizer", missing, implementation=_IMPLEMENTATIONS[str(name)])
 
 
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tuner.export import python_code
-from tuner.export.python_code import NO_BATCH, constant, imports, set_up_code
+from tuner.export.python_code import NO_BATCH, NO_LAYOUT, constant, imports, set_up_code
 from tuner.export.settings import batch_per_rank, choice_of
 from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
@@ -56,11 +56,12 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
+    missing = {"contiguous": NO_LAYOUT, "capturable": "pass an optimizer that is made with it to Trainer"}
     if choice["implementation"] == "fused":
         reason = "optim names the fused AdamW of PyTorch; pass another optimizer, made with fused=True, to Trainer"
-        return _said({"implementation": reason}, optim="adamw_torch_fused")
+        return _said({"implementation": reason, **missing}, optim="adamw_torch_fused")
     reason = "optim leaves the implementation to PyTorch; pass an optimizer that is made with it to Trainer"
-    return _said({"implementation": reason}, optim="adamw_torch")
+    return _said({"implementation": reason, **missing}, optim="adamw_torch")
 
 
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:

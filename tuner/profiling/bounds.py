@@ -80,8 +80,9 @@ def compute_floor_ns(situation: Situation, dtype: str = FLOAT32) -> float:
     Unknown figures count as no floor, so that a bound is never too small.
     """
     calibration = situation.environment.calibration
+    merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
     peak = calibration.matmul_flops_per_s.get(dtype, 0.0)
-    flops = situation.workload.model.flops_per_step or 0
+    flops = merged * (situation.workload.model.flops_per_step or 0)
     by_flops = flops / peak * 1e9 if peak else 0.0
     element_bytes = 2 if dtype in ("bfloat16", "float16") else 4
     parameters = situation.workload.model.num_parameters
@@ -89,6 +90,12 @@ def compute_floor_ns(situation: Situation, dtype: str = FLOAT32) -> float:
     bandwidth = calibration.copy_bytes_per_s
     by_bytes = compulsory / bandwidth * 1e9 if bandwidth else 0.0
     return max(by_flops, by_bytes) / max(1, situation.environment.num_ranks)
+
+
+def arithmetic(situation: Situation) -> str:
+    """Of the incumbent's matrix products, by the name that the calibration has for it."""
+    precision = situation.choices.get("precision", {})
+    return str(precision.get("dtype") or ("tf32" if precision.get("level") == "tf32" else FLOAT32))
 
 
 def pipelined_input(situation: Situation, num_workers: int) -> float:

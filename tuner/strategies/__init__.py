@@ -14,8 +14,12 @@ from tuner.strategies.cpu_threads import CpuThreads
 from tuner.strategies.cuda_graph import CudaGraph
 from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
+from tuner.strategies.larger_global_batch import LargerGlobalBatch
+from tuner.strategies.length_balancing import LengthBalancing
 from tuner.strategies.memory_format import MemoryFormat
 from tuner.strategies.micro_batch import MicroBatch
+from tuner.strategies.model_recipe import ModelRecipe
+from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
 from tuner.strategies.precision import Precision
 
@@ -32,6 +36,10 @@ STRATEGIES: tuple[Strategy, ...] = (
     OptimizerImplementation(),
     ActivationCheckpointing(),
     MicroBatch(),
+    LengthBalancing(),
+    OptimizerAlgorithm(),
+    ModelRecipe(),
+    LargerGlobalBatch(),
 )
 
 

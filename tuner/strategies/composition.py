@@ -10,6 +10,7 @@ from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFact
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
 from tuner.strategies.base import TF32_ROUNDOFF
 from tuner.strategies.compile import MODES_WITH_GRAPHS
+from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
     from tuner.training.plan import Plan
@@ -65,6 +66,23 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e: c["cuda_graph"]["scope"] == "step" and c["activation_checkpointing"]["every"] is not None,
         reason="recomputation reads the state of the random generator, which cannot be read while a graph is recorded",
     ),
+    Conflict(
+        strategies=("optimizer_algorithm", "optimizer_implementation"),
+        applies=lambda c, e: (
+            c["optimizer_algorithm"]["algorithm"] is not None
+            and c["optimizer_implementation"]["implementation"]
+            not in (None, *IMPLEMENTATIONS.get(str(c["optimizer_algorithm"]["algorithm"]), ()))
+        ),
+        reason="that algorithm has no such implementation",
+    ),
+    Conflict(
+        strategies=("optimizer_algorithm", "optimizer_implementation"),
+        applies=lambda c, e: (
+            c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
+            and bool(c["optimizer_implementation"]["contiguous"] or c["optimizer_implementation"]["capturable"])
+        ),
+        reason="that algorithm looks at the shape or norm of every parameter, and keeps a part of its state on the host",
+    ),
 )
 
 MEANINGLESS: tuple[Meaningless, ...] = (
@@ -86,10 +104,17 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         applies=lambda c: c["precision"]["level"] == "tf32",
         reason="precision sets TF32 already",
     ),
+    Meaningless(
+        strategy="larger_global_batch",
+        parameters=("rule",),
+        applies=lambda c: c["larger_global_batch"]["factor"] == 1,
+        reason="the learning rate stays with the batch",
+    ),
 )
 
 TOGETHER: tuple[Together, ...] = (
     Together(strategies=("data_loading", "cpu_threads"), reason="loader workers and operator threads share the cores"),
+    Together(strategies=("larger_global_batch", "micro_batch"), reason="a larger batch may fit in pieces only"),
 )
 
 

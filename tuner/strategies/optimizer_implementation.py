@@ -1,14 +1,18 @@
-"""optimizer_implementation: the same optimizer as a loop, as multi-tensor operations, or fused.
+"""optimizer_implementation: the same optimizer as a loop, as multi-tensor operations, fused, over contiguous parameters.
 
 Mechanism: `for_loop` runs a dozen operators per parameter tensor; `foreach` runs each operator on all
 tensors at once; `fused` runs the whole update in one kernel that reads and writes every element once.
+`contiguous` lays all parameters of a group out in one buffer, so that any of them runs over a few large
+tensors. `capturable` keeps the step counters on the device, which a CUDA graph of the whole step needs.
 
 Helps: models with many parameter tensors, and steps whose compute is short. Hurts: `foreach` holds
-temporaries of the size of the parameters.
+temporaries of the size of the parameters; `contiguous` copies every gradient once; `capturable` computes
+its bias corrections on the device, which costs launches outside of a graph.
 
-Numerics: `rounding`.
+Numerics: `rounding`. Contiguous parameters are exact for optimizers that treat every element alike, up to
+the rounding of vector instructions, and refused for others.
 
-Source: https://docs.pytorch.org/docs/stable/optim.html
+Source: https://docs.pytorch.org/docs/stable/optim.html; https://github.com/PhilJd/contiguous_pytorch_params
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+from tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -28,26 +33,41 @@ if TYPE_CHECKING:
 
 class OptimizerImplementation(Strategy):
     name = "optimizer_implementation"
-    summary = "for-loop, foreach or fused update"
-    defaults: ClassVar[Choice] = {"implementation": None}
+    summary = "for-loop, foreach or fused update, over contiguous parameters or not"
+    defaults: ClassVar[Choice] = {"implementation": None, "contiguous": False, "capturable": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
-        "implementation": (None, "for_loop", "foreach", "fused")
+        "implementation": (None, "for_loop", "foreach", "fused"),
+        "contiguous": (False, True),
+        "capturable": (False, True),
     }
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.7
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        return tuple({"implementation": name} for name in ("fused", "foreach", "for_loop"))
+        """Capturable is not among them: alone it only costs; a graph of the whole step asks for it."""
+        ways = [("fused", False), ("foreach", False), ("for_loop", False), ("fused", True), (None, True)]
+        capturable = self.neutral(workload)["capturable"]
+        return tuple(
+            {"implementation": name, "contiguous": contiguous, "capturable": capturable} for name, contiguous in ways
+        )
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        wanted = choice["implementation"]
+        optimizer, wanted = workload.optimizer, choice["implementation"]
+        if choice["contiguous"]:
+            support = _supports_contiguous(workload)
+            if isinstance(support, Unsupported):
+                return support
+        if choice["capturable"] and not optimizer.capturable:
+            return Unsupported(f"{optimizer.name} has no option capturable")
+        if choice["capturable"] and isinstance(needs_cuda(environment), Unsupported):
+            return needs_cuda(environment)
         if wanted is None:
             return Supported()
-        if wanted not in workload.optimizer.implementations:
-            available = ", ".join(workload.optimizer.implementations) or "none"
-            return Unsupported(f"{workload.optimizer.name} has no {wanted} implementation (it has: {available})")
-        if wanted == workload.optimizer.implementation:
+        if wanted not in optimizer.implementations:
+            available = ", ".join(optimizer.implementations) or "none"
+            return Unsupported(f"{optimizer.name} has no {wanted} implementation (it has: {available})")
+        if wanted == optimizer.implementation and not choice["contiguous"] and not choice["capturable"]:
             return Unsupported("that is what the optimizer runs today")
         return Supported()
 
@@ -57,6 +77,10 @@ class OptimizerImplementation(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if choice["implementation"] is not None:
             plan.optimizer.implementation = str(choice["implementation"])
+        if choice["contiguous"]:
+            plan.optimizer.contiguous = True
+        if choice["capturable"]:
+            plan.optimizer.capturable = True
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         return removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
@@ -64,7 +88,29 @@ class OptimizerImplementation(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         group = job.optimizer.param_groups[0]
         name = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for_loop"
-        return {"implementation": name}
+        trained = {id(parameter) for _, parameter in job.master_parameters()}
+        held = {parameter.untyped_storage().data_ptr() for g in job.optimizer.param_groups for parameter in g["params"]}
+        own = any(id(parameter) in trained for g in job.optimizer.param_groups for parameter in g["params"])
+        inside = all(p.untyped_storage().data_ptr() in held for _, p in job.master_parameters())
+        return {
+            "implementation": name,
+            "contiguous": inside and not own,
+            "capturable": bool(group.get("capturable")),
+        }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        return super().took_effect(evidence, choice if choice["implementation"] else {})
+        asked = {name: value for name, value in choice.items() if value not in (None, False)}
+        return super().took_effect(evidence, asked)
+
+
+def _supports_contiguous(workload: WorkloadFacts) -> Support:
+    optimizer = workload.optimizer
+    if workload.custom_step:
+        return Unsupported("the workload has its own training_step, which may read gradients")
+    if not optimizer.module.startswith("torch.optim"):
+        return Unsupported(
+            f"{optimizer.name} is not of torch.optim: whether it treats every element alike is not known"
+        )
+    if optimizer.name not in ELEMENT_WISE:
+        return Unsupported(f"{optimizer.name} looks at the shape or norm of parameters, which contiguous ones have not")
+    return Supported()

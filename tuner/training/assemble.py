@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
-from tuner.training.captured_step import make_capturable
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
+from tuner.training.optimizer import build_optimizer
+from tuner.training.regrouping import LengthOf, regroup
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import Plan
+    from tuner.training.plan import BatchArguments, Plan
+    from tuner.workloads.batches import EndlessBatches
     from tuner.workloads.workload import Workload
+
+REGROUPING_SEED = 0
 
 
 def assemble(
@@ -28,7 +31,7 @@ def assemble(
     num_ranks: int = 1,
     make_model: Callable[[], torch.nn.Module] | None = None,
     make_dataset: Callable[[], Any] | None = None,
-    batch_sampler: Any = None,
+    batch_sampler: EndlessBatches | None = None,
     worker_init: Callable[[int], None] | None = None,
 ) -> TrainingJob:
     """Builds the job that a plan describes. The process group exists already if there are ranks.
@@ -36,7 +39,8 @@ def assemble(
     Args:
         make_model: Replaces `workload.model`, to start from a saved state.
         make_dataset: Replaces `workload.dataset`, to observe it.
-        batch_sampler: Replaces the workload's own sampling of a map-style dataset.
+        batch_sampler: Replaces the workload's own sampling of a map-style dataset. Where the plan has other
+            batches, the loader has one of the same samples in its place.
         worker_init: Runs in every loader worker before the workload's own `worker_init`.
     """
     # 1. Environment first: threads and back-end flags decide how everything after them computes.
@@ -70,10 +74,7 @@ def assemble(
     if not named:
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
-    optimizer = workload.optimizer(masters.named() if masters else named)
-    optimizer = _with_implementation(optimizer, plan.optimizer.implementation)
-    if plan.optimizer.capturable:
-        make_capturable(optimizer, device)
+    optimizer, flat = build_optimizer(workload, masters.named() if masters else named, plan.optimizer, device)
     scheduler = workload.scheduler(optimizer)
 
     # 8. The whole model is compiled last, over everything that was done to it.
@@ -83,17 +84,23 @@ def assemble(
     # 9. The step is recorded as CUDA graphs when the first batch comes (`CapturedStep`), over all of the above.
 
     # 10. The loader: data transforms (caches) go under the workers.
-    dataset = (make_dataset or workload.dataset)()
+    own_dataset = dataset = (make_dataset or workload.dataset)()
     for dataset_transform in plan.dataset:
         dataset = dataset_transform(dataset, workload)
+
+    def length(index: int) -> int:
+        return workload.length(own_dataset, index)
+
     loader = build_loader(
         workload,
         dataset,
         plan.loader,
         rank=rank,
         num_ranks=num_ranks,
-        batch_sampler=batch_sampler,
+        batch_sampler=_regrouped(batch_sampler, plan.batches, length, num_ranks),
         worker_init=worker_init,
+        batches=plan.batches,
+        length=length,
     )
     return TrainingJob(
         workload=workload,
@@ -103,6 +110,7 @@ def assemble(
         optimizer=optimizer,
         scheduler=scheduler,
         masters=masters,
+        flat=flat,
         loader=loader,
     )
 
@@ -120,15 +128,11 @@ def _user_parameters(model: torch.nn.Module) -> list[tuple[str, Any]]:
     return list(unwrapped(model).named_parameters())
 
 
-def _with_implementation(optimizer: torch.optim.Optimizer, implementation: str | None) -> torch.optim.Optimizer:
-    """The same optimizer (class, groups, options) run as a loop, multi-tensor or fused.
-
-    Source: https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and fused").
-    """
-    if implementation is None:
-        return optimizer
-    flags = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
-    arguments = inspect.signature(type(optimizer).__init__).parameters
-    options = {name: value for name, value in {**optimizer.defaults, **flags}.items() if name in arguments}
-    groups = [{**group, **flags} for group in optimizer.param_groups]
-    return type(optimizer)(groups, **options)
+def _regrouped(
+    order: EndlessBatches | None, arguments: BatchArguments, length: LengthOf, num_ranks: int
+) -> EndlessBatches | None:
+    """The fixed order in the plan's batches; the workload's own sampling is regrouped by the loader."""
+    if order is None or arguments.is_plain:
+        return order
+    batches = regroup(order.batches, arguments, length, num_ranks, seed=REGROUPING_SEED)
+    return order.regrouped(batches, merged=arguments.factor, pool=max(1, arguments.pool_batches), length=length)

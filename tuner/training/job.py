@@ -13,6 +13,7 @@ from tuner.training.structure import map_structure
 if TYPE_CHECKING:
     import torch
 
+    from tuner.training.flat_parameters import FlatParameters
     from tuner.training.master_weights import MasterWeights
     from tuner.training.plan import Plan
     from tuner.workloads.workload import Workload
@@ -23,7 +24,7 @@ class TrainingJob:
 
     Attributes:
         model: The user's model, transformed and wrapped.
-        optimizer: The user's optimizer (over FP32 masters where the plan has them).
+        optimizer: The user's optimizer (over FP32 masters or contiguous buffers where the plan has them).
         scheduler: The user's scheduler or None.
         loader: Iterable over batches.
         masters: FP32 copies of 16-bit parameters, where the plan has them.
@@ -43,6 +44,7 @@ class TrainingJob:
         scheduler: Any,
         masters: MasterWeights | None,
         loader: Any,
+        flat: FlatParameters | None = None,
     ) -> None:
         import torch
 
@@ -57,6 +59,7 @@ class TrainingJob:
         self.masters = masters
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.captured = CapturedStep(self) if plan.step.captured else None
+        self._flat = flat
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
 
@@ -156,6 +159,8 @@ class TrainingJob:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
         if self.masters:
             self.masters.take_gradients()
+        if self._flat:
+            self._flat.take_gradients()
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
 
@@ -190,6 +195,15 @@ class TrainingJob:
         if self.masters:
             state.update(self.masters.state())
         return state
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The optimizer's state as the user's own optimizer has it, one entry a parameter, whatever it runs over."""
+        state = self.optimizer.state_dict()
+        return self._flat.split(state) if self._flat else state
+
+    def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `optimizer_state_dict` gave, here or in a job of other settings."""
+        self.optimizer.load_state_dict(self._flat.join(state_dict) if self._flat else state_dict)
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""

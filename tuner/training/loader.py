@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.hardware import unbind_thread
+from tuner.training.regrouping import BalancedBatches, LengthOf, MergedBatches
 
 if TYPE_CHECKING:
-    from tuner.training.plan import LoaderArguments
+    from tuner.training.plan import BatchArguments, LoaderArguments
     from tuner.workloads.workload import Workload
 
 
@@ -21,16 +22,20 @@ def build_loader(
     num_ranks: int = 1,
     batch_sampler: Any = None,
     worker_init: Callable[[int], None] | None = None,
+    batches: BatchArguments | None = None,
+    length: LengthOf | None = None,
 ) -> Any:
     """A DataLoader with the plan's arguments.
 
     Sampling, in this order: `batch_sampler` as given; the workload's own batch sampler or sampler; a
-    shuffle (split over the ranks). An iterable dataset samples itself.
+    shuffle (split over the ranks). An iterable dataset samples itself. All but the first are regrouped as
+    `batches` says, by the `length` of samples where it needs that.
     """
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
-    per_rank = workload.global_batch // num_ranks
+    factor = batches.factor if batches else 1
+    per_rank = workload.global_batch * factor // num_ranks
     options: dict[str, Any] = {
         "num_workers": arguments.num_workers,
         "pin_memory": arguments.pin_memory and torch.cuda.is_available(),
@@ -43,7 +48,13 @@ def build_loader(
         options["collate_fn"] = workload.collate
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=per_rank, drop_last=workload.drop_last, **options)
-    batch_sampler = batch_sampler or workload.batch_sampler(dataset)
+    if batch_sampler is None and batches is not None and batches.pool_batches:
+        assert length is not None
+        batch_sampler = BalancedBatches(workload, dataset, batches, length, rank=rank, num_ranks=num_ranks)
+    if batch_sampler is None:
+        batch_sampler = workload.batch_sampler(dataset)
+        if batch_sampler is not None and factor > 1:
+            batch_sampler = MergedBatches(batch_sampler, factor, keep_rest=not workload.drop_last)
     if batch_sampler is not None:
         return DataLoader(dataset, batch_sampler=batch_sampler, **options)
     sampler = workload.sampler(dataset)

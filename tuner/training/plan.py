@@ -48,8 +48,14 @@ class OptimizerArguments:
     """"for_loop", "foreach" or "fused"."""
     master_weights: bool = False
     """The optimizer holds FP32 copies of 16-bit parameters."""
+    contiguous: bool = False
+    """Parameters are views of one buffer for each group and dtype."""
     capturable: bool = False
     """Its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
+    algorithm: str | None = None
+    """Another algorithm, by its name in `tuner.training.optimizers.exchange`."""
+    rate_factor: float = 1.0
+    """Multiplies every group's learning rate, before the scheduler is made."""
 
 
 @dataclass(kw_only=True)
@@ -65,6 +71,20 @@ class StepArguments:
     """Called at the beginning of every step."""
     captured: bool = False
     """Forward, backward and update are recorded as CUDA graphs and replayed."""
+
+
+@dataclass(kw_only=True)
+class BatchArguments:
+    """Which samples meet in a batch; the defaults leave it to the user's sampling."""
+
+    factor: int = 1
+    """Batches of the user that make one."""
+    pool_batches: int = 0
+    """Batches whose samples are sorted by length together; 0 sorts nothing."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.factor == 1 and self.pool_batches == 0
 
 
 @dataclass(kw_only=True)
@@ -92,4 +112,5 @@ class Plan:
     batch: list[BatchTransform] = field(default_factory=list)
     """On every batch, on the device, after the workload's own `batch_transform`."""
     dataset: list[DatasetTransform] = field(default_factory=list)
+    batches: BatchArguments = field(default_factory=BatchArguments)
     loader: LoaderArguments = field(default_factory=LoaderArguments)

@@ -7,17 +7,13 @@ import re
 import signal
 import traceback
 
-from tuner.errors import CannotCapture, RunnerError, SteptuneError
+from tuner.errors import CannotCapture, RunnerError, SteptuneError, UnsupportedHere
 from tuner.records import Failure, FailureKind, Phase
 from tuner.user_code import is_users, place_of
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
-
-
-class UnsupportedHere(Exception):
-    """A choice turned out to be impossible for this workload, in the running job."""
 
 
 class NumericsLeft(Exception):
@@ -63,7 +59,7 @@ def _from_compiler(error: BaseException) -> bool:
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
     """The record of an exception."""
-    ours = isinstance(error, SteptuneError | UnsupportedHere | NumericsLeft)
+    ours = isinstance(error, SteptuneError | NumericsLeft)
     return Failure(
         kind=classify(error),
         phase=phase,

@@ -30,6 +30,7 @@ from tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
 from tuner.training.structure import map_structure
 from tuner.training.tensor_file import map_tensors
 from tuner.trials.coordination import Coordinator
+from tuner.trials.guard_batches import check_samples, guard_batches
 from tuner.trials.loader_check import check_loader
 from tuner.trials.study_files import StudyFiles
 
@@ -384,7 +385,7 @@ def run_guard(
     """Runs the protocol on a candidate's freshly built job and compares."""
     reference = msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
     reference_update, _ = map_tensors(files.reference_update)
-    batches = files.guard_batches(rank, spec.num_ranks)
+    batches = guard_batches(job, files, rank, spec.num_ranks)
     curve, update = run_protocol(job, batches, reference.protocol, seed=reference.protocol.seed, lossy=spec.lossy)
     curve = _averaged(curve, coordinator)
     checks = compare(
@@ -398,6 +399,9 @@ def run_guard(
     )
     if spec.checks_loader:
         checks += check_loader(job, files, spec.seed)
+    regrouped = check_samples(job)
+    if regrouped is not None:
+        checks.append(regrouped)
     return GuardVerdict(
         passed=all(check.passed for check in checks),
         num_steps=len(curve.losses) + len(curve.curve_losses) + len(curve.horizon_losses),

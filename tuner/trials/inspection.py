@@ -27,6 +27,7 @@ from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
 from tuner.training.micro_batch import batch_length
 from tuner.training.plan import LoaderArguments, Plan
+from tuner.training.regrouping import padding_share
 from tuner.trials.dataset_look import look_at_dataset, size_of
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.model_look import look_at_model, look_at_optimizer
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
 NUM_GUARD_BATCHES = 8
+PADDING_BATCHES = 64
 
 
 class InspectRequest(Record):
@@ -68,6 +70,7 @@ class _Inspection:
         self._request = request
         self._files = StudyFiles(Path(request.study_directory))
         self._channel = channel
+        self._padding_share: float | None = None
 
     def run(self) -> WorkloadFacts:
         import torch
@@ -106,7 +109,7 @@ class _Inspection:
             signature=_signature(workload, look.facts, data_facts, job),
             global_batch=workload.global_batch,
             sample_unit=SampleUnit(workload.sample_unit),
-            dataset=data_facts,
+            dataset=msgspec.structs.replace(data_facts, padding_share=self._padding_share),
             model=look.facts,
             optimizer=look_at_optimizer(job),
             current=current,
@@ -116,6 +119,8 @@ class _Inspection:
             varying_shapes=len({_shapes(batch) for batch in batches}) > 1,
             units_per_batch=sum(workload.num_units(batch) for batch in batches) / len(batches),
             randomness=look.randomness,
+            max_global_batch=workload.max_global_batch,
+            sampling=_sampling(workload),
             custom_step=workload.has_custom_step,
             host_read=look.host_read,
             sample_loss=look.loss,
@@ -137,6 +142,7 @@ class _Inspection:
         if facts.kind == "map":
             order = draw_batches(workload, dataset, self._request.seed)
             save_batches(self._files.order_file, order)
+            self._padding_share = _padding_share(workload, dataset, order, self._request.num_ranks)
         plan = Plan()
         loading = strategy_named("data_loading")
         loading.contribute(plan, {**loading.defaults, **current.get("data_loading", {})})
@@ -194,6 +200,20 @@ def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device)
 
 def _shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(leaf.shape) for leaf in leaves(batch) if hasattr(leaf, "shape"))
+
+
+def _padding_share(workload: Workload, dataset: Any, order: list[list[int]], num_ranks: int) -> float | None:
+    """Of the first batches; None where the workload does not know the lengths of its samples."""
+    if not workload.knows_lengths(dataset):
+        return None
+    return padding_share(order[:PADDING_BATCHES], lambda index: workload.length(dataset, index), num_ranks)
+
+
+def _sampling(workload: Workload) -> str:
+    cls = type(workload)
+    if cls.batch_sampler is not Workload.batch_sampler:
+        return "batch_sampler"
+    return "shuffled" if cls.sampler is Workload.sampler else "sampler"
 
 
 def _steps_per_epoch(workload: Workload, facts: DatasetFacts) -> int | None:

@@ -94,7 +94,8 @@ def take_window(
     """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
-    that batches made before the window do not flatter it.
+    that batches made before the window do not flatter it. Where batches are made of pools, it spans whole ones:
+    a part of a pool may hold its shortest samples.
     """
     stepper.resume()
     stepper.move_to(position)
@@ -102,7 +103,7 @@ def take_window(
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
         num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
-    num_steps = agree(num_steps)
+    num_steps = agree(_whole_pools(num_steps, stepper.order))
     workload = stepper.job.workload
     num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)
@@ -143,6 +144,11 @@ def take_window(
         void=void,
         input=activity,
     )
+
+
+def _whole_pools(num_steps: int, order: EndlessBatches | None) -> int:
+    pool = order.pool if order is not None else 1
+    return -(-num_steps // pool) * pool
 
 
 def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float) -> int:

@@ -86,6 +86,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
         flops_per_step=pieces * int(counter.get_total_flops()),
+        unaligned_linears=_unaligned(job.model),
+        has_class_token=job.workload.class_token(job.model) is not None,
     )
     return ModelLook(
         facts=facts,
@@ -95,6 +97,17 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         fits=pieces == 1,
         host_read="" if job.workload.has_custom_step else reads.found,
     )
+
+
+def _unaligned(model: Any) -> dict[str, int]:
+    """Linear layers that each multiple pads, and those that a larger one pads further."""
+    from tuner.training.padding import padded_size, unaligned_linears
+
+    layers = unaligned_linears(model, 64)
+    further = [
+        m for m in layers if any(padded_size(s, 64) != padded_size(s, 8) for s in (m.in_features, m.out_features))
+    ]
+    return {"8": len(unaligned_linears(model, 8)), "64": len(further)}
 
 
 def _check_loss(job: TrainingJob, loss: Any) -> None:

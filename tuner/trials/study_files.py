@@ -92,9 +92,9 @@ class StudyFiles:
             return None
         return EndlessBatches(load_batches(self.order_file), rank, num_ranks)
 
-    def first_indices(self, num_ranks: int) -> list[int]:
+    def first_indices(self, num_batches: int = MAX_FILLED_BATCHES) -> list[int]:
         """Indices of the samples that windows may touch, each once."""
-        batches = load_batches(self.order_file)[:MAX_FILLED_BATCHES]
+        batches = load_batches(self.order_file)[:num_batches]
         return list(dict.fromkeys(index for batch in batches for index in batch))
 
     def save_guard_batches(self, batches: list[Any]) -> None:

@@ -62,7 +62,9 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
         batch_sampler=order,
         worker_init=loader_worker_init,
     )
-    fill_cache(job, files, num_ranks)
+    if order is not None:
+        order = job.loader.batch_sampler  # in the batches of the plan
+    fill_cache(job, files)
     torch.manual_seed(request.seed)
     stepper = Stepper(job, order)
     num_untimed = min(MAX_UNTIMED_STEPS, request.num_steps // 2)

@@ -51,7 +51,7 @@ from tuner.trials.messages import (
     decoder_of,
 )
 from tuner.trials.processes import die_with_parent, limit_data
-from tuner.trials.study_files import StudyFiles
+from tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
 from tuner.trials.warm_up import WarmUp, warm_up
 from tuner.workloads.loading import load_workload
 from tuner.workloads.workload import Workload
@@ -156,8 +156,10 @@ class TrialRun:
             batch_sampler=self._order,
             worker_init=loader_worker_init,
         )
+        if self._order is not None:
+            self._order = self._job.loader.batch_sampler  # in the batches of the plan
         with self._clock():
-            fill_cache(self._job, self._files, spec.num_ranks)
+            fill_cache(self._job, self._files)
         self._built_ns = time.monotonic_ns()
         self._first_step_ns = self._built_ns
 
@@ -211,7 +213,7 @@ class TrialRun:
                 startup=startup,
                 step_time_ns=warmth.steady_step_ns,
                 loader_capacity=self._job.plan.loader.capacity,
-                num_positions=len(self._order) if self._order else 0,
+                num_positions=self._order.num_positions if self._order else 0,
                 steps_per_epoch=self._steps_per_epoch(),
             )
         )
@@ -228,7 +230,7 @@ class TrialRun:
         dataset = self._job.loader.dataset
         if self._order is None or not hasattr(dataset, "__len__"):
             return None
-        return max(1, len(dataset) // self._workload.global_batch)
+        return max(1, len(dataset) // (self._workload.global_batch * self._job.plan.batches.factor))
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -343,13 +345,13 @@ class TrialRun:
         return tuple(effects)
 
 
-def fill_cache(job: TrainingJob, files: StudyFiles, num_ranks: int) -> None:
+def fill_cache(job: TrainingJob, files: StudyFiles) -> None:
     """A dataset cache is measured as it is from the second epoch on: filled, here for the samples that
     windows use.
     """
     dataset = getattr(job.loader, "dataset", None)
     if isinstance(dataset, CachedDataset):
-        dataset.fill(files.first_indices(num_ranks))
+        dataset.fill(files.first_indices(MAX_FILLED_BATCHES * job.plan.batches.factor))
 
 
 def rank_device(kind: str, rank: int) -> Any:

@@ -8,7 +8,7 @@ them, so that every candidate is timed on identical samples.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -79,25 +79,62 @@ class EndlessBatches:
 
     `seek` takes effect on the next batch that the loader asks for; what it holds already comes
     first. Rank r of n gets every n-th index of a batch, from r on.
+
+    Args:
+        batches: Indices of all ranks.
+        merged: Batches of the user's order that make one of these; positions count the user's.
+        pool: So many batches hold the samples of as many others in another arrangement; a position is moved back
+            to the beginning of its pool.
+
+    Attributes:
+        original: The user's batches.
+        length: Of a sample, where batches were arranged by it.
     """
 
-    def __init__(self, batches: Sequence[Sequence[int]], rank: int = 0, num_ranks: int = 1) -> None:
-        self._batches = batches
+    def __init__(
+        self, batches: Sequence[Sequence[int]], rank: int = 0, num_ranks: int = 1, *, merged: int = 1, pool: int = 1
+    ) -> None:
+        self.batches = batches
+        self.original = batches
+        self.merged = merged
+        self.pool = pool
+        self.length: Callable[[int], int] | None = None
+        self.num_ranks = num_ranks
         self._rank = rank
-        self._num_ranks = num_ranks
-        self.position = 0
+        self._next = 0
+
+    @property
+    def position(self) -> int:
+        return self._next * self.merged
+
+    def first_pool(self) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
+        """The batches of the first pool, and those of the user that hold the same samples."""
+        return self.batches[: self.pool], self.original[: self.pool * self.merged]
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.batches) * self.merged
 
     def seek(self, position: int) -> None:
-        self.position = position % len(self._batches)
+        number = position // self.merged % len(self.batches)
+        self._next = number // self.pool * self.pool
+
+    def regrouped(
+        self, batches: Sequence[Sequence[int]], *, merged: int, pool: int, length: Callable[[int], int]
+    ) -> EndlessBatches:
+        """The same samples in other batches."""
+        other = EndlessBatches(batches, self._rank, self.num_ranks, merged=merged, pool=pool)
+        other.original, other.length = self.original, length
+        return other
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:
-            batch = self._batches[self.position]
-            self.seek(self.position + 1)
-            yield list(batch[self._rank :: self._num_ranks])
+            batch = self.batches[self._next]
+            self._next = (self._next + 1) % len(self.batches)
+            yield list(batch[self._rank :: self.num_ranks])
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
 
 def save_batches(path: Path, batches: Sequence[Sequence[int]]) -> None:

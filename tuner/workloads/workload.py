@@ -39,7 +39,11 @@ class Workload:
     """One training workload. Subclass it; implement `model`, `dataset` and `loss`.
 
     Attributes:
-        global_batch: Samples per optimizer step over all ranks. Steptune never changes it.
+        global_batch: Samples per optimizer step over all ranks. Steptune changes it only up to `max_global_batch`.
+        max_global_batch: The most samples per step that you would train with; None allows no more than `global_batch`.
+            Larger ones are another recipe, tried with `--allow recipe`.
+        learning_rates: Of other optimizers, by their names in `optimizer_algorithm` (`{"lars": 2.0}`); one that is
+            not named takes your optimizer's.
         sample_unit: What throughput counts: "sample", or "token" (then implement `num_units`).
         max_grad_norm: Clip gradients to this norm before each update; None does not clip.
         drop_last: Leave out the last, smaller batch of an epoch.
@@ -50,6 +54,8 @@ class Workload:
     """
 
     global_batch: int = 32
+    max_global_batch: int | None = None
+    learning_rates: ClassVar[Mapping[str, float]] = {}
     sample_unit: str = "sample"
     max_grad_norm: float | None = None
     drop_last: bool = True
@@ -94,6 +100,16 @@ class Workload:
 
         return longest_repetition(model)
 
+    def class_token(self, model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
+        """Where a class token goes: the first block that takes it, and the normalisation whose first token is
+        classified. None where there is none. Lets a classifier on the mean of the tokens be tried.
+
+        Default: the vision transformers of transformers, torchvision and timm.
+        """
+        from tuner.workloads.class_token import known_class_token
+
+        return known_class_token(model)
+
     # --- optional: the update -----------------------------------------------------------------
 
     def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -127,6 +143,13 @@ class Workload:
         """Yields lists of indices of one epoch; None groups the sampler's by `global_batch`."""
         return None
 
+    def length(self, dataset: Any, index: int) -> int:
+        """The length of a sample (tokens, frames), without loading it; lets batches be made of similar lengths.
+
+        Default: `dataset.lengths[index]`, where the dataset has that.
+        """
+        return int(dataset.lengths[index])
+
     collate: Callable[[list[Any]], Any] | None = None
     """`collate(self, samples)` makes a batch; None takes PyTorch's default."""
 
@@ -151,6 +174,10 @@ class Workload:
     @property
     def has_custom_step(self) -> bool:
         return type(self).training_step is not Workload.training_step
+
+    def knows_lengths(self, dataset: Any) -> bool:
+        """Whether `length` can be asked."""
+        return type(self).length is not Workload.length or hasattr(dataset, "lengths")
 
 
 def first_length(batch: Any) -> int:
@@ -202,6 +229,15 @@ def validate(workload: object) -> Workload:
         raise WorkloadRejected(
             f"{cls.__name__}.global_batch is {workload.global_batch!r}: it must be a positive integer"
         )
+    limit = workload.max_global_batch
+    if limit is not None and (not isinstance(limit, int) or limit < workload.global_batch):
+        raise WorkloadRejected(
+            f"{cls.__name__}.max_global_batch is {limit!r}: it must be an integer of at least global_batch "
+            f"({workload.global_batch}), or None"
+        )
+    for name, rate in workload.learning_rates.items():
+        if not isinstance(rate, int | float) or not rate > 0:
+            raise WorkloadRejected(f"{cls.__name__}.learning_rates[{name!r}] is {rate!r}: it must be a positive number")
     if workload.sample_unit not in ("sample", "token"):
         raise WorkloadRejected(
             f"{cls.__name__}.sample_unit is {workload.sample_unit!r}: it must be 'sample' or 'token'"

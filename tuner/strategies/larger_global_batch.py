@@ -1,0 +1,108 @@
+"""larger_global_batch: several of today's batches make one, up to a limit that the user gives.
+
+Mechanism: what is paid once a step (launches, the optimizer, the reduction of gradients) is shared by more samples.
+In the simplest model a step takes a + b * n for n samples, so the rate approaches 1 / b. Rates are compared in samples
+or tokens per second. The learning rate of every group is multiplied by the factor (`linear`: Goyal et al., for SGD)
+or its root (`sqrt`: Malladi et al., for optimizers that divide by a root of squared gradients), or left (`none`). A
+scheduler counts updates, of which an epoch has fewer.
+
+Helps: steps with a large fixed part, and devices that small batches leave idle. Hurts: beyond some size a larger
+batch needs more samples for the same loss; memory grows.
+
+Numerics: `recipe`.
+
+Sources: Goyal et al., "Accurate, Large Minibatch SGD" (https://arxiv.org/abs/1706.02677); Malladi et al., "On the SDEs
+and Scaling Rules for Adaptive Gradient Algorithms" (https://arxiv.org/abs/2205.10287).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+MAX_FACTOR = 1024
+FACTORS = (2, 4, 8, 16, 32, 64)
+LINEAR = ("SGD",)
+"""Optimizers whose update is in proportion to the gradient."""
+
+PER_STEP = (
+    Category.OPTIMIZER,
+    Category.OPTIMIZER_HOST,
+    Category.COMMUNICATION,
+    Category.HOST,
+    Category.LAUNCH_LATENCY,
+    Category.DISPATCH,
+    Category.SYNCHRONISATION,
+    Category.ALLOCATION,
+)
+
+
+class LargerGlobalBatch(Strategy):
+    name = "larger_global_batch"
+    summary = "several batches in one step, up to the user's limit"
+    defaults: ClassVar[Choice] = {"factor": 1, "rule": "linear"}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "factor": (range(1, MAX_FACTOR + 1),),
+        "rule": ("linear", "sqrt", "none"),
+    }
+    attacks = PER_STEP
+    usual_realisation = 0.4
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        limit = workload.max_global_batch or workload.global_batch
+        allowed = [factor for factor in FACTORS if factor * workload.global_batch <= limit]
+        largest = min(MAX_FACTOR, limit // workload.global_batch)
+        if largest > 1 and largest not in allowed:
+            allowed.append(largest)
+        rule = "linear" if workload.optimizer.name in LINEAR else "sqrt"
+        return tuple({"factor": factor, "rule": rule} for factor in allowed or FACTORS[:1])
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        factor = int(choice["factor"] or 1)
+        if factor == 1:
+            return Supported()
+        limit, wanted = workload.max_global_batch, factor * workload.global_batch
+        if limit is None:
+            return Unsupported("say with Workload.max_global_batch how many samples a step may have")
+        if wanted > limit:
+            return Unsupported(f"{wanted} samples a step are more than Workload.max_global_batch, {limit}")
+        length = workload.dataset.length
+        if length is not None and length < wanted:
+            return Unsupported(f"the dataset has {length} samples, fewer than a batch of {wanted}")
+        if workload.dataset.kind == "iterable" and (workload.varying_shapes or not workload.batch_splittable):
+            return Unsupported("batches of this iterable dataset cannot be put together for the guard")
+        if workload.custom_step:
+            return Unsupported("the workload has its own training_step, which may count on its batch")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.RECIPE
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        factor = int(choice["factor"] or 1)
+        plan.batches.factor = factor
+        plan.optimizer.rate_factor = {"linear": float(factor), "sqrt": factor**0.5, "none": 1.0}[str(choice["rule"])]
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """What is paid once a step, and compute above its roofline, as far as more samples can share it: a step of
+        n times the samples takes no less than a step of today's.
+        """
+        more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
+        if more <= 1:
+            return 0.0
+        compute = above_roofline(situation, dtype=arithmetic(situation))
+        return min(1.0, compute + removable(situation, *PER_STEP)) * (1 - 1 / more)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        plan = job.plan
+        rule = {1.0: "none", float(plan.batches.factor): "linear"}.get(plan.optimizer.rate_factor, "sqrt")
+        return {"factor": plan.batches.factor, "rule": "linear" if plan.batches.factor == 1 else rule}

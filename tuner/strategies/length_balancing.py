@@ -1,0 +1,107 @@
+"""length_balancing: batches of samples of similar length, balanced across ranks.
+
+Mechanism: every sample of a batch is padded to the longest one. Within a pool of batches the samples are sorted by
+length, cut into batches of as many samples as before, and the batches shuffled; within a batch the longest samples are
+dealt first, each to the rank with the least work. So batches hold less padding, and ranks wait less for one another.
+
+Helps: lengths that vary a lot, such as text, speech or proteins. Hurts: batches are no longer drawn independently of
+length, which some training notices.
+
+Numerics: `recipe` (other samples meet in a batch; every index still comes once an epoch).
+
+Source: Graham, "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969) for the dealing; batch
+samplers: https://docs.pytorch.org/docs/stable/data.html#loading-batched-and-non-batched-data
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+POOLS = (16, 64)
+"""Batches. Windows span whole pools, so that larger ones take longer to measure."""
+MAX_POOL_S = 10.0
+"""Longest time that a pool may take."""
+
+
+class LengthBalancing(Strategy):
+    name = "length_balancing"
+    summary = "batches of samples of similar length, balanced across ranks"
+    defaults: ClassVar[Choice] = {"pool_batches": 0}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"pool_batches": (range(1025),)}
+    attacks = (*COMPUTE, Category.COMMUNICATION)
+    usual_realisation = 0.6
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        longest = min(POOLS[-1], workload.steps_per_epoch or POOLS[-1])
+        pools = {min(pool, longest) for pool in POOLS}
+        return tuple({"pool_batches": pool} for pool in sorted(pools, reverse=True) if pool > 1) or (
+            {"pool_batches": POOLS[0]},
+        )
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        pool = int(choice["pool_batches"] or 0)
+        if pool == 0:
+            return Supported()
+        if workload.dataset.kind == "iterable":
+            return Unsupported("an iterable dataset decides its own order")
+        if workload.sampling == "batch_sampler":
+            return Unsupported("the workload's own batch_sampler decides which samples meet")
+        if workload.sampling == "sampler" and environment.num_ranks > 1:
+            return Unsupported("whether the workload's own sampler gives all samples or a rank's part is not known")
+        if workload.dataset.padding_share is None:
+            return Unsupported(
+                "the lengths of samples are not known: implement Workload.length, or give the dataset `lengths`"
+            )
+        if workload.dataset.padding_share == 0:
+            return Unsupported("no batch that was looked at has padding: the samples are of one length")
+        seconds = pool * workload.sample_step_ns / 1e9
+        if seconds > MAX_POOL_S and pool > POOLS[0]:
+            return Unsupported(f"a window would take {seconds:.0f} s: it spans a whole pool")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.RECIPE
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        plan.batches.pool_batches = int(choice["pool_batches"] or 0)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """All padding, and all waiting for other ranks. A product over padded tokens falls with their number,
+        attention at most with its square.
+        """
+        padding = situation.workload.dataset.padding_share or 0.0
+        if not choice["pool_batches"] or situation.choices[self.name]["pool_batches"] == choice["pool_batches"]:
+            return 0.0
+        compute = removable(situation, *COMPUTE) * (1 - (1 - padding) ** 2)
+        return min(1.0, compute + removable(situation, Category.COMMUNICATION))
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from tuner.training.regrouping import padding_share
+
+        sampler = getattr(job.loader, "batch_sampler", None)
+        length = getattr(sampler, "length", None)
+        if sampler is None or length is None or not job.plan.batches.pool_batches:
+            return {"pool_batches": 0}
+        after, before = sampler.first_pool()
+        return {
+            "pool_batches": job.plan.batches.pool_batches,
+            "padding_before": padding_share(before, length, sampler.num_ranks),
+            "padding_after": padding_share(after, length, sampler.num_ranks),
+        }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        if choice["pool_batches"] == 0 or evidence["pool_batches"] != choice["pool_batches"]:
+            return super().took_effect(evidence, choice)
+        before, after = evidence["padding_before"], evidence["padding_after"]
+        detail = f"padding of the first pool: {before:.0%} of its batches before, {after:.0%} now"
+        return Effect(strategy=self.name, took=after <= before, detail=detail)

@@ -1,0 +1,105 @@
+"""model_recipe: products at padded sizes, and a classifier on the mean of the tokens.
+
+Mechanism: `pad_multiple` computes linear layers whose sizes are no multiple of 8 (or 64) with zeros up to one, the
+vocabulary's included, and gives back the part that was asked for: tensor cores read aligned groups of 8 16-bit
+numbers. `pooled_classifier` leaves out the class token of a vision transformer and classifies the mean of the others:
+196 tokens (a multiple of 4) instead of 197.
+
+Helps: matrix products with odd sizes, in 16 bits. Hurts: a padded weight is copied in every forward pass, and the
+part of a result that is given back is a view with gaps, which the next operation may have to copy.
+
+Numerics: padding is `rounding` (zeros enter no sum; the library may add in another order); a pooled classifier is a
+`recipe`.
+
+Sources: NVIDIA, "Matrix Multiplication Background User's Guide"
+(https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html); pycls, vision
+transformers with a pooled classifier (https://github.com/facebookresearch/pycls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, above_roofline, arithmetic
+from tuner.profiling.categories import COMPUTE, Category
+from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+    from tuner.workloads.workload import Workload
+
+
+class ModelRecipe(Strategy):
+    name = "model_recipe"
+    summary = "products padded to multiples of 8 or 64; a pooled classifier"
+    defaults: ClassVar[Choice] = {"pad_multiple": 1, "pooled_classifier": False}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "pad_multiple": (1, 8, 64),
+        "pooled_classifier": (False, True),
+    }
+    attacks = COMPUTE
+    usual_realisation = 0.1
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return tuple(
+            {"pad_multiple": multiple, "pooled_classifier": pooled}
+            for multiple, pooled in ((8, False), (64, False), (1, True), (8, True))
+        )
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        multiple = choice["pad_multiple"]
+        if multiple == 8 and not workload.model.unaligned_linears.get("8"):
+            return Unsupported("the sizes of all linear layers are multiples of 8")
+        if multiple == 64 and not workload.model.unaligned_linears.get("64"):
+            return Unsupported("padding to 64 changes no linear layer more than padding to 8 does")
+        if choice["pooled_classifier"] and not workload.model.has_class_token:
+            return Unsupported("where a class token goes is not known; name it in Workload.class_token if there is one")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.RECIPE if choice["pooled_classifier"] else Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        multiple = int(choice["pad_multiple"] or 1)
+
+        def pad(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+            from tuner.training.padding import pad_linears
+
+            return pad_linears(model, multiple)
+
+        if multiple > 1:
+            plan.model.append(pad)
+        if choice["pooled_classifier"]:
+            from tuner.training.pooled_classifier import pool_tokens
+
+            plan.model.append(pool_tokens)
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """Padding makes products no faster than their roofline; with fewer tokens all compute may shrink."""
+        today = situation.choices[self.name]
+        if choice["pooled_classifier"] and not today["pooled_classifier"]:
+            return above_roofline(situation, *COMPUTE, dtype=arithmetic(situation))
+        if choice["pad_multiple"] == today["pad_multiple"]:
+            return 0.0
+        return above_roofline(situation, Category.MATMUL, dtype=arithmetic(situation))
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from tuner.training.padding import PaddedLinear
+        from tuner.training.pooled_classifier import is_pooled
+
+        multiples = {module.multiple for module in job.model.modules() if isinstance(module, PaddedLinear)}
+        return {
+            "pad_multiple": max(multiples, default=1),
+            "pooled_classifier": is_pooled(_unwrapped(job), job.workload),
+        }
+
+
+def _unwrapped(job: TrainingJob) -> torch.nn.Module:
+    from tuner.training.job import unwrapped
+
+    return unwrapped(job.model)

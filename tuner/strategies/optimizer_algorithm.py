@@ -1,0 +1,71 @@
+"""optimizer_algorithm: another optimizer: AdamW, LAMB, LARS, Adafactor or SM3.
+
+Mechanism: Adafactor and SM3 keep statistics of rows and columns instead of every element. LAMB and LARS scale
+the update of each layer to the size of its weights, which lets larger batches train. The groups of the user's
+optimizer, their weight decay and their learning rates are taken over; the rate is the workload's where
+`Workload.learning_rates` names one.
+
+Helps: memory for optimizer states; batches that the present optimizer cannot use. Hurts: the training is
+another one, and its learning rate must be found again.
+
+Numerics: `recipe`.
+
+Sources: You et al., "LAMB" (https://arxiv.org/abs/1904.00962) and "LARS" (https://arxiv.org/abs/1708.03888);
+Shazeer and Stern, "Adafactor" (https://arxiv.org/abs/1804.04235); Anil et al., "SM3"
+(https://arxiv.org/abs/1901.11150); Loshchilov and Hutter, "AdamW" (https://arxiv.org/abs/1711.05101).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+ALGORITHMS = ("adamw", "lamb", "lars", "adafactor", "sm3")
+
+IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("for_loop", "foreach", "fused"),
+    "adafactor": ("for_loop", "foreach"),
+}
+"""That `optimizer_implementation` can ask for; the others have one of their own."""
+
+
+class OptimizerAlgorithm(Strategy):
+    name = "optimizer_algorithm"
+    summary = "AdamW, LAMB, LARS, Adafactor or SM3 in the optimizer's place"
+    defaults: ClassVar[Choice] = {"algorithm": None}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"algorithm": (None, *ALGORITHMS)}
+    attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    memory = True
+    usual_realisation = 0.2
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return tuple({"algorithm": name} for name in ("adafactor", "sm3", "lamb", "lars", "adamw"))
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["algorithm"] == workload.optimizer.name.lower():
+            return Unsupported("that is what the workload trains with today")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.RECIPE
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["algorithm"] is not None:
+            plan.optimizer.algorithm = str(choice["algorithm"])
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        return removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        name = type(job.optimizer).__name__.lower()
+        return {"algorithm": name if job.plan.optimizer.algorithm else None}

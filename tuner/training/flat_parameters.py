@@ -1,0 +1,196 @@
+"""Contiguous parameters: one buffer for each group and dtype, whose views are the parameters.
+
+An optimizer then runs over a few large tensors instead of hundreds of small ones. The user's parameters stay what they
+are (the same objects, names, shapes and layouts); only their storage is a part of a buffer, in which every one begins
+at a multiple of `ALIGNMENT` bytes. Before an update their gradients are copied into a buffer of the same layout by one
+multi-tensor operation.
+
+This is the same update only for optimizers that treat every element alike (`ELEMENT_WISE`): those that look at a
+parameter's norm or shape (LAMB, LARS, Adafactor, SM3, Muon) would see the norm or shape of the buffer.
+
+Source: the contiguous_params library (https://github.com/PhilJd/contiguous_pytorch_params), which points gradients at
+the buffer instead; copying them leaves DistributedDataParallel's gradient views alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import UnsupportedHere
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 256
+"""Bytes; what the widest loads of kernels and tensor-memory copies want, with room."""
+
+ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
+"""Classes of torch.optim whose update of an element depends on that element's history alone."""
+
+_OF_ALL = ("step", "mu_product", "eta", "mu")
+"""States of those classes that are one number for the whole tensor."""
+
+
+class FlatParameters:
+    """Lays the parameters of an optimizer's groups out in buffers.
+
+    Args:
+        optimizer: Not stepped yet. It is only read; `groups` are for one that takes its place.
+
+    Attributes:
+        groups: Its groups, with the buffers instead of the parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._members: list[list[_Buffer]] = []
+        self.groups: list[dict[str, Any]] = []
+        for group in optimizer.param_groups:
+            buffers = [_Buffer(parameters) for parameters in _of_one_kind(group["params"])]
+            self._members.append(buffers)
+            self.groups.append({**group, "params": [buffer.flat for buffer in buffers]})
+        self._order = [group["params"] for group in optimizer.param_groups]
+
+    def take_gradients(self) -> None:
+        """Copies the parameters' gradients into the buffers' and frees them.
+
+        Raises:
+            UnsupportedHere: A parameter has no gradient; alone it would be left out of the update.
+        """
+        for buffer in self._buffers():
+            buffer.take_gradients()
+
+    def split(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state of the optimizer over buffers as that of the user's own optimizer over the parameters."""
+        numbers = self._numbers()
+        state: dict[int, dict[str, Any]] = {}
+        for number, buffer in enumerate(self._buffers()):
+            for parameter, piece in buffer.split(state_dict["state"].get(number, {})):
+                state[numbers[id(parameter)]] = piece
+        groups = []
+        for parameters, group in zip(self._order, state_dict["param_groups"], strict=True):
+            groups.append({**group, "params": [numbers[id(p)] for p in parameters]})
+        return {**state_dict, "state": dict(sorted(state.items())), "param_groups": groups}
+
+    def join(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The inverse of `split`: what the optimizer over buffers can load.
+
+        Raises:
+            UnsupportedHere: Parameters of one buffer have states of different kinds.
+        """
+        numbers = self._numbers()
+        state, groups, count = {}, [], 0
+        for buffers, group in zip(self._members, state_dict["param_groups"], strict=True):
+            groups.append({**group, "params": list(range(count, count + len(buffers)))})
+            for buffer in buffers:
+                pieces = [state_dict["state"].get(numbers[id(p)], {}) for p in buffer.parameters]
+                joined = buffer.join(pieces)
+                if joined:
+                    state[count] = joined
+                count += 1
+        return {**state_dict, "state": state, "param_groups": groups}
+
+    def _buffers(self) -> Iterator[_Buffer]:
+        for buffers in self._members:
+            yield from buffers
+
+    def _numbers(self) -> dict[int, int]:
+        """As torch numbers parameters in a state dict: through the groups."""
+        parameters = (p for group in self._order for p in group)
+        return {id(p): number for number, p in enumerate(parameters)}
+
+
+class _Buffer:
+    """One buffer and the parameters in it, all of one device and dtype."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        import torch
+
+        self.parameters = parameters
+        step = max(1, ALIGNMENT // parameters[0].element_size())
+        self._offsets, end = [], 0
+        for parameter in parameters:
+            self._offsets.append(end)
+            end += -(-parameter.numel() // step) * step
+        first = parameters[0]
+        self.flat = torch.nn.Parameter(torch.zeros(end, dtype=first.dtype, device=first.device))
+        self._gradient = torch.zeros_like(self.flat)
+        self._views = self._views_of(self._gradient)
+        with torch.no_grad():
+            for parameter, view in zip(parameters, self._views_of(self.flat.data), strict=True):
+                view.copy_(parameter)
+                parameter.data = view
+
+    def take_gradients(self) -> None:
+        import torch
+
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if len(gradients) < len(self.parameters):
+            missing = next(p for p in self.parameters if p.grad is None)
+            raise UnsupportedHere(
+                f"a parameter of shape {tuple(missing.shape)} got no gradient, and contiguous parameters are updated "
+                "all together: give it one in every step, or train without contiguous parameters"
+            )
+        torch._foreach_copy_(self._views, gradients)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.flat.grad = self._gradient
+
+    def split(self, state: dict[str, Any]) -> Iterator[tuple[torch.nn.Parameter, dict[str, Any]]]:
+        import torch
+
+        whole = {key for key, value in state.items() if self._is_whole(value)}
+        views = {key: self._views_of(state[key]) for key in whole}
+        for number, parameter in enumerate(self.parameters):
+            piece = {}
+            for key, value in state.items():
+                if key in whole:
+                    piece[key] = views[key][number].clone(memory_format=torch.preserve_format)
+                else:
+                    piece[key] = value.clone() if isinstance(value, torch.Tensor) else value
+            if piece:
+                yield parameter, piece
+
+    def join(self, pieces: list[dict[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        first = pieces[0]
+        if len({(*sorted(piece), float(piece.get("step", 0))) for piece in pieces}) > 1:
+            raise UnsupportedHere(
+                "the optimizer's state has parameters of different ages, and contiguous parameters are updated all "
+                "together: load it without contiguous parameters"
+            )
+        joined: dict[str, Any] = {}
+        for key, value in first.items():
+            if isinstance(value, torch.Tensor) and key not in _OF_ALL:
+                buffer = torch.zeros(len(self.flat), dtype=value.dtype, device=self.flat.device)
+                for view, piece in zip(self._views_of(buffer), pieces, strict=True):
+                    view.copy_(piece[key])
+                joined[key] = buffer
+            else:
+                joined[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        return joined
+
+    def _is_whole(self, value: Any) -> bool:
+        return getattr(value, "shape", None) == self.flat.shape
+
+    def _views_of(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a buffer, in the shapes and layouts of the parameters."""
+        return [
+            buffer.as_strided(p.size(), _dense_strides(p), buffer.storage_offset() + offset)
+            for p, offset in zip(self.parameters, self._offsets, strict=True)
+        ]
+
+
+def _of_one_kind(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    kinds: dict[tuple[Any, ...], list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+    return list(kinds.values())
+
+
+def _dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Those of a copy that keeps the order of dimensions (channels_last stays so) and has no holes."""
+    import torch
+
+    return torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format).stride()

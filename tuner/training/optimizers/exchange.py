@@ -1,0 +1,60 @@
+"""Another algorithm in the place of the user's optimizer, over the same groups.
+
+What is taken over: the groups with their parameters, learning rates, weight decay, and keys of the user's own (which a
+scheduler may read); betas and momentum where both algorithms have them. The learning rate is the user's unless the
+workload names one for the algorithm; then groups keep their ratio to the optimizer's own rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tuner.training.optimizers.lamb import Lamb
+from tuner.training.optimizers.lars import Lars
+from tuner.training.optimizers.sm3 import Sm3
+
+CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "lamb": Lamb,
+    "lars": Lars,
+    "adafactor": torch.optim.Adafactor,
+    "sm3": Sm3,
+}
+"""By the names that the strategy `optimizer_algorithm` has for them."""
+
+_SHARED: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("weight_decay", "betas"),
+    "lamb": ("weight_decay", "betas"),
+    "lars": ("weight_decay", "momentum"),
+    "adafactor": ("weight_decay",),
+    "sm3": ("weight_decay",),
+}
+"""Options that mean the same in the user's optimizer."""
+
+
+def exchanged(
+    optimizer: torch.optim.Optimizer, algorithm: str, learning_rate: float | None = None
+) -> torch.optim.Optimizer:
+    """A new optimizer of another algorithm over the groups of one that was not stepped yet.
+
+    Args:
+        learning_rate: Of the new algorithm, for groups with the old optimizer's own rate; None keeps the user's.
+    """
+    groups = [_group(group, optimizer.defaults, algorithm, learning_rate) for group in optimizer.param_groups]
+    return CLASSES[algorithm](groups)
+
+
+def _group(
+    group: dict[str, Any], defaults: dict[str, Any], algorithm: str, learning_rate: float | None
+) -> dict[str, Any]:
+    own = {name: value for name, value in group.items() if name not in defaults}
+    shared = {name: group[name] for name in _SHARED[algorithm] if name in group}
+    if not shared.get("momentum", True):
+        del shared["momentum"]  # plain SGD has a momentum of 0, which is no choice of one
+    rate = group["lr"]
+    if learning_rate is not None:
+        rate = learning_rate * (rate / defaults["lr"] if defaults.get("lr") else 1.0)
+    return {**own, **shared, "lr": rate}

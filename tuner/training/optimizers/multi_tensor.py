@@ -1,0 +1,80 @@
+"""What the optimizers of this folder share: a step that hands over all parameters of one kind at once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class MultiTensorOptimizer(torch.optim.Optimizer):
+    """Calls `update` with the parameters of a group that have a gradient, by device, dtype and number of dimensions.
+
+    The number of dimensions matters to every optimizer here: vectors (biases, gains of normalisation) are treated
+    otherwise than matrices.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameters in _by_kind(p for p in group["params"] if p.grad is not None):
+                self.update(parameters, [p.grad for p in parameters], group)  # type: ignore[misc]
+        return loss
+
+    @abstractmethod
+    def update(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Updates parameters in place. The gradients may not be changed."""
+
+
+def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    kinds: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ValueError("a gradient is sparse: make the embedding with sparse=False")
+        kinds.setdefault((parameter.device, parameter.dtype, parameter.dim()), []).append(parameter)
+    return list(kinds.values())
+
+
+def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Euclidean norms, stacked; in FP32 at least."""
+    wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
+    return torch.stack(torch._foreach_norm(tensors, 2, wide))
+
+
+def scale_each(tensors: list[torch.Tensor], factors: torch.Tensor) -> None:
+    """Multiplies each tensor by its factor, without waiting for the device to know the factors."""
+    torch._foreach_mul_(tensors, list(factors.to(tensors[0].dtype).unbind()))
+
+
+def ratios(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
+    """Element by element; 1 where either is zero, as where a layer's weights are still zero."""
+    usable = (numerators > 0) & (denominators > 0)
+    return torch.where(usable, numerators / denominators, torch.ones_like(numerators))
+
+
+def is_excluded(parameters: list[torch.Tensor], group: dict[str, Any]) -> bool:
+    """Whether parameters of this kind are neither decayed nor given a rate of their own."""
+    return bool(group["exclude_vectors"]) and parameters[0].dim() < 2
+
+
+def number(value: float | torch.Tensor) -> float:
+    """A learning rate, which may be a tensor."""
+    return float(value)
+
+
+def check(name: str, value: float, *, below: float = float("inf")) -> None:
+    """Refuses an option that is negative or too large.
+
+    Raises:
+        ValueError: Names the option, its value and what it may be.
+    """
+    if not 0 <= value < below:
+        limit = "" if below == float("inf") else f" and below {below:g}"
+        raise ValueError(f"{name} is {value!r}: it must be at least 0{limit}")

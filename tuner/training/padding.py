@@ -1,0 +1,68 @@
+"""Linear layers computed at padded sizes.
+
+Tensor cores read aligned groups of 16-bit numbers: a product whose rows have an odd length runs on slower kernels, or on a
+copy that the library makes. A padded layer computes with zeros up to the next multiple and gives back the part that
+was asked for, so that nothing after it sees the padding: a loss is of the user's vocabulary, and zeros enter no sum.
+
+The parameters stay as they are, in shape, name and number: they are padded anew in every forward pass (one copy of
+the weight), so that checkpoints, optimizers and tied embeddings notice nothing. Looking up an embedding gains nothing
+from padding and is left alone; its tied output layer is padded.
+
+Source: NVIDIA, "Matrix Multiplication Background User's Guide"
+(https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SMALL = 8
+MOST_PADDING = 1 / 8
+"""Of a size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 stay 72 and do not become 128."""
+
+
+def padded_size(size: int, multiple: int) -> int:
+    """The next multiple, or that of `SMALL` where the padding would be too large a part."""
+    wanted = -(-size // multiple) * multiple
+    if multiple > SMALL and wanted - size > MOST_PADDING * size:
+        return padded_size(size, SMALL)
+    return wanted
+
+
+class PaddedLinear(nn.Linear):
+    """A linear layer of `in_features` to `out_features` that computes at padded sizes.
+
+    Attributes:
+        multiple: Of the sizes of the product.
+    """
+
+    multiple: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) to (..., out_features), a view of a wider result."""
+        columns = padded_size(self.in_features, self.multiple) - self.in_features
+        rows = padded_size(self.out_features, self.multiple) - self.out_features
+        weight = F.pad(self.weight, (0, columns, 0, rows))
+        bias = F.pad(self.bias, (0, rows)) if self.bias is not None and rows else self.bias
+        result = F.linear(F.pad(x, (0, columns)) if columns else x, weight, bias)
+        return result[..., : self.out_features] if rows else result
+
+
+def unaligned_linears(model: nn.Module, multiple: int) -> list[nn.Linear]:
+    """Layers whose product would have other sizes. Subclasses of nn.Linear compute in a way of their own."""
+    return [module for module in model.modules() if type(module) is nn.Linear and _changes(module, multiple)]
+
+
+def pad_linears(model: nn.Module, multiple: int) -> nn.Module:
+    """Makes every such layer a padded one, in place: modules and parameters stay the same objects."""
+    for module in unaligned_linears(model, multiple):
+        module.__class__ = PaddedLinear
+        module.multiple = multiple  # type: ignore[assignment]
+    return model
+
+
+def _changes(module: nn.Linear, multiple: int) -> bool:
+    sizes = (module.in_features, module.out_features)
+    return any(padded_size(size, multiple) != size for size in sizes)

@@ -1,0 +1,76 @@
+"""The guard's batches as a candidate would make them.
+
+A candidate with other batches trains, in the guard too, on the very samples of the reference: the stored batches are
+made of the first ones of the fixed order, and regrouped here as the plan says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from tuner.records import GuardCheck
+from tuner.training.regrouping import balance_pool
+from tuner.training.structure import flatten, unflatten
+from tuner.trials.study_files import StudyFiles
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+
+
+def guard_batches(job: TrainingJob, files: StudyFiles, rank: int, num_ranks: int) -> list[Any]:
+    """The batches of one rank.
+
+    Of a map-style dataset they are collated anew, because batches that were padded apart cannot be put together; those
+    of an iterable one are put together. Where a merged batch needs more batches than are stored, they are repeated.
+    """
+    arguments = job.plan.batches
+    if arguments.is_plain:
+        return files.guard_batches(rank, num_ranks)
+    stored = files.guard_batches()
+    groups = merged_numbers(len(stored), arguments.factor)
+    order = files.order(0, 1)
+    if order is None:
+        parts = files.guard_batches(rank, num_ranks)
+        return [concatenated([parts[number] for number in group]) for group in groups]
+    batches = [list(chain.from_iterable(order.original[number] for number in group)) for group in groups]
+    dataset, collate = job.loader.dataset, job.loader.collate_fn
+    if arguments.pool_batches:
+        batches = balance_pool(batches, job.loader.batch_sampler.length, num_ranks, seed=0)
+    return [collate([dataset[index] for index in batch[rank::num_ranks]]) for batch in batches]
+
+
+def merged_numbers(count: int, factor: int) -> list[list[int]]:
+    """Which of `count` stored batches make each merged one: every one is in some of them."""
+    return [[(start + k) % count for k in range(factor)] for start in range(0, count, factor)]
+
+
+def concatenated(batches: list[Any]) -> Any:
+    """Batches of one structure along their first dimension; what has none is taken from the first."""
+    import torch
+
+    flat = [flatten(batch) for batch in batches]
+    tensors = {
+        path: torch.cat([other[path] for other, _ in flat]) if tensor.dim() else tensor
+        for path, tensor in flat[0][0].items()
+    }
+    return unflatten(tensors, flat[0][1])
+
+
+def check_samples(job: TrainingJob) -> GuardCheck | None:
+    """Whether the regrouped order holds the samples of the user's, each as often; None for a plain one."""
+    order = getattr(job.loader, "batch_sampler", None)
+    if job.plan.batches.is_plain or not hasattr(order, "original"):
+        return None
+    before = Counter(chain.from_iterable(order.original[: order.num_positions]))
+    after = Counter(chain.from_iterable(order.batches))
+    wrong = sum(((before - after) + (after - before)).values())
+    return GuardCheck(
+        name="samples of the order",
+        kind="loader",
+        passed=wrong == 0,
+        observed=float(wrong),
+        tolerance=0.0,
+        detail=f"{wrong} samples come more or less often than in the order of today",
+    )

@@ -70,6 +70,8 @@ def assemble(
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
     optimizer = workload.optimizer(masters.named() if masters else named)
+    if masters:
+        masters.check(optimizer)
     optimizer = _with_implementation(optimizer, plan.optimizer.implementation)
     scheduler = workload.scheduler(optimizer)
 

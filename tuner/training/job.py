@@ -25,7 +25,6 @@ class TrainingJob:
         optimizer: The user's optimizer (over FP32 masters where the plan has them).
         scheduler: The user's scheduler or None.
         loader: Iterable over batches.
-        skipped_steps: Updates that the loss scaler skipped so far.
         on_gradients: Called with the parameters after unscaling and before clipping, or None.
     """
 
@@ -50,10 +49,10 @@ class TrainingJob:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.loader = loader
-        self.skipped_steps = 0
         self.on_gradients: Callable[[list[torch.Tensor]], None] | None = None
         self._masters = masters
         self._scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
+        self._skipped: Any = 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -127,7 +126,7 @@ class TrainingJob:
         """The model's state under the user's own key names, masters in FP32 where there are any."""
         state = dict(unwrapped(self.model).state_dict())
         if self._masters:
-            state.update(self._masters.state())
+            state.update(self._masters.state_of(unwrapped(self.model)))
         return state
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -135,6 +134,20 @@ class TrainingJob:
         if self._masters:
             return self._masters.named()
         return [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates that the loss scaler skipped so far; reading it waits for the device."""
+        return int(self._skipped)
+
+    @skipped_steps.setter
+    def skipped_steps(self, number: int) -> None:
+        self._skipped = number
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied with, or None without a scaler; reading it waits for the device."""
+        return self._scaler.get_scale() if self._scaler else None
 
     def reload_masters(self) -> None:
         """Takes the masters anew from the model's parameters, after those were set from outside."""
@@ -157,6 +170,8 @@ class TrainingJob:
                     stack.enter_context(self.model.no_sync())  # type: ignore[operator]
                 loss = self.loss(piece) * weight
                 self.backward(loss)
+            if self._masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
+                self._masters.take_gradients()
             total = total + loss.detach()
         return total  # type: ignore[no-any-return]
 
@@ -164,12 +179,18 @@ class TrainingJob:
         if self._scaler is None:
             self.optimizer.step()
             return True
-        before = self._scaler.get_scale()
+        one: Any = self._one()
+        before = self._scaler.scale(one)
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        skipped = self._scaler.get_scale() < before
-        self.skipped_steps += skipped
-        return not skipped
+        skipped: Any = self._scaler.scale(one) < before
+        self._skipped = self._skipped + skipped
+        return self.scheduler is None or not bool(skipped)  # else the device need not be waited for
+
+    def _one(self) -> torch.Tensor:
+        import torch
+
+        return torch.ones((), device=self.device)
 
     def _parameters(self) -> list[Any]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -87,7 +87,7 @@ class TestBuilding:
         assert plain.count > 0
         assert fills.count == 0
 
-    @pytest.mark.parametrize(("low", "high"), [(-2.0, 2.0), (-0.5, 0.5), (3.0, 4.0), (0.001, 0.002)])
+    @pytest.mark.parametrize(("low", "high"), [(-2.0, 2.0), (-0.5, 0.5), (1.0, 2.0), (0.001, 0.002)])
     def test_truncated_normal_numbers_are_not_waited_for(self, path: Path, low: float, high: float) -> None:
         """Drawn again until they are in bounds, numbers that are never drawn would be drawn for ever."""
         held = [torch.full((4096,), 1e30) for _ in range(8)]

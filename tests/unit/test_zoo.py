@@ -42,7 +42,7 @@ SMALL = {
     "&most_boxes=3",
     "mixture_of_experts": "zoo:mixture_of_experts?batch=2&sequence=8&vocabulary=50&width=8&depth=2&num_heads=2"
     "&num_experts=3",
-    "lstm": "zoo:lstm?batch=2&sequence=8&vocabulary=50&width=8",
+    "lstm": "zoo:lstm?batch=2&sequence=8&vocabulary=50&width=16&dropout=0",
 }
 PARAMETERS = {
     "gpt2": 124_439_808,

@@ -89,7 +89,9 @@ class Precision(Strategy):
                 return found
         device = environment.hardware.devices[0]
         if choice["level"] == "tf32" and device.capability and float(device.capability) < TF32_CAPABILITY:
-            return Unsupported(f"TF32 needs compute capability {TF32_CAPABILITY}; {device.name} has {device.capability}")
+            return Unsupported(
+                f"TF32 needs compute capability {TF32_CAPABILITY}; {device.name} has {device.capability}"
+            )
         if (choice["dtype"] is None) != (choice["level"] in ("fp32", "tf32")):
             return Unsupported(f"level {choice['level']} does not go with dtype {choice['dtype']}")
         return Supported()

@@ -179,9 +179,7 @@ ZOO: tuple[ZooEntry, ...] = (
         make=_mixture_of_experts,
         summary="a transformer whose tokens choose experts: ?top_k=2 (GShard) or 1 (Switch)",
     ),
-    ZooEntry(
-        name="lstm", make=_lstm, summary="an LSTM language model with tied embeddings, random tokens"
-    ),
+    ZooEntry(name="lstm", make=_lstm, summary="an LSTM language model with tied embeddings, random tokens"),
 )
 
 

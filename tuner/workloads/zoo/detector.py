@@ -60,7 +60,9 @@ class Stages(nn.Module):
         self.stem = nn.Sequential(ConvBlock(3, width // 2, 2), ConvBlock(width // 2, width // 2, 2))
         ends = (width // 2, *self.widths)
         self.stages = nn.ModuleList(
-            nn.Sequential(ConvBlock(ends[n], ends[n + 1], 2), *(ConvBlock(ends[n + 1], ends[n + 1], 1) for _ in range(depth)))
+            nn.Sequential(
+                ConvBlock(ends[n], ends[n + 1], 2), *(ConvBlock(ends[n + 1], ends[n + 1], 1) for _ in range(depth))
+            )
             for n in range(num_maps)
         )
 

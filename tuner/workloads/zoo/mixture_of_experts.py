@@ -108,9 +108,13 @@ class MixtureOfExperts(Workload):
         lr: float = 3e-4,
     ) -> None:
         if experts not in ExpertLayer.implementations:
-            raise WorkloadRejected(f"experts is {experts!r}: it must be one of {', '.join(ExpertLayer.implementations)}")
+            raise WorkloadRejected(
+                f"experts is {experts!r}: it must be one of {', '.join(ExpertLayer.implementations)}"
+            )
         if not 1 <= top_k <= min(2, num_experts):
-            raise WorkloadRejected(f"top_k is {top_k}: it must be 1 (Switch) or 2 (GShard), and no more than the experts")
+            raise WorkloadRejected(
+                f"top_k is {top_k}: it must be 1 (Switch) or 2 (GShard), and no more than the experts"
+            )
         self.global_batch = batch
         self._shape = Shape(
             vocabulary=vocabulary,

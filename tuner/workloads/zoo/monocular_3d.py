@@ -191,7 +191,12 @@ def box_loss(predicted: torch.Tensor, wanted: torch.Tensor, stride: torch.Tensor
     offset = wanted[:, :2] / stride[:, None]
     yaw_difference = torch.sin(predicted[:, 6:7] - wanted[:, 6:7])
     difference = torch.cat(
-        [predicted[:, :2] - offset, predicted[:, 2:6] - wanted[:, 2:6], yaw_difference, predicted[:, 7:] - wanted[:, 7:]],
+        [
+            predicted[:, :2] - offset,
+            predicted[:, 2:6] - wanted[:, 2:6],
+            yaw_difference,
+            predicted[:, 7:] - wanted[:, 7:],
+        ],
         dim=1,
     )
     each = F.smooth_l1_loss(difference, torch.zeros_like(difference), beta=SMOOTH_L1_BETA, reduction="none")

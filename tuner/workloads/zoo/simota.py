@@ -175,9 +175,7 @@ def assign(
         if not sum(counts):
             continue
         raw = [p[c.image, c.anchor, c.row, c.column] for p, c in zip(levels, here, strict=True)]
-        pixels = [
-            decode(r, c, a) * stride for r, c, a, stride in zip(raw, here, scaled, strides, strict=True)
-        ]
+        pixels = [decode(r, c, a) * stride for r, c, a, stride in zip(raw, here, scaled, strides, strict=True)]
         everything = torch.cat(raw)
         size = boxes.xywh.new_tensor([levels[0].shape[3], levels[0].shape[2]]).repeat(2) * strides[0]
         overlap = overlaps(corners(boxes.xywh[numbers] * size), corners(torch.cat(pixels)))

@@ -81,7 +81,8 @@ def epochs(workload: str, folder: Path, choices: dict[str, Choice], count: int) 
 def verdict(row: dict) -> str:
     if row["row"] == "epochs":
         ratio = row["whole_epochs"]["ratio"]
-        return f"{ratio:.2f} times over whole epochs, wanted {WANTED_RATIO}: {'reached' if ratio >= WANTED_RATIO else 'NOT reached'}"
+        reached = "reached" if ratio >= WANTED_RATIO else "NOT reached"
+        return f"{ratio:.2f} times over whole epochs, wanted {WANTED_RATIO}: {reached}"
     good = (row["gain"] or 0) >= WANTED_RATIO and row["data_wait_after"] < WANTED_WAIT
     return (
         f"{row['gain']} times, wanted {WANTED_RATIO}; data wait {row['data_wait_after']:.1%} after, wanted below "

@@ -15,6 +15,7 @@ from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
 from tuner.strategies.memory_format import MemoryFormat
 from tuner.strategies.micro_batch import MicroBatch
+from tuner.strategies.moe_experts import MoeExperts
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
 from tuner.strategies.precision import Precision
 
@@ -30,6 +31,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     OptimizerImplementation(),
     ActivationCheckpointing(),
     MicroBatch(),
+    MoeExperts(),
 )
 
 

@@ -61,6 +61,7 @@ class TransformersWorkload(Workload):
             self.config = transformers.AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise WorkloadRejected(f"transformers has no model type {model_type!r}: {error}") from None
+        self.config.use_cache = False  # of keys and values, for generating text
         self.task = task or _task_of(model_type, self.config)
         if self.task not in _HEADS:
             raise WorkloadRejected(f"task is {self.task!r}: it must be one of {', '.join(_HEADS)}")
@@ -93,6 +94,10 @@ class TransformersWorkload(Workload):
         return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=self._lr)
 
     def loss(self, model: Any, batch: Any) -> Any:
+        if self.task == "image":
+            from torch.nn.functional import cross_entropy
+
+            return cross_entropy(model(pixel_values=batch["pixel_values"]).logits.float(), batch["labels"])
         inputs = dict(batch)
         if "labels" not in inputs:
             inputs["labels"] = inputs["input_ids"]

@@ -120,10 +120,10 @@ class ExpertLayer(nn.Module):
     """See the module.
 
     Attributes:
-        implementation: "looped" or "batched".
+        expert_implementation: "looped" or "batched".
     """
 
-    implementations: ClassVar[tuple[str, ...]] = ("looped", "batched")
+    expert_implementations: ClassVar[tuple[str, ...]] = ("looped", "batched")
 
     def __init__(
         self, width: int, inner: int, num_experts: int, top_k: int, capacity_factor: float, implementation: str
@@ -131,7 +131,7 @@ class ExpertLayer(nn.Module):
         super().__init__()
         self.router = Router(width, num_experts)
         self.experts = Experts(num_experts, width, inner)
-        self.implementation = implementation
+        self.expert_implementation = implementation
         self._num_experts = num_experts
         self._top_k = top_k
         self._capacity_factor = capacity_factor
@@ -141,7 +141,7 @@ class ExpertLayer(nn.Module):
         tokens = x.flatten(0, 1)
         capacity = capacity_of(len(tokens), self._num_experts, self._top_k, self._capacity_factor)
         routing = route(self.router(tokens), self._top_k, capacity)
-        run = self._batched if self.implementation == "batched" else self._looped
+        run = self._batched if self.expert_implementation == "batched" else self._looped
         out = run(tokens, routing, capacity)
         return out.view(x.shape), routing.balance, (~routing.kept).sum()
 

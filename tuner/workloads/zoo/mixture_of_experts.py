@@ -107,9 +107,9 @@ class MixtureOfExperts(Workload):
         experts: str = "looped",
         lr: float = 3e-4,
     ) -> None:
-        if experts not in ExpertLayer.implementations:
+        if experts not in ExpertLayer.expert_implementations:
             raise WorkloadRejected(
-                f"experts is {experts!r}: it must be one of {', '.join(ExpertLayer.implementations)}"
+                f"experts is {experts!r}: it must be one of {', '.join(ExpertLayer.expert_implementations)}"
             )
         if not 1 <= top_k <= min(2, num_experts):
             raise WorkloadRejected(

@@ -49,6 +49,8 @@ def workload_with_everything() -> WorkloadFacts:
             module_types={"Conv2d": 1, "Linear": 1, "LayerNorm": 1},
             num_blocks=12,
             uses_attention=True,
+            expert_implementations=("looped", "batched", "grouped"),
+            expert_implementation="looped",
         ),
         optimizer=OptimizerFacts(
             name="AdamW",

@@ -245,6 +245,8 @@ class ModelFacts(Record):
         num_parameter_tensors: How many tensors they are.
         num_blocks: Repeated blocks; 0 where there are none.
         has_batch_statistics: It has layers that normalise over the batch.
+        expert_implementations: Ways in which its experts can run: "looped", "batched", "grouped".
+        expert_implementation: That in use; None where there are no experts.
     """
 
     num_parameters: int
@@ -256,6 +258,8 @@ class ModelFacts(Record):
     uses_attention: bool = False
     """`scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
+    expert_implementations: tuple[str, ...] = ()
+    expert_implementation: str | None = None
     flops_per_step: int | None = None
     """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
     unaligned_linears: dict[str, int] = {}

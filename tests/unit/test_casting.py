@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.training.casting import cast_model, keeps_fp32
+from tuner.training.casting import cast_model, compute_routers_in_fp32, fp32_modules, keeps_fp32
+from tuner.training.initial_state import named_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,10 +71,103 @@ def test_norms_by_class_and_routers_by_name_stay_fp32(name: str, module: nn.Modu
     assert keeps_fp32(name, module) is kept
 
 
+class PreNorm(nn.Module):
+    """Holds a norm and what it is for, and is no norm itself."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.norm(x))
+
+
+class ConditionedNorm(nn.Module):
+    """A norm with weights of its own and a layer inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.condition = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.condition(x)
+
+
+class TopRouter(nn.Module):
+    """Chooses experts itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.gate(x).softmax(-1).max(-1)
+
+
+class Chooses(nn.Module):
+    """An ordinary layer and a router of either kind."""
+
+    def __init__(self, router: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.router = router
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        x = self.first(x)
+        self.seen = self.router(x)
+        return x, self.seen
+
+
+class TestWhatKeepsFp32:
+    def test_a_module_that_only_holds_a_norm_is_cast_but_for_the_norm(self) -> None:
+        model = cast_model(PreNorm(nn.Linear(4, 4)), "bfloat16", keep_fp32=True)
+        assert [name for name, _ in fp32_modules(model)] == ["norm"]
+        assert model.inner.weight.dtype == torch.bfloat16
+        assert model(torch.randn(2, 4)).dtype == torch.float32
+
+    def test_what_is_inside_a_norm_or_a_router_goes_with_it(self) -> None:
+        model = nn.ModuleDict({"a": ConditionedNorm(), "b": TopRouter()})
+        assert [name for name, _ in fp32_modules(model)] == ["a", "b"]
+        cast_model(model, "bfloat16", keep_fp32=True)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert model["a"](torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16
+
+
+class TestRouters:
+    """A projection gives logits in FP32 at every level; a router that chooses gives back 16 bits."""
+
+    def test_logits_are_fp32_at_o2_as_if_the_model_were(self) -> None:
+        model = Chooses(nn.Linear(4, 3))
+        cast_model(model, "bfloat16", keep_fp32=True)
+        x = torch.randn(5, 4)
+        model(x)
+        inputs = nn.functional.linear(x.bfloat16(), model.first.weight, model.first.bias)
+        expected = nn.functional.linear(inputs.float(), model.router.weight, model.router.bias)
+        assert torch.equal(model.seen, expected)
+
+    def test_a_router_that_chooses_gives_16_bits_at_o2(self) -> None:
+        model = cast_model(Chooses(TopRouter()), "bfloat16", keep_fp32=True)
+        model(torch.randn(5, 4))
+        assert [part.dtype for part in model.seen] == [torch.bfloat16, torch.int64]
+
+    @pytest.mark.parametrize("router", [nn.Linear(4, 3), TopRouter()], ids=["projection", "chooses"])
+    def test_autocast_leaves_them_alone_at_o1(self, router: nn.Module) -> None:
+        model = compute_routers_in_fp32(Chooses(router))
+        x = torch.randn(5, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            first, seen = model(x)
+        assert first.dtype == torch.bfloat16
+        expected = router(first.float())
+        both = zip(seen, expected, strict=True) if isinstance(seen, tuple) else [(seen, expected)]
+        assert all(torch.equal(one, other) for one, other in both)
+
+
 class TestO2:
     def test_norms_and_routers_keep_fp32_and_the_rest_does_not(self) -> None:
         model = cast_model(Mixture(), "bfloat16", keep_fp32=True)
-        dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        dtypes = {name: tensor.dtype for name, tensor in named_state(model)}
         assert {name for name, dtype in dtypes.items() if dtype == torch.float32} == {
             "norm.weight",
             "norm.bias",
@@ -102,7 +196,7 @@ class TestO2:
 class TestO3:
     def test_everything_floating_is_16_bit(self) -> None:
         model = cast_model(Mixture(), "bfloat16", keep_fp32=False)
-        dtypes = {tensor.dtype for tensor in model.state_dict().values()}
+        dtypes = {tensor.dtype for _, tensor in named_state(model)}
         assert dtypes == {torch.bfloat16, torch.int64}
         assert model(torch.ones(2, 4), mask=torch.ones(2))["out"].dtype == torch.float32
 
@@ -117,6 +211,22 @@ class TestBoundary:
             assert model.seen == (torch.bfloat16, torch.int64)
             assert output["out"].dtype == output["weights"].dtype == torch.float32
             assert output["mask"].dtype == torch.int64
+
+    def test_state_is_given_and_taken_in_fp32(self, keep_fp32: bool) -> None:
+        """What a user saves can be loaded without Steptune, and the other way around."""
+        model = cast_model(Mixture(), "bfloat16", keep_fp32=keep_fp32)
+        state = model.state_dict()
+        assert {name: value.dtype for name, value in state.items()} == {
+            name: value.dtype for name, value in Mixture().state_dict().items()
+        }
+        assert all(
+            torch.equal(value, dict(model.named_parameters())[name])
+            for name, value in state.items()
+            if "weight" in name
+        )
+        other = cast_model(Mixture(), "bfloat16", keep_fp32=keep_fp32)
+        other.load_state_dict(state)
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
 
     def test_tied_weights_stay_tied(self, keep_fp32: bool) -> None:
         model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))

@@ -27,7 +27,13 @@ def interpreter(directory: Path, body: str) -> str:
 
 def connect(directory: Path, body: str, **variables: str) -> ServerConnection:
     log = directory / "logs" / "server.log"
-    return ServerConnection(python=interpreter(directory, body), variables=variables, preload=[], log=log)
+    return ServerConnection(
+        python=interpreter(directory, body),
+        variables=variables,
+        preload=[],
+        imports=directory / "imports.json",
+        log=log,
+    )
 
 
 def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path) -> None:

@@ -46,6 +46,18 @@ class CountsFills(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class CountsOperators(TorchDispatchMode):
+    """Names of the operators that are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "initial.tensors"
@@ -74,6 +86,40 @@ class TestBuilding:
             build_initialised(lambda: nn.Linear(4, 4), path)
         assert plain.count > 0
         assert fills.count == 0
+
+    @pytest.mark.parametrize(("low", "high"), [(-2.0, 2.0), (-0.5, 0.5), (1.0, 2.0), (0.001, 0.002)])
+    def test_truncated_normal_numbers_are_not_waited_for(self, path: Path, low: float, high: float) -> None:
+        """Drawn again until they are in bounds, numbers that are never drawn would be drawn for ever."""
+        held = [torch.full((4096,), 1e30) for _ in range(8)]
+
+        def make() -> nn.Module:
+            held.clear()  # memory full of numbers out of bounds is likely to be used again
+            model = nn.Linear(64, 64)
+            nn.init.trunc_normal_(model.weight, a=low, b=high)
+            return model
+
+        original = make()
+        save_initial_state(original, path)
+        held.extend(torch.full((4096,), 1e30) for _ in range(8))
+        assert_same_state(build_initialised(make, path), original)
+
+    def test_arithmetic_on_what_was_not_drawn_is_skipped_and_other_arithmetic_is_not(self, path: Path) -> None:
+        class Scaled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.drawn = nn.Parameter(torch.empty(4))
+                with torch.no_grad():
+                    self.untouched = self.drawn.uniform_().mul_(2)
+                self.table = torch.ones(4).mul_(2).add_(1)
+                self.written = torch.empty(4).normal_().zero_().add_(5)
+
+        with torch.no_grad():
+            save_initial_state(Scaled(), path)
+        with CountsOperators() as counted:
+            built = build_initialised(Scaled, path)
+        assert counted.names.count("aten.mul_.Tensor") == 1
+        assert built.table.tolist() == [3.0] * 4
+        assert built.written.tolist() == [5.0] * 4
 
     def test_random_fills_work_again_afterwards(self, path: Path) -> None:
         save_initial_state(nn.Linear(4, 4), path)

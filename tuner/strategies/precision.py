@@ -5,9 +5,10 @@ only):
 
     fp32   everything in FP32
     tf32   FP32 with tensor-core products of 10-bit mantissas (CUDA)
-    O1     autocast: 16-bit products, FP32 where precision matters; fp16 scales the loss
-    O2     16-bit weights with FP32 masters; normalisation layers and routers in FP32
-    O3     16-bit everywhere, no masters
+    O1     autocast: 16-bit products, FP32 where precision matters and in routers; fp16 scales the loss
+    O2     16-bit weights with FP32 masters; normalisation layers, their statistics and routers in FP32; fp16
+           scales the loss
+    O3     16-bit everywhere, no masters, no scaling
 
 Helps: 16-bit products run at several times the FP32 rate on devices built for them, and move half the
 bytes. Hurts: on CPUs without bf16 instructions they are emulated and far slower (the measured peak of
@@ -43,6 +44,9 @@ from tuner.strategies.base import (
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
+
+
+TF32_CAPABILITY = 8.0
 
 
 class Precision(Strategy):
@@ -81,7 +85,14 @@ class Precision(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["level"] == "tf32" or choice["dtype"] == "float16":
-            return needs_cuda(environment)
+            found = needs_cuda(environment)
+            if isinstance(found, Unsupported):
+                return found
+        device = environment.hardware.devices[0]
+        if choice["level"] == "tf32" and device.capability and float(device.capability) < TF32_CAPABILITY:
+            return Unsupported(
+                f"TF32 needs compute capability {TF32_CAPABILITY}; {device.name} has {device.capability}"
+            )
         if (choice["dtype"] is None) != (choice["level"] in ("fp32", "tf32")):
             return Unsupported(f"level {choice['level']} does not go with dtype {choice['dtype']}")
         return Supported()
@@ -101,6 +112,9 @@ class Precision(Strategy):
         if level == "tf32":
             plan.environment.append(_allow_tf32)
         elif level == "O1":
+            from tuner.training.casting import compute_routers_in_fp32
+
+            plan.cast.append(lambda model, workload: compute_routers_in_fp32(model))
             plan.step.autocast_dtype = str(dtype)
             plan.step.loss_scaler = dtype == "float16"
         elif level in ("O2", "O3"):
@@ -128,24 +142,28 @@ class Precision(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch
 
-        from tuner.training.casting import keeps_fp32
+        from tuner.training.casting import fp32_modules
 
+        kept_parameters = {id(p) for _, module in fp32_modules(job.model) for p in module.parameters()}
         kept: set[str] = set()
         cast: set[str] = set()
-        for name, module in job.model.named_modules():
-            for parameter in module.parameters(recurse=False):
-                (kept if keeps_fp32(name, module) else cast).add(str(parameter.dtype).removeprefix("torch."))
+        for parameter in job.model.parameters():
+            (kept if id(parameter) in kept_parameters else cast).add(str(parameter.dtype).removeprefix("torch."))
         return {
             "kept_dtypes": sorted(kept),
             "parameter_dtypes": sorted(cast),
             "autocast_dtype": job.plan.step.autocast_dtype,
             "products": torch.get_float32_matmul_precision(),
             "masters": job.plan.optimizer.master_weights,
+            "loss_scale": job.loss_scale,
+            "skipped_steps": job.skipped_steps,
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         level, dtype = choice["level"], choice["dtype"]
         found = f"parameters {evidence.get('parameter_dtypes')}, norms {evidence.get('kept_dtypes')}"
+        if evidence.get("loss_scale") is not None:
+            found += f", loss scaled by {evidence['loss_scale']:g}, {evidence.get('skipped_steps')} steps skipped"
         if level == "O1":
             took = evidence.get("autocast_dtype") == dtype
         elif level == "O2":

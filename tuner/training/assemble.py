@@ -75,6 +75,8 @@ def assemble(
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
     optimizer, flat = build_optimizer(workload, masters.named() if masters else named, plan.optimizer, device)
+    if masters:
+        masters.check(optimizer)
     scheduler = workload.scheduler(optimizer)
 
     # 8. The whole model is compiled last, over everything that was done to it.

@@ -1,8 +1,13 @@
-"""Casting a model to 16 bits: the model half of precision levels O2 and O3.
+"""Casting a model to 16 bits: the model half of precision levels O2 and O3, and routers at O1.
 
-Weights and buffers are cast in place, so tied weights stay tied. At O2 normalisation layers and
-mixture-of-experts routers keep FP32 weights and compute in FP32; hooks cast what goes in and out of
-them. The whole model takes inputs in any floating-point format and returns FP32, as apex did.
+Weights and buffers are cast in place, so tied weights stay tied; weights that are not trained are cast too. At O2
+normalisation layers, their statistics and mixture-of-experts routers keep FP32 weights and compute in FP32; hooks
+cast what goes in and out of them. The whole model takes inputs in any floating-point format and returns FP32, and
+its `state_dict` is in FP32, as apex had it.
+
+A router of its own class, which may choose experts too, gives back 16 bits; one that is a bare projection gives its
+logits in FP32, so that what chooses experts from them does so in FP32 (Fedus et al., "Switch Transformers" (2021),
+section 2.4).
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
 _NORM_CLASS = re.compile(r"Norm(\d+d)?$")
@@ -20,10 +27,25 @@ _ROUTER = re.compile(r"(^|[._])router($|[._])|Router$")
 _BATCH_NORM = re.compile(r"BatchNorm(\d+d)?$|SyncBatchNorm$")
 
 
+def is_router(name: str, module: torch.nn.Module) -> bool:
+    """By the name of its class or attribute."""
+    return bool(_ROUTER.search(type(module).__name__) or _ROUTER.search(name))
+
+
 def keeps_fp32(name: str, module: torch.nn.Module) -> bool:
-    """Normalisation layers (by class name) and routers (by class or attribute name)."""
-    kind = type(module).__name__
-    return bool(_NORM_CLASS.search(kind) or _ROUTER.search(kind) or _ROUTER.search(name))
+    """Routers, and normalisation layers by the name of their class; a module that only holds others is none."""
+    holds_others = next(module.children(), None) is not None and next(module.parameters(recurse=False), None) is None
+    is_norm = bool(_NORM_CLASS.search(type(module).__name__)) and not holds_others
+    return is_norm or is_router(name, module)
+
+
+def fp32_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The outermost modules that keep FP32; all that is in them does too."""
+    inside: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if module not in inside and keeps_fp32(name, module):
+            inside.update(module.modules())
+            yield name, module
 
 
 def cast_model(model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool) -> torch.nn.Module:
@@ -35,9 +57,12 @@ def cast_model(model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool) -> t
     import torch
 
     dtype: torch.dtype = getattr(torch, dtype_name)
-    for name, module in model.named_modules():
-        if keep_fp32 and keeps_fp32(name, module):
-            _compute_in_fp32(module, dtype)
+    kept: set[torch.nn.Module] = set()
+    for name, module in list(fp32_modules(model)) if keep_fp32 else ():
+        _compute_in_fp32(name, module, dtype)
+        kept.update(module.modules())
+    for module in model.modules():
+        if module in kept:
             continue
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if tensor.is_floating_point():
@@ -46,10 +71,33 @@ def cast_model(model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool) -> t
         lambda _, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), with_kwargs=True
     )
     model.register_forward_hook(lambda _, args, output: _cast(output, torch.float32))
+    model.register_state_dict_post_hook(_state_in_fp32)
     return model
 
 
-def _compute_in_fp32(module: torch.nn.Module, dtype: torch.dtype) -> None:
+def compute_routers_in_fp32(model: torch.nn.Module) -> torch.nn.Module:
+    """Takes routers out of autocast (level O1)."""
+    for name, module in model.named_modules():
+        if is_router(name, module):
+            module.forward = _without_autocast(module.forward, _device_type(model))
+    return model
+
+
+def _without_autocast(forward: Any, device_type: str) -> Any:
+    import torch
+
+    def in_fp32(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return forward(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+
+    return in_fp32
+
+
+def _device_type(model: torch.nn.Module) -> str:
+    return next((parameter.device.type for parameter in model.parameters()), "cpu")
+
+
+def _compute_in_fp32(name: str, module: torch.nn.Module, dtype: torch.dtype) -> None:
     """FP32 in, 16 bits out. Batch normalisation takes 16-bit inputs with FP32 weights by itself."""
     import torch
 
@@ -58,7 +106,16 @@ def _compute_in_fp32(module: torch.nn.Module, dtype: torch.dtype) -> None:
     module.register_forward_pre_hook(
         lambda _, args, kwargs: (_cast(args, torch.float32), _cast(kwargs, torch.float32)), with_kwargs=True
     )
-    module.register_forward_hook(lambda _, args, output: _cast(output, dtype))
+    if not (is_router(name, module) and isinstance(module, torch.nn.Linear)):
+        module.register_forward_hook(lambda _, args, output: _cast(output, dtype))
+
+
+def _state_in_fp32(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    import torch
+
+    for name, value in state.items():
+        if name.startswith(prefix):
+            state[name] = _cast(value, torch.float32)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -152,6 +152,8 @@ class TrainingJob:
                     stack.enter_context(self.model.no_sync())  # type: ignore[operator]
                 loss = self.loss(piece) * weight
                 self.backward(loss)
+            if self._masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
+                self._masters.take_gradients()
             total = total + loss.detach()
         return total  # type: ignore[no-any-return]
 
@@ -189,11 +191,16 @@ class TrainingJob:
     def skipped_steps(self, count: int) -> None:
         self._skipped_steps = count - (self.captured.skipped_steps if self.captured else 0)
 
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied with, or None without a scaler; reading it waits for the device."""
+        return self.scaler.get_scale() if self.scaler else None
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The model's state under the user's own key names, masters in FP32 where there are any."""
         state = dict(unwrapped(self.model).state_dict())
         if self.masters:
-            state.update(self.masters.state())
+            state.update(self.masters.state_of(unwrapped(self.model)))
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
@@ -227,7 +234,7 @@ class TrainingJob:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._skipped_steps = self._skipped_steps + (found > 0)
-        return self.scheduler is None or not bool(found)
+        return self.scheduler is None or not bool(found)  # else the device need not be waited for
 
     def _move(self, leaf: Any) -> Any:
         if hasattr(leaf, "to"):

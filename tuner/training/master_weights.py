@@ -1,14 +1,17 @@
 """FP32 masters of 16-bit parameters: the optimizer half of precision level O2.
 
 The model computes with 16-bit weights; the optimizer holds FP32 copies. After the backward pass the
-16-bit gradients are copied into FP32 ones, and after the update the masters are rounded back. Both
-copies are one multi-tensor operation. Definition: apex amp O2 ("master_weights"), with
-normalisation layers kept in FP32; see docs/strategies/precision.md.
+16-bit gradients are added to FP32 ones (so that those of micro-batches add up in FP32), and after the
+update the masters are rounded back. Both are multi-tensor operations. Parameters that are not trained have
+no master. Definition: apex amp O2 ("master_weights"), with normalisation layers kept in FP32; see
+docs/strategies/precision.md.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from tuner.errors import WorkloadRejected
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +41,41 @@ class MasterWeights:
         """What the user's optimizer is given: their own names, FP32 values."""
         return list(zip(self._names, self._masters, strict=True))
 
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuses an optimizer that holds the model's 16-bit parameters themselves.
+
+        Raises:
+            WorkloadRejected: It was not built from what `Workload.optimizer` is given.
+        """
+        sixteen_bit = {id(parameter) for parameter, _ in self._pairs}
+        held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in sixteen_bit]
+        if held:
+            raise WorkloadRejected(
+                f"{type(optimizer).__name__} holds {len(held)} 16-bit parameters of the model, so that their FP32 "
+                "masters would not be trained: build it from the named_parameters that optimizer() is given"
+            )
+
     def take_gradients(self) -> None:
-        """Copies the 16-bit gradients into FP32 gradients of the masters and frees them."""
+        """Adds the 16-bit gradients to the FP32 gradients of the masters, and frees them."""
         import torch
 
-        sources, targets = [], []
+        copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+        added: list[tuple[torch.Tensor, torch.Tensor]] = []
         for parameter, master in self._pairs:
-            if parameter.grad is not None:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:  # sparse, of an embedding
+                master.grad = gradient.float() if master.grad is None else master.grad + gradient.float()
+            elif master.grad is None:
                 master.grad = torch.empty_like(master)
-                sources.append(parameter.grad)
-                targets.append(master.grad)
-                parameter.grad = None
-        if targets:
-            torch._foreach_copy_(targets, sources)
+                copied.append((master.grad, gradient))
+            else:
+                added.append((master.grad, gradient))
+        if copied:
+            torch._foreach_copy_([target for target, _ in copied], [source for _, source in copied])
+        if added:
+            torch._foreach_add_([target for target, _ in added], [source for _, source in added])
 
     def write_back(self) -> None:
         """Rounds the masters into the model's parameters."""
@@ -68,6 +93,8 @@ class MasterWeights:
             with torch.no_grad():
                 torch._foreach_copy_([master for _, master in self._pairs], [p for p, _ in self._pairs])
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """FP32 values by the user's names."""
-        return {name: master.detach() for name, master in self.named()}
+    def state_of(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """FP32 values under all names that the model has for them; a tied weight has several."""
+        values = {id(parameter): master.detach() for parameter, master in self._pairs}
+        named = model.named_parameters(remove_duplicate=False)
+        return {name: values[id(parameter)] for name, parameter in named if id(parameter) in values}

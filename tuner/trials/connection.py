@@ -34,6 +34,7 @@ class ServerConnection:
         python: The user's interpreter.
         variables: Environment variables beside the inherited ones.
         preload: Modules to import before forking.
+        imports: File with further ones, which may not be there.
         sandbox: What wraps the server.
     """
 
@@ -43,6 +44,7 @@ class ServerConnection:
         python: str,
         variables: Mapping[str, str],
         preload: Sequence[str],
+        imports: Path,
         log: Path,
         start_method: str = "fork",
         sandbox: Sandbox = NO_SANDBOX,
@@ -60,6 +62,8 @@ class ServerConnection:
             "0" if sandbox.own_pids else str(os.getpid()),
             "--log",
             str(log),
+            "--imports",
+            str(imports),
             "--start-method",
             start_method,
             *(() if sandbox.temporary else ("--scratch", str(self._scratch.path))),

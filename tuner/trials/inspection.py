@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from tuner.training.micro_batch import batch_length
 from tuner.training.plan import LoaderArguments, Plan
 from tuner.training.regrouping import padding_share
 from tuner.trials.dataset_look import look_at_dataset, size_of
+from tuner.trials.imports import imported_since, save_imports
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.model_look import look_at_model, look_at_optimizer
 from tuner.trials.processes import limit_data
@@ -76,6 +79,7 @@ class _Inspection:
         import torch
 
         importing, preparing, modelling = UserClock(), UserClock(), UserClock()
+        known_modules = set(sys.modules)
         if self._request.memory_limit_bytes is not None:
             limit_data(self._request.memory_limit_bytes)
         self._say("loading the workload")
@@ -91,14 +95,14 @@ class _Inspection:
         data_facts = look_at_dataset(workload, dataset, self._request.seed)
         batches = self._draw(workload, dataset, data_facts, current)
         self._say("initialising the model")
-        torch.manual_seed(self._request.seed)
         with modelling():
-            model = workload.model()
+            model, imports = self._initialised(workload, known_modules)
         if not isinstance(model, torch.nn.Module):
             raise WorkloadRejected(
                 f"{type(workload).__name__}.model() returned {type(model).__name__}, not a torch.nn.Module"
             )
         save_initial_state(model, self._files.initial_state)
+        save_imports(self._files.imports, imports)
         self._say("trying one step")
         job = _plain_job(workload, model, rank_device(self._request.device, 0))
         look = look_at_model(job, batches[0])
@@ -130,6 +134,22 @@ class _Inspection:
             import_ns=importing.total_ns,
             model_ns=modelling.total_ns,
         )
+
+    def _initialised(self, workload: Workload, known_modules: set[str]) -> tuple[Any, list[str]]:
+        """The model, and what was imported for it before a device was touched."""
+        import torch
+
+        on_device = workload.initialises_on_device and self._request.device != "cpu"
+        torch.manual_seed(self._request.seed)
+        with torch.device("meta") if on_device else nullcontext():  # meta: for its imports
+            model = workload.model()
+        imports = imported_since(known_modules, self._request.workload)
+        if on_device:
+            device = rank_device(self._request.device, 0)
+            torch.manual_seed(self._request.seed)
+            with device:
+                model = workload.model()
+        return model, imports
 
     def _say(self, text: str) -> None:
         self._channel.send(TaskProgress(text=text))

@@ -57,6 +57,12 @@ class Kill(_Message):
     job: str
 
 
+class Preload(_Message):
+    """Import what the workload was seen to import (`imports.save_imports`), before the next ranks are forked."""
+
+    path: str
+
+
 class Exit(_Message):
     pass
 
@@ -172,7 +178,7 @@ class TaskProgress(_Message):
     text: str
 
 
-ToServer = Start | Tell | Kill | Exit
+ToServer = Start | Tell | Kill | Preload | Exit
 FromServer = ServerReady | RankMessage | RankExited | JobEnded
 Command = TakeWindow | MeasureRestart | Profile | Finish
 FromRank = (

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts
 from tuner.training.capture_failure import HostReads
+from tuner.training.experts import offered_implementations, used_implementation
 from tuner.training.job import TrainingJob
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.trials.failures import is_out_of_memory
@@ -85,6 +86,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         has_batch_statistics=any(
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
+        expert_implementations=offered_implementations(job.model),
+        expert_implementation=used_implementation(job.model),
         flops_per_step=pieces * int(counter.get_total_flops()),
         unaligned_linears=_unaligned(job.model),
         has_class_token=job.workload.class_token(job.model) is not None,

@@ -35,7 +35,7 @@ from tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_
 from tuner.trials.group import GroupRun
 from tuner.trials.inspection import InspectRequest
 from tuner.trials.jobs import Job, JobBoard
-from tuner.trials.messages import TaskDone, TaskProgress
+from tuner.trials.messages import Preload, TaskDone, TaskProgress
 from tuner.trials.processes import kill_tree
 from tuner.trials.rank import DescribeRequest
 from tuner.trials.reference import ReferenceRequest
@@ -123,7 +123,10 @@ class LocalRunner:
             num_ranks=self._num_ranks,
             memory_limit_bytes=self._memory_limit,
         )
-        return msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
+        facts = msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
+        for server in self._servers.values():
+            server.send(Preload(path=str(self._files.imports)))
+        return facts
 
     def make_reference(self, request: ReferenceRequest) -> None:
         try:
@@ -257,6 +260,7 @@ class LocalRunner:
                 python=self._python,
                 variables={**compile_caches(self._files.compile_cache), **variables},
                 preload=self._preload(),
+                imports=self._files.imports,
                 log=self._files.logs / f"server{len(self._servers)}.log",
                 start_method=self._start_method,
                 sandbox=self._sandbox,

@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.hardware import CORES_VARIABLE, allowed_cores
+from tuner.trials.imports import load_imports
 from tuner.trials.messages import (
     Channel,
     Exit,
     JobEnded,
     Kill,
     MessageTooLarge,
+    Preload,
     RankExited,
     RankMessage,
     ServerReady,
@@ -140,6 +142,9 @@ class TrialServer:
                         job.ranks[0].channel.send(command)
             case Kill(job=name):
                 self._kill(name)
+            case Preload(path=path):
+                if self._start_method == "fork":
+                    preload(load_imports(Path(path)))
             case Exit():
                 self._stop()
 
@@ -338,6 +343,8 @@ def preload(modules: list[str]) -> None:
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: a collection in a rank does not touch preloaded objects
 
 
 def main() -> None:
@@ -345,6 +352,7 @@ def main() -> None:
     parser.add_argument("descriptor", type=int)
     parser.add_argument("parent_pid", type=int)
     parser.add_argument("--preload", nargs="*", default=[])
+    parser.add_argument("--imports", default="", help="file with further modules, as `imports.save_imports` writes it")
     parser.add_argument("--log", default="")
     parser.add_argument("--scratch", default="")
     parser.add_argument("--alone", action="store_true", help="nobody else's process can be reached by a signal")
@@ -358,9 +366,10 @@ def main() -> None:
     os.environ[CORES_VARIABLE] = ",".join(str(core) for core in sorted(allowed_cores()))
     began = time.monotonic_ns()
     if arguments.start_method == "fork":
-        preload([*TORCH_MODULES, *arguments.preload])
-    gc.collect()
-    gc.freeze()  # shared pages stay shared: a collection in a rank does not touch preloaded objects
+        # Asked for at some module's import, whether there is CUDA must not be found out by touching it: what
+        # was forked after that could not use it.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        preload([*TORCH_MODULES, *arguments.preload, *load_imports(Path(arguments.imports))])
     channel = Channel.from_descriptor(arguments.descriptor)
     channel.send(ServerReady(pid=os.getpid(), preload_ns=time.monotonic_ns() - began))
     try:

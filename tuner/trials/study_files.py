@@ -9,6 +9,7 @@ reference.tensors       the reference's first update
 compile_cache/          torch.compile's caches
 compiler_headers/       its precompiled headers, where a sandbox keeps them apart from those of others
 trials/<id>/            a trial's trace
+imports.json            modules that the workload imported when it was looked at
 logs/                   what user code printed
 """
 
@@ -59,6 +60,10 @@ class StudyFiles:
     @property
     def reference_update(self) -> Path:
         return self.directory / "reference.tensors"
+
+    @property
+    def imports(self) -> Path:
+        return self.directory / "imports.json"
 
     @property
     def compile_cache(self) -> Path:

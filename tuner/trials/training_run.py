@@ -39,6 +39,8 @@ class LossCurve(Record):
     """Of the steps after the first `num_untimed_steps`, as are `num_units`."""
     num_units: int
     num_untimed_steps: int = 0
+    skipped_steps: int = 0
+    """Updates that a loss scaler left out."""
 
     @property
     def finite(self) -> bool:
@@ -86,4 +88,5 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
         duration_s=time.monotonic() - began,
         num_units=units,
         num_untimed_steps=num_untimed,
+        skipped_steps=job.skipped_steps,
     )

@@ -50,6 +50,8 @@ class Workload:
         current: What you run today, in Steptune's own vocabulary, where it differs from PyTorch's
             defaults: `{"data_loading": {"num_workers": 4}, "precision": {"level": "O1"}}`. It is
             the baseline that every gain is measured against. `steptune strategies` lists the names.
+        initialises_on_device: `model` may be called under `torch.device(...)`, where a device draws the initial
+            numbers of a large model faster than the CPU.
         directory: Where `prepare` put this study's files. Set by Steptune.
     """
 
@@ -60,6 +62,7 @@ class Workload:
     max_grad_norm: float | None = None
     drop_last: bool = True
     current: ClassVar[Mapping[str, Mapping[str, Scalar]]] = {}
+    initialises_on_device: bool = False
     directory: Path = Path()
 
     # --- required -----------------------------------------------------------------------------

@@ -1,31 +1,45 @@
-"""Seeded random samples of a fixed shape: for timing a model without its data. Never zeros."""
+"""Seeded random samples of a fixed shape: for timing a model without its data. Never zeros.
+
+They cost the host little, so that they do not bound what a search finds about the model, but they go
+the way of real data: a DataLoader on the host collates them, and they are copied to the device. An
+image is bytes, as a decoder gives them, a view into a pool of some hundred; a batch costs one copy.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+POOL_SIZE = 512
+"""Images: for 224 pixels 77 MB, more than caches hold."""
+MASKED_SHARE = 0.15
+IGNORED = -100
+"""The label that cross-entropy leaves out."""
+_BYTE_MEAN, _BYTE_DEVIATION = 127.5, 73.9
+
 
 class RandomImages:
-    """Images of standard normal pixels, with labels; sample i is the same every time."""
+    """Images of uniform bytes, with labels; sample i is the same every time, and that of i + POOL_SIZE."""
 
-    def __init__(self, length: int, shape: tuple[int, int, int], num_classes: int) -> None:
+    def __init__(self, length: int, shape: tuple[int, int, int], num_classes: int, pool_size: int = POOL_SIZE) -> None:
+        generator = torch.Generator().manual_seed(0)
+        count = min(length, pool_size)
         self._length = length
-        self._shape = shape
-        self._num_classes = num_classes
+        self._pool = random_bytes((count, *shape), generator)
+        self._labels = torch.randint(num_classes, (count,), generator=generator)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(index)
-        image = torch.randn(self._shape, generator=generator)
-        return {"pixel_values": image, "labels": torch.randint(self._num_classes, (), generator=generator)}
+        place = index % len(self._pool)
+        return {"pixel_values": self._pool[place], "labels": self._labels[place]}
 
 
 class RandomTokens:
-    """Sequences of uniform tokens; sample i is the same every time."""
+    """Sequences of independent tokens by Zipf's law; sample i is the same every time."""
 
     def __init__(self, length: int, sequence: int, vocabulary: int) -> None:
         self._length = length
@@ -36,5 +50,40 @@ class RandomTokens:
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self._tokens(torch.Generator().manual_seed(index))}
+
+    def _tokens(self, generator: torch.Generator) -> torch.Tensor:
+        """Token k with a probability proportional to log(1 + 1 / (k + 1))."""
+        exponents = torch.rand(self._sequence, generator=generator) * math.log(self._vocabulary)
+        return (exponents.exp_().long() - 1).clamp_(0, self._vocabulary - 1)
+
+
+class MaskedTokens(RandomTokens):
+    """As `RandomTokens`, with 15 % of the tokens replaced by the last of the vocabulary, and labels for these.
+
+    Every sample has the same number of labels, so that means over micro-batches weigh alike.
+    """
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(index)
-        return {"input_ids": torch.randint(self._vocabulary, (self._sequence,), generator=generator)}
+        tokens = self._tokens(generator)
+        chosen = torch.randperm(self._sequence, generator=generator)[: max(1, round(MASKED_SHARE * self._sequence))]
+        labels = torch.full_like(tokens, IGNORED)
+        labels[chosen] = tokens[chosen]
+        tokens[chosen] = self._vocabulary - 1
+        return {"input_ids": tokens, "labels": labels}
+
+
+def random_bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Uniform bytes, eight to a draw."""
+    count = math.prod(shape)
+    words = torch.empty(-(-count // 8), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    return words.view(torch.uint8)[:count].view(shape)
+
+
+def with_normal_pixels(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with its bytes as FP32 pixels of mean 0 and variance 1; runs on the device."""
+    pixels = batch["pixel_values"]
+    if pixels.dtype != torch.uint8:
+        return batch
+    return {**batch, "pixel_values": pixels.float().sub_(_BYTE_MEAN).mul_(1 / _BYTE_DEVIATION)}

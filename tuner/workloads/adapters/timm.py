@@ -41,6 +41,11 @@ class TimmWorkload(Workload):
         size = self._options.get("img_size", shape[-1])
         return RandomImages(_DATASET_LENGTH, (shape[0], size, size), self._num_classes)
 
+    def batch_transform(self, batch: Any) -> Any:
+        from tuner.workloads.adapters.random_data import with_normal_pixels
+
+        return with_normal_pixels(batch)
+
     def loss(self, model: Any, batch: Any) -> Any:
         from torch.nn.functional import cross_entropy
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.errors import MissingDependency, WorkloadRejected
-from tuner.workloads.workload import Workload
+from tuner.workloads.workload import NamedParameters, Workload
 
 _HEADS = {
     "causal": "AutoModelForCausalLM",
@@ -25,6 +25,8 @@ _HEADS = {
 }
 _MASKED = ("bert", "roberta", "distilbert", "deberta", "electra", "albert")
 _DATASET_LENGTH = 65536
+_IMAGE_SIZE = 224
+"""Of configs that take images of any size."""
 
 
 class TransformersWorkload(Workload):
@@ -35,19 +37,31 @@ class TransformersWorkload(Workload):
         batch: Samples per step.
         sequence: Tokens per sample, for language models.
         task: "causal", "masked" or "image"; None takes what goes with the model type.
-        config: Fields of the config.
+        lr: Learning rate of AdamW.
+        config: Fields of the config; `"2,2,6,2"` is a list of numbers.
     """
 
+    initialises_on_device = True
+
     def __init__(
-        self, model_type: str, batch: int = 8, sequence: int = 512, task: str | None = None, **config: Any
+        self,
+        model_type: str,
+        batch: int = 8,
+        sequence: int = 512,
+        task: str | None = None,
+        lr: float = 3e-4,
+        **config: Any,
     ) -> None:
         transformers = _import_transformers()
         self._sequence = sequence
+        self._lr = lr
         self.global_batch = batch
+        fields = {name: _field(value) for name, value in config.items()}
         try:
-            self.config = transformers.AutoConfig.for_model(model_type, **config)
+            self.config = transformers.AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise WorkloadRejected(f"transformers has no model type {model_type!r}: {error}") from None
+        self.config.use_cache = False  # of keys and values, for generating text
         self.task = task or _task_of(model_type, self.config)
         if self.task not in _HEADS:
             raise WorkloadRejected(f"task is {self.task!r}: it must be one of {', '.join(_HEADS)}")
@@ -60,15 +74,30 @@ class TransformersWorkload(Workload):
         return model
 
     def dataset(self) -> Any:
-        from tuner.workloads.adapters.random_data import RandomImages, RandomTokens
+        from tuner.workloads.adapters.random_data import MaskedTokens, RandomImages, RandomTokens
 
         if self.task == "image":
-            size = self.config.image_size
+            size = getattr(self.config, "image_size", _IMAGE_SIZE)
             shape = (self.config.num_channels, size, size)
             return RandomImages(_DATASET_LENGTH, shape, self.config.num_labels)
-        return RandomTokens(_DATASET_LENGTH, self._sequence, self.config.vocab_size)
+        kind = MaskedTokens if self.task == "masked" else RandomTokens
+        return kind(_DATASET_LENGTH, self._sequence, self.config.vocab_size)
+
+    def batch_transform(self, batch: Any) -> Any:
+        from tuner.workloads.adapters.random_data import with_normal_pixels
+
+        return with_normal_pixels(batch) if self.task == "image" else batch
+
+    def optimizer(self, named_parameters: NamedParameters) -> Any:
+        import torch
+
+        return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=self._lr)
 
     def loss(self, model: Any, batch: Any) -> Any:
+        if self.task == "image":
+            from torch.nn.functional import cross_entropy
+
+            return cross_entropy(model(pixel_values=batch["pixel_values"]).logits.float(), batch["labels"])
         inputs = dict(batch)
         if "labels" not in inputs:
             inputs["labels"] = inputs["input_ids"]
@@ -81,19 +110,28 @@ class TransformersWorkload(Workload):
         return int(mask.sum()) if mask is not None else int(batch["input_ids"].numel())
 
     def blocks(self, model: Any) -> Any:
-        found = [m for m in model.modules() if type(m).__name__.endswith(("Block", "Layer")) and _has_attention(m)]
+        found = [m for m in model.modules() if type(m).__name__.endswith(("Block", "Layer")) and _is_block(m)]
         first = type(found[0]) if found else None
         return [m for m in found if type(m) is first] or super().blocks(model)
 
 
-def _has_attention(module: Any) -> bool:
-    return any("attention" in type(child).__name__.lower() for child in module.children())
+def _is_block(module: Any) -> bool:
+    """With attention among its parts, or a shortcut around them."""
+    return any("attention" in type(child).__name__.lower() for child in module.children()) or hasattr(
+        module, "shortcut"
+    )
 
 
 def _task_of(model_type: str, config: Any) -> str:
-    if hasattr(config, "image_size"):
+    if hasattr(config, "image_size") or hasattr(config, "num_channels"):
         return "image"
     return "masked" if model_type in _MASKED else "causal"
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, str) and "," in value:
+        return [int(number) for number in value.split(",")]
+    return value
 
 
 def _import_transformers() -> Any:

@@ -44,29 +44,40 @@ def _timm(**arguments: Any) -> Workload:
     return TimmWorkload(**arguments)
 
 
-def _gpt2(size: str) -> Callable[..., Workload]:
-    shapes = {"small": (768, 12, 12), "large": (1280, 36, 20)}
-    width, depth, heads = shapes[size]
+def _of_config(model_type: str, **fields: Any) -> Callable[..., Workload]:
+    """A transformers model of these fields, which a reference's arguments may replace."""
 
-    def make(batch: int = 4, sequence: int = 1024, **arguments: Any) -> Workload:
-        return _transformers(
-            model_type="gpt2", batch=batch, sequence=sequence, n_embd=width, n_layer=depth, n_head=heads, **arguments
-        )
+    def make(**arguments: Any) -> Workload:
+        return _transformers(model_type=model_type, **{**fields, **arguments})
 
     return make
 
 
-def _vit_large(batch: int = 128, **arguments: Any) -> Workload:
-    return _transformers(
-        model_type="vit",
-        batch=batch,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        **arguments,
-    )
+def _detector(**arguments: Any) -> Workload:
+    from tuner.workloads.zoo.detector import Detector
 
+    return Detector(**arguments)
+
+
+def _monocular_3d(**arguments: Any) -> Workload:
+    from tuner.workloads.zoo.monocular_3d import Monocular3D
+
+    return Monocular3D(**arguments)
+
+
+def _mixture_of_experts(**arguments: Any) -> Workload:
+    from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
+
+    return MixtureOfExperts(**arguments)
+
+
+def _lstm(**arguments: Any) -> Workload:
+    from tuner.workloads.zoo.lstm import LstmLanguageModel
+
+    return LstmLanguageModel(**arguments)
+
+
+_IMAGENET_CLASSES = 1000
 
 ZOO: tuple[ZooEntry, ...] = (
     ZooEntry(
@@ -85,12 +96,90 @@ ZOO: tuple[ZooEntry, ...] = (
         needs=("timm", "torchvision"),
     ),
     ZooEntry(
-        name="gpt2", make=_gpt2("small"), summary="GPT-2, 124 M parameters, random tokens", needs=("transformers",)
+        name="gpt2",
+        make=_of_config("gpt2", batch=4, sequence=1024),
+        summary="GPT-2, 124 M parameters, random tokens",
+        needs=("transformers",),
     ),
-    ZooEntry(name="gpt2_large", make=_gpt2("large"), summary="GPT-2 large, 774 M parameters", needs=("transformers",)),
     ZooEntry(
-        name="vit_large", make=_vit_large, summary="ViT-L/16 at 224 pixels, random images", needs=("transformers",)
+        name="gpt2_large",
+        make=_of_config("gpt2", batch=4, sequence=1024, n_embd=1280, n_layer=36, n_head=20),
+        summary="GPT-2 large, 774 M parameters, random tokens",
+        needs=("transformers",),
     ),
+    ZooEntry(
+        name="bert",
+        make=_of_config("bert", batch=32, sequence=512),
+        summary="BERT base on random tokens, 15 % of them masked",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="vit_large",
+        make=_of_config(
+            "vit",
+            batch=128,
+            hidden_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            num_labels=_IMAGENET_CLASSES,
+        ),
+        summary="ViT-L/16 at 224 pixels, random images",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="swin_tiny",
+        make=_of_config(
+            "swin", batch=128, embed_dim=96, depths="2,2,6,2", num_heads="3,6,12,24", num_labels=_IMAGENET_CLASSES
+        ),
+        summary="Swin-T at 224 pixels, random images",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="swin_base",
+        make=_of_config(
+            "swin", batch=128, embed_dim=128, depths="2,2,18,2", num_heads="4,8,16,32", num_labels=_IMAGENET_CLASSES
+        ),
+        summary="Swin-B at 224 pixels, random images",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="swin_v2",
+        make=_of_config(
+            "swinv2",
+            batch=64,
+            image_size=256,
+            window_size=8,
+            embed_dim=96,
+            depths="2,2,6,2",
+            num_heads="3,6,12,24",
+            num_labels=_IMAGENET_CLASSES,
+        ),
+        summary="Swin V2-T at 256 pixels with windows of 8, random images",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="resnet50",
+        make=_of_config("resnet", batch=256, image_size=224, lr=1e-3, num_labels=_IMAGENET_CLASSES),
+        summary="ResNet-50 (stride in the 3 x 3 convolutions) at 224 pixels, random images",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="detector",
+        make=_detector,
+        summary="a small detector with YOLOv7's loss: SimOTA assigns anchors to boxes in every step",
+    ),
+    ZooEntry(
+        name="monocular_3d",
+        make=_monocular_3d,
+        summary="a small monocular 3-D detector with FCOS3D's targets",
+    ),
+    ZooEntry(
+        name="mixture_of_experts",
+        make=_mixture_of_experts,
+        summary="a transformer whose tokens choose experts: ?top_k=2 (GShard) or 1 (Switch)",
+    ),
+    ZooEntry(name="lstm", make=_lstm, summary="an LSTM language model with tied embeddings, random tokens"),
 )
 
 

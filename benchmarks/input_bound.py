@@ -1,0 +1,113 @@
+"""What does a study gain where the input is what limits?
+
+    python benchmarks/input_bound.py                       # both workloads, 4 minutes of tuning each
+    python benchmarks/input_bound.py --small               # a dry run
+
+`jpeg`: real JPEG files, decoded and augmented in the main process, a small ResNet. Of interest: the gain over the
+user's settings (no workers, pageable memory), and the share of the step that waits for data afterwards.
+
+`epochs`: a small dataset whose epochs take a moment, so that starting the loader's workers anew dominates. Of
+interest: the gain over whole epochs, timed outside of the engine in processes of their own, in turns.
+
+One JSON line a workload is appended to the results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from stamp import RESULTS, ROOT, stamp
+from tuned import answer, tuned
+
+from tuner.estimates import plain_mean
+from tuner.profiling.categories import Category
+from tuner.records import BASELINE, Choice, StudySettings
+
+WORKLOADS = ROOT / "benchmarks" / "workloads" / "jpeg_resnet.py"
+FULL = {"jpeg": f"{WORKLOADS}:JpegResNet", "epochs": f"{WORKLOADS}:ShortEpochs"}
+SMALL = {
+    "jpeg": f"{WORKLOADS}:JpegResNet?files=64&side=64&size=32&width=8&batch=8",
+    "epochs": f"{WORKLOADS}:ShortEpochs?samples=64&features=64&width=32&batch=16",
+}
+WANTED_RATIO, WANTED_WAIT = 2.66, 0.02
+NUM_TURNS = 4
+
+
+def run(name: str, workload: str, minutes: float, num_epochs: int) -> dict:
+    with tuned(workload, StudySettings(budget_s=60 * minutes), say=f"{name}  ") as study:
+        found = answer(study)
+        if name == "epochs":
+            space = study.space
+            ours = study.recommendation.candidate
+            found["whole_epochs"] = whole_epochs(workload, space.complete(BASELINE), space.complete(ours), num_epochs)
+        wait = found["shares_after"].get(Category.DATA_WAIT.value, 0.0)
+        restart = found["shares_after"].get(Category.EPOCH_RESTART.value, 0.0)
+        return {"workload": Path(workload).name, **found, "data_wait_after": wait, "epoch_restart_after": restart}
+
+
+def whole_epochs(workload: str, today: dict[str, Choice], ours: dict[str, Choice], num_epochs: int) -> dict:
+    """Ratio of the times of whole epochs, in turns of fresh processes."""
+    logs, seconds = [], {"today": [], "recommended": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(NUM_TURNS):
+            times = {}
+            for name, choices in (("today", today), ("recommended", ours)):
+                times[name] = statistics.median(epochs(workload, Path(folder) / "data", choices, num_epochs))
+                seconds[name].append(round(times[name], 5))
+            logs.append(math.log(times["today"] / times["recommended"]))
+    estimate = plain_mean(logs)
+    half = estimate.half_width()
+    interval = [round(math.exp(estimate.mean - half), 3), round(math.exp(estimate.mean + half), 3)]
+    return {"ratio": round(math.exp(estimate.mean), 3), "interval": interval, "seconds_per_epoch": seconds}
+
+
+def epochs(workload: str, folder: Path, choices: dict[str, Choice], count: int) -> list[float]:
+    """Seconds of each epoch of one process."""
+    script = ROOT / "benchmarks" / "whole_epochs.py"
+    command = [sys.executable, str(script), workload, str(folder), json.dumps(choices), "--epochs", str(count)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def verdict(row: dict) -> str:
+    if row["row"] == "epochs":
+        ratio = row["whole_epochs"]["ratio"]
+        reached = "reached" if ratio >= WANTED_RATIO else "NOT reached"
+        return f"{ratio:.2f} times over whole epochs, wanted {WANTED_RATIO}: {reached}"
+    good = (row["gain"] or 0) >= WANTED_RATIO and row["data_wait_after"] < WANTED_WAIT
+    return (
+        f"{row['gain']} times, wanted {WANTED_RATIO}; data wait {row['data_wait_after']:.1%} after, wanted below "
+        f"{WANTED_WAIT:.0%}: {'reached' if good else 'NOT reached'}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(FULL), default=list(FULL))
+    parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, for each")
+    parser.add_argument("--epochs", type=int, default=20, help="whole epochs of each timed process")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "input_bound.jsonl")
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "benchmarks/input_bound.py", *sys.argv[1:]])
+    for name in arguments.only:
+        found = run(name, (SMALL if arguments.small else FULL)[name], arguments.minutes, arguments.epochs)
+        row = {"row": name, "small": arguments.small, **stamp(command), **found}
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(name, json.dumps(row["recommended"]))
+        print(name, verdict(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What does a study make of a step that waits for launches?
+
+    python benchmarks/launch_bound.py                      # 4 minutes of tuning
+    python benchmarks/launch_bound.py --small              # a dry run; a CPU has no kernel gaps
+
+Kernel gaps are what no operator, copy or input accounts for: host, launch latency, dispatch, queue, synchronisation,
+allocation, the optimizer's host. Their share of the step, before and after; one JSON line is appended to the
+results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from stamp import RESULTS, ROOT, stamp
+from tuned import answer, tuned
+
+from tuner.profiling.categories import CATEGORIES
+from tuner.records import StudySettings
+
+WORKLOAD = ROOT / "benchmarks" / "workloads" / "launch_bound.py"
+FULL, SMALL = f"{WORKLOAD}:LaunchBound", f"{WORKLOAD}:LaunchBound?batch=8&width=16&depth=4"
+GAPS = tuple(info.category.value for info in CATEGORIES if info.group in ("gaps", "unknown"))
+WANTED_BEFORE, WANTED_AFTER = 0.50, 0.05
+
+
+def gaps(shares: Mapping[str, float]) -> float:
+    return sum(shares.get(name, 0.0) for name in GAPS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=4.0, help="of tuning")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "launch_bound.jsonl")
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with tuned(SMALL if arguments.small else FULL, StudySettings(budget_s=60 * arguments.minutes)) as study:
+        found = answer(study)
+    before, after = gaps(found["shares_before"]), gaps(found["shares_after"])
+    command = " ".join(["python", "benchmarks/launch_bound.py", *sys.argv[1:]])
+    row = {
+        "small": arguments.small,
+        **stamp(command),
+        **found,
+        "gaps_before": round(before, 4),
+        "gaps_after": round(after, 4),
+    }
+    with arguments.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    reached = before > WANTED_BEFORE and after < WANTED_AFTER
+    print(json.dumps(found["recommended"]))
+    print(
+        f"kernel gaps {before:.1%} of the step before (wanted above {WANTED_BEFORE:.0%}), {after:.1%} after (wanted "
+        f"below {WANTED_AFTER:.0%}), {found['gain']} times as fast: {'reached' if reached else 'NOT reached'}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Does an unattended study of some minutes beat what an expert gets by hand? Seven rows on one GPU.
+
+    python benchmarks/single_gpu.py --only vit_large
+    python benchmarks/single_gpu.py --only vit_large --allow lossy
+    python benchmarks/single_gpu.py --summary
+    python benchmarks/single_gpu.py --small --tune-minutes 1.5 --minutes 3      # a dry run on a CPU
+
+For each row: a study with the guard on, as `steptune tune` runs it; then its recommendation and the by-hand
+configurations side by side, in blocks of fresh processes with random order, compared as the confirmation compares,
+on the same device within the same command. The by-hand configurations are candidates of the same strategies, all
+with fused AdamW and cuDNN's benchmark; they get the loader that the study found, because by hand they were measured
+with inputs that lay on the device. FP32 is as PyTorch has it: convolutions may use TF32.
+
+One JSON line a row is appended to the results file; rows may come from several sittings, and the last of a row counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stamp import RESULTS, stamp
+from tuned import answer, compared, side_by_side, tuned
+
+from tuner.records import Candidate, Choice, Numerics, StudySettings
+
+Choices = dict[str, Choice]
+BEST_O1, BEST_PURE = "best by hand, O1", "best by hand, pure bf16"
+SLACK = 0.98
+"""The least median of "at least as fast"."""
+WANTED_MEAN = {"": 1.05, "lossy": 1.03}
+CHANNELS_LAST: Choices = {"memory_format": {"layout": "channels_last"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One workload.
+
+    Attributes:
+        best: What by hand was fastest beside the precision.
+        convolves: It has convolutions, for which cuDNN's benchmark is on.
+        pure: Pure bf16 was measured by hand too.
+        small: The workload of a dry run.
+    """
+
+    name: str
+    workload: str
+    best: Choices
+    small: str
+    convolves: bool = True
+    pure: bool = True
+
+
+def compiled(mode: str) -> Choices:
+    return {"compile": {"mode": mode}}
+
+
+_VIT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32&num_labels=10"
+_SWIN = "image_size=32&patch_size=4&window_size=4&embed_dim=8&depths=2,2&num_heads=2,4&num_labels=10"
+_RESNET = "image_size=32&embedding_size=8&hidden_sizes=16,32&depths=2,1&num_labels=10"
+_GPT = "sequence=32&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32"
+ROWS: tuple[Row, ...] = (
+    Row(
+        name="vit_large",
+        workload="zoo:vit_large?batch=128",
+        best=compiled("default"),
+        small=f"zoo:vit_large?batch=8&{_VIT}",
+    ),
+    Row(
+        name="swin_base",
+        workload="zoo:swin_base?batch=128",
+        best=compiled("default"),
+        small=f"zoo:swin_base?batch=8&{_SWIN}",
+    ),
+    Row(
+        name="swin_tiny_16",
+        workload="zoo:swin_tiny?batch=16",
+        best=compiled("reduce-overhead"),
+        small=f"zoo:swin_tiny?batch=4&{_SWIN}",
+    ),
+    Row(
+        name="resnet50",
+        workload="zoo:resnet50?batch=256",
+        best={**CHANNELS_LAST, **compiled("reduce-overhead")},
+        pure=False,
+        small=f"zoo:resnet50?batch=8&{_RESNET}",
+    ),
+    Row(
+        name="resnet50_16",
+        workload="zoo:resnet50?batch=16",
+        best={**CHANNELS_LAST, **compiled("reduce-overhead")},
+        pure=False,
+        small=f"zoo:resnet50?batch=4&{_RESNET}",
+    ),
+    Row(
+        name="gpt2_large",
+        workload="zoo:gpt2_large?batch=8&sequence=1024",
+        best=compiled("default"),
+        convolves=False,
+        small=f"zoo:gpt2_large?batch=4&{_GPT}",
+    ),
+    Row(
+        name="gpt2_small",
+        workload="zoo:gpt2?batch=4&sequence=1024",
+        best=compiled("reduce-overhead"),
+        convolves=False,
+        small=f"zoo:gpt2?batch=2&{_GPT}",
+    ),
+)
+
+
+def by_hand(row: Row) -> dict[str, Choices]:
+    """The columns of the table, as choices."""
+    common: Choices = {"optimizer_implementation": {"implementation": "fused"}}
+    if row.convolves:
+        common["backend_flags"] = {"cudnn_benchmark": True}
+
+    def at(level: str, dtype: str | None, more: Choices | None = None) -> Choices:
+        return {**common, "precision": {"level": level, "dtype": dtype}, **(more or {})}
+
+    columns = {
+        "fp32": common,
+        "TF32": at("tf32", None),
+        "O1 fp16": at("O1", "float16"),
+        "O1 bf16": at("O1", "bfloat16"),
+        BEST_O1: at("O1", "bfloat16", row.best),
+    }
+    return {**columns, BEST_PURE: at("O3", "bfloat16", row.best)} if row.pure else columns
+
+
+def run(row: Row, allow: str, small: bool, tune_minutes: float, minutes: float) -> dict:
+    """Tunes one row and times it beside what was done by hand."""
+    deadline = time.monotonic() + 60 * minutes
+    settings = StudySettings(budget_s=60 * tune_minutes, allow=(Numerics(allow),) if allow else ())
+    workload = row.small if small else row.workload
+    with tuned(workload, settings, say=f"{row.name}  ") as study:
+        ours = study.recommendation.candidate
+        columns: dict[str, Candidate] = {}
+        impossible: dict[str, str] = {}
+        for name, choices in by_hand(row).items():
+            candidate, reason = study.candidate(choices)
+            if candidate is None:
+                impossible[name] = reason
+            else:
+                columns[name] = candidate
+        first = [columns[name] for name in (BEST_O1, BEST_PURE) if name in columns and (allow or name == BEST_O1)]
+        contenders = distinct([ours, *first])
+        others = [c for c in distinct(list(columns.values())) if c not in contenders]
+        blocks = side_by_side(study, contenders, others, deadline)
+        table = {name: compared(ours, candidate, blocks) for name, candidate in columns.items()}
+        ours_again = compared(ours, ours, blocks)
+        return {
+            "workload": workload,
+            **answer(study),
+            "beside": {"units_per_s": ours_again["units_per_s"], "num_blocks": len(blocks)},
+            "by_hand": {**table, **{name: {"unsupported": reason} for name, reason in impossible.items()}},
+        }
+
+
+def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return list({candidate.key: candidate for candidate in candidates}.values())
+
+
+# --- the summary ------------------------------------------------------------------------------
+
+
+def target(line: dict) -> dict | None:
+    """What a row has to reach: the O1 figure by hand or, where `lossy` is allowed, the better of both."""
+    names = (BEST_O1, BEST_PURE) if line["allow"] == "lossy" else (BEST_O1,)
+    found = [line["by_hand"][name] for name in names if line["by_hand"].get(name, {}).get("ratio")]
+    return min(found, key=lambda row: row["ratio"], default=None)
+
+
+def reached(row: dict) -> bool:
+    """At least as fast: the interval does not lie below 1, and the ratio not below 0.98."""
+    return row["ratio"] >= SLACK and (row["interval"] is None or row["interval"][1] >= 1.0)
+
+
+def summary(lines: Sequence[dict]) -> str:
+    """A table for each consent, its geometric mean, and what is missing."""
+    text = []
+    for allow, wanted in WANTED_MEAN.items():
+        last = {line["row"]: line for line in lines if line["allow"] == allow}
+        ratios = []
+        text.append(f"allowed: {allow or 'nothing'}")
+        for row in ROWS:
+            line = last.get(row.name)
+            goal = target(line) if line else None
+            if line is None or goal is None:
+                text.append(f"  {row.name:14} missing{'' if line is None else ': no by-hand figure to compare with'}")
+                continue
+            ratios.append(goal["ratio"])
+            text.append(
+                f"  {row.name:14} {line['beside']['units_per_s'] or 0:12.0f} {line['unit']}s/s, "
+                f"{goal['ratio']:.3f} {goal['interval'] or ''} of by hand ({goal['units_per_s'] or 0:.0f}), "
+                f"{line['gain'] or 0:.2f} of today's, {line['tuning_s']:.0f} s, {line['trials']} trials: "
+                f"{'reached' if reached(goal) else 'NOT reached'}"
+            )
+        if ratios:
+            mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+            verdict = "reached" if mean >= wanted else "NOT reached"
+            text.append(f"  geometric mean of {len(ratios)} rows {mean:.3f}; wanted {wanted}: {verdict}")
+    return "\n".join(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
+    parser.add_argument("--allow", choices=["lossy"], default="")
+    parser.add_argument("--tune-minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=9.5, help="for a row: the study, and what is timed beside it")
+    parser.add_argument("--small", action="store_true", help="shapes for a dry run")
+    parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
+    parser.add_argument("--out", type=Path, default=RESULTS / "single_gpu.jsonl")
+    arguments = parser.parse_args()
+    if not arguments.summary:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        command = " ".join(["python", "benchmarks/single_gpu.py", *sys.argv[1:]])
+        for row in (row for row in ROWS if row.name in arguments.only):
+            found = run(row, arguments.allow, arguments.small, arguments.tune_minutes, arguments.minutes)
+            line = {"row": row.name, "allow": arguments.allow, "small": arguments.small, **stamp(command), **found}
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(
+                json.dumps(
+                    {"row": row.name, "recommended": found["recommended"], "by_hand": found["by_hand"]}, indent=1
+                ),
+                flush=True,
+            )
+    lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
+    print(summary([line for line in lines if line["small"] == arguments.small]))
+
+
+if __name__ == "__main__":
+    main()

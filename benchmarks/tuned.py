@@ -1,0 +1,250 @@
+"""A study as `steptune tune` runs it, whose processes and files stay for what is timed beside its answer.
+
+By-hand configurations are candidates like any other: they run in the same study, from the same initial state
+and batches, with its compile cache, and are compared in blocks of fresh processes as the confirmation does.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from service.settings import Settings
+from service.studies import begin_study, local_runner
+from tuner.estimates import log_rate
+from tuner.memory_store import MemoryStudyStore
+from tuner.records import (
+    BASELINE,
+    Candidate,
+    Choice,
+    Deadlines,
+    MeasureSettings,
+    Phase,
+    Purpose,
+    Recommendation,
+    Study,
+    StudySettings,
+    TrialResult,
+    new_id,
+)
+from tuner.search.confirmation import judge, plan_blocks
+from tuner.search.driver import StudyDriver, StudyView
+from tuner.search.space import Space
+from tuner.search.specs import SpecMaker
+from tuner.strategies import STRATEGIES, strategy_named
+from tuner.strategies.base import Unsupported
+from tuner.strategies.composition import conflict, normalise
+from tuner.trials.runner import LocalRunner
+
+NEARLY = 0.95
+"""Share of the final gain whose time is of interest."""
+INPUT_STRATEGIES = ("data_loading", "dataset_cache", "device_prefetch", "cpu_threads")
+"""What a figure obtained with inputs that lie on the device has no need of."""
+MAX_BLOCKS = 8
+MEASURE = MeasureSettings(cap_s=3.0)
+LEAST_S = 20.0
+"""No block is begun with less time left."""
+
+
+@dataclass
+class Tuned:
+    """A finished study."""
+
+    study: Study
+    recommendation: Recommendation
+    store: MemoryStudyStore
+    runner: LocalRunner
+    seconds: float
+    gains: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds since the beginning, and the best gain known then."""
+
+    def __post_init__(self) -> None:
+        assert self.study.environment is not None
+        assert self.study.facts is not None
+        self.space = Space(self.study.environment, self.study.facts, self.study.settings)
+        self._specs = SpecMaker(self.study, self.space, BASELINE)
+
+    def seconds_to_nearly_all(self) -> float | None:
+        """Until the best gain known was 95 % of the final one, as logarithms."""
+        final = math.log1p(self.gains[-1][1]) if self.gains else 0.0
+        return next((s for s, gain in self.gains if final > 0 and math.log1p(gain) >= NEARLY * final), None)
+
+    def candidate(self, choices: Mapping[str, Choice]) -> tuple[Candidate | None, str]:
+        """A by-hand configuration on top of what the workload runs today, with the recommendation's loader; or None,
+        and why it cannot be run here.
+        """
+        facts, environment = self.space.workload, self.space.environment
+        known = {strategy.name for strategy in STRATEGIES}
+        for name in choices:
+            if name not in known:
+                return None, f"there is no strategy {name!r}"
+        own = self.recommendation.candidate.choices
+        loader = {name: own[name] for name in INPUT_STRATEGIES if name in own}
+        candidate = normalise(Candidate(choices={**loader, **choices}), facts)
+        for name, choice in candidate.choices.items():
+            strategy = strategy_named(name)
+            support = strategy.supports(strategy.complete(choice, facts), environment, facts)
+            if isinstance(support, Unsupported):
+                return None, f"{name}: {support.reason}"
+        reason = conflict(candidate, environment, facts)
+        return (None, reason) if reason else (candidate, "")
+
+    def run(self, candidates: Sequence[Candidate], number: int, left_s: float) -> list[TrialResult]:
+        """One start of each, in turns, without a guard or a profile; no phase may take longer than what is left."""
+        limit = max(LEAST_S, left_s)
+        deadlines = Deadlines(**{f"{phase.value}_s": limit for phase in Phase})
+        specs = [
+            msgspec.structs.replace(self._specs.spec(c, Purpose.CONFIRM, number), deadlines=deadlines)
+            for c in candidates
+        ]
+        return self.runner.run(specs, [Purpose.CONFIRM] * len(specs), MEASURE, new_id(), lambda progress: None)
+
+
+@contextmanager
+def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tuned]:
+    """Runs a study to its recommendation."""
+    with tempfile.TemporaryDirectory(prefix="steptune-bench-") as folder:
+        service_settings = Settings(data_directory=Path(folder), database_url=f"sqlite:///{folder}/unused.db")
+        store = MemoryStudyStore()
+        study = begin_study(workload, settings, store, service_settings)
+        gains: list[tuple[float, float]] = []
+
+        def on_change(view: StudyView) -> None:
+            if view.best_gain is not None and (not gains or gains[-1][1] != view.best_gain):
+                gains.append((view.elapsed_s, view.best_gain))
+                print(f"{say}{view.elapsed_s:6.0f} s  {view.best_gain:+.1%}  {view.best_label}", flush=True)
+
+        with local_runner(study, service_settings) as runner:
+            began = time.monotonic()
+            driver = StudyDriver(study, store, runner, on_change=on_change)
+            recommendation = driver.run()
+            seconds = time.monotonic() - began
+            yield Tuned(driver.study, recommendation, store, runner, seconds, gains)
+
+
+def side_by_side(
+    study: Tuned, contenders: Sequence[Candidate], others: Sequence[Candidate], deadline: float
+) -> list[dict[str, TrialResult]]:
+    """Blocks of one start of each contender in random order, as many as the time allows; the others are in the first
+    two, after the contenders.
+
+    Returns:
+        Of each block the results by candidate key, failures included.
+    """
+    blocks: list[dict[str, TrialResult]] = []
+    longest_s = LEAST_S
+    for block in plan_blocks(contenders[0], contenders[1:], MAX_BLOCKS, study.study.settings.seed):
+        left_s = deadline - time.monotonic()
+        if left_s < max(LEAST_S, longest_s):
+            break
+        began = time.monotonic()
+        blocks.append(_block(study, block.order, blocks, block.number, deadline))
+        longest_s = time.monotonic() - began
+        for candidate in others if block.number < 2 else ():
+            left_s = deadline - time.monotonic()
+            known = [b[candidate.key] for b in blocks[:-1] if candidate.key in b]
+            if left_s > LEAST_S and all(result.ok for result in known):
+                (result,) = study.run([candidate], block.number, left_s)
+                blocks[-1][candidate.key] = result
+    return blocks
+
+
+def _block(
+    study: Tuned, order: Sequence[Candidate], before: Sequence[dict[str, TrialResult]], number: int, deadline: float
+) -> dict[str, TrialResult]:
+    """In turns where all are known to fit together, else one by one."""
+    peaks = [max((b[c.key].peak_memory_bytes for b in before if c.key in b), default=0) for c in order]
+    together = all(peaks) and study.runner.fits_together(peaks)
+    groups = [list(order)] if together else [[candidate] for candidate in order]
+    results: dict[str, TrialResult] = {}
+    for group in groups:
+        found = study.run(group, number, deadline - time.monotonic())
+        results.update({result.candidate.key: result for result in found})
+    return results
+
+
+def compared(ours: Candidate, other: Candidate, blocks: Sequence[dict[str, TrialResult]]) -> dict:
+    """Rate of `ours` over that of another candidate, with the confirmation's interval."""
+    good = [{key: result for key, result in block.items() if result.ok} for block in blocks]
+    results = [block[other.key] for block in blocks if other.key in block]
+    row: dict = {
+        "choices": other.choices,
+        "num_starts": len(results),
+        "failure": next((_told(result) for result in results if not result.ok), None),
+        "units_per_s": _rate(results),
+        "peak_mib": max((result.peak_memory_bytes for result in results), default=0) >> 20,
+    }
+    if other == ours:
+        return {**row, "ratio": 1.0, "interval": None, "same": True}
+    (finalist,) = judge(other, [ours], good)
+    gain = finalist.gain
+    if gain is not None:
+        interval = [round(gain.interval.low, 4), round(gain.interval.high, 4)]
+        return {**row, "ratio": round(gain.ratio, 4), "interval": interval}
+    point = math.exp(statistics.fmean(finalist.log_ratios)) if finalist.log_ratios else None
+    return {**row, "ratio": point and round(point, 4), "interval": None}
+
+
+def _rate(results: Sequence[TrialResult]) -> float | None:
+    rates = [log_rate(result).mean for result in results if result.ok]
+    return round(math.exp(statistics.fmean(rates)), 1) if rates else None
+
+
+def _told(result: TrialResult) -> str:
+    failure = result.failure
+    return f"{failure.kind.value} in {failure.phase.value}: {failure.message[:300]}" if failure else "no clean window"
+
+
+def answer(study: Tuned) -> dict:
+    """What a study found, as results files have it."""
+    found = study.recommendation
+    verdicts = [
+        trial.result.guard.passed
+        for trial in study.store.trials(study.study.study_id)
+        if trial.result and trial.result.guard
+    ]
+    hardware = found.hardware
+    return {
+        "hardware": {
+            "devices": [device.name for device in hardware.devices],
+            "kind": hardware.device_kind,
+            "cpu": hardware.cpu_name,
+            "cores": hardware.num_cores,
+            "versions": hardware.versions,
+        },
+        "verdict": found.verdict.value,
+        "recommended": found.candidate.choices,
+        "unit": found.sample_unit.value,
+        "baseline_units_per_s": round(found.baseline_units_per_s, 1),
+        "units_per_s": round(found.units_per_s, 1),
+        "gain": found.gain and round(found.gain.ratio, 4),
+        "gain_interval": found.gain and [round(found.gain.interval.low, 4), round(found.gain.interval.high, 4)],
+        "num_blocks": found.gain and found.gain.num_blocks,
+        "trials": found.cost.num_trials,
+        "tuning_s": round(study.seconds, 1),
+        "seconds_to_95_percent_of_gain": study.seconds_to_nearly_all(),
+        "compile_s": round(found.cost.compile_s, 1),
+        "payback_steps": found.cost.payback_steps,
+        "peak_mib": found.peak_memory_bytes >> 20,
+        "baseline_peak_mib": found.baseline_peak_memory_bytes >> 20,
+        "guard": found.guard
+        and {"passed": found.guard.passed, "reason": found.guard.reason, "skipped_steps": found.guard.skipped_steps},
+        "guard_verdicts": {"passed": sum(verdicts), "rejected": len(verdicts) - sum(verdicts)},
+        "bottleneck": [found.bottleneck_before, found.bottleneck_after],
+        "shares_before": _rounded(found.shares_before),
+        "shares_after": _rounded(found.shares_after),
+        "remaining_bound": found.certificate.remaining_bound,
+        "ended": found.certificate.ended,
+    }
+
+
+def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(share, 4) for name, share in shares.items() if share > 0}

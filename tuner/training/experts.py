@@ -1,0 +1,59 @@
+"""How the experts of a mixture-of-experts model run: which implementations it offers, and which one it uses.
+
+Two kinds of models say: those of transformers, which have `set_experts_implementation` and their own names for the
+implementations, and modules with the attributes `expert_implementations` (names) and `expert_implementation` (the
+one in use, which may be set).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+IMPLEMENTATIONS = ("looped", "batched", "grouped")
+TRANSFORMERS_NAMES = {"looped": "eager", "batched": "batched_mm", "grouped": "grouped_mm"}
+
+
+def offered_implementations(model: torch.nn.Module) -> tuple[str, ...]:
+    """Those that all layers of experts in the model offer; none where there is no such layer."""
+    layers = [set(layer.expert_implementations) for layer in _layers(model)]
+    layers += [set(IMPLEMENTATIONS) for _ in _transformers_models(model)]
+    common = set.intersection(*layers) if layers else set()
+    return tuple(name for name in IMPLEMENTATIONS if name in common)
+
+
+def used_implementation(model: torch.nn.Module) -> str | None:
+    """The one that all layers use; None where there are none, or they differ."""
+    names = {str(layer.expert_implementation) for layer in _layers(model)}
+    own = {theirs: name for name, theirs in TRANSFORMERS_NAMES.items()}
+    for inner in _transformers_models(model):
+        theirs = inner.config._experts_implementation
+        names.add(own.get(theirs, str(theirs)))
+    return names.pop() if len(names) == 1 else None
+
+
+def use_implementation(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """Sets it in every layer of experts."""
+    for layer in _layers(model):
+        layer.expert_implementation = name
+    for inner in _transformers_models(model):
+        inner.set_experts_implementation(TRANSFORMERS_NAMES[name])
+    return model
+
+
+def _layers(model: torch.nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if hasattr(module, "expert_implementations"))
+
+
+def _transformers_models(model: torch.nn.Module) -> Iterator[Any]:
+    """The outermost ones that can set it: they set it in those within."""
+    inside: set[torch.nn.Module] = set()
+    for module in model.modules():
+        can: Any = getattr(module, "_can_set_experts_implementation", None)
+        if module not in inside and can is not None and can():
+            inside.update(module.modules())
+            yield module

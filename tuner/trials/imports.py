@@ -1,0 +1,52 @@
+"""Modules that a workload imports as it goes, noted once, so that a trial server has them for all trials.
+
+What a workload's file imports at its top is known without running it; what its model imports when it is
+built (transformers loads its classes on demand, which takes seconds) is seen when it is looked at. Only
+what was imported before a device was touched is noted: a server that had touched one could not fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tuner.workloads.reference import parse_reference
+
+MAX_MODULES = 10_000
+
+
+def imported_since(known: set[str], workload: str) -> list[str]:
+    """Names of the modules imported since, in their order, without the workload's own; none once torch has
+    touched a device.
+
+    Args:
+        known: Names in `sys.modules` before.
+        workload: Its reference.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return []
+    reference = parse_reference(workload)
+    own = str(reference.path.parent) if reference.kind == "file" else None
+    package = reference.source.partition(".")[0] if reference.kind == "module" else None
+    names = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        is_own = (own is not None and file.startswith(own)) or name.partition(".")[0] == package
+        if name not in known and not is_own and getattr(module, "__spec__", None) is not None:
+            names.append(name)
+    return names[:MAX_MODULES]
+
+
+def save_imports(path: Path, names: list[str]) -> None:
+    path.write_bytes(msgspec.json.encode(names))
+
+
+def load_imports(path: Path) -> list[str]:
+    """What was saved; nothing where there is no such file, or the workload has put another in its place."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=list[str])
+    return []

@@ -1,0 +1,195 @@
+"""A small dense detector with YOLOv7's anchors and loss: SimOTA assigns anchors to boxes in every step.
+
+A stem and three stages of convolutions give maps of 8, 16 and 32 pixels a cell; one 1 x 1 convolution a
+map predicts. What matters here is the assignment: many small operators on tensors whose sizes depend on
+the data (see `simota`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
+from tuner.workloads.workload import NamedParameters, Workload
+from tuner.workloads.zoo.simota import Boxes, assign, complete_overlap, decode
+
+STRIDES = (8, 16, 32)
+ANCHORS = (
+    ((12, 16), (19, 36), (40, 28)),
+    ((36, 75), (76, 55), (72, 146)),
+    ((142, 110), (192, 243), (459, 401)),
+)
+"""YOLOv7's widths and heights, in pixels of images of 640."""
+BALANCE = (4.0, 1.0, 0.4)
+"""Of the levels' objectness."""
+BOX_WEIGHT, OBJECTNESS_WEIGHT, CLASS_WEIGHT = 0.05, 0.7, 0.3
+NONE = -1
+"""The label of a place without a box."""
+_DATASET_LENGTH = 65536
+
+
+class ConvBlock(nn.Module):
+    """Convolution, batch normalisation, SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.norm(self.conv(x)))
+
+
+class Stages(nn.Module):
+    """Maps of images (B, 3, H, W) at rising strides from 8 on, each twice as wide as the last.
+
+    Args:
+        width: Of the map of stride 8.
+        num_maps: How many there are.
+        depth: Further convolutions at each stride.
+    """
+
+    def __init__(self, width: int, num_maps: int, depth: int) -> None:
+        super().__init__()
+        self.widths = tuple(width * 2 ** min(2, number) for number in range(num_maps))
+        self.stem = nn.Sequential(ConvBlock(3, width // 2, 2), ConvBlock(width // 2, width // 2, 2))
+        ends = (width // 2, *self.widths)
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                ConvBlock(ends[n], ends[n + 1], 2), *(ConvBlock(ends[n + 1], ends[n + 1], 1) for _ in range(depth))
+            )
+            for n in range(num_maps)
+        )
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        x = self.stem(images)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+
+class DenseDetector(nn.Module):
+    """Predictions of each level, (B, A, H, W, 5 + K)."""
+
+    def __init__(self, width: int, depth: int, num_classes: int, size: int) -> None:
+        super().__init__()
+        self.backbone = Stages(width, len(STRIDES), depth)
+        num_anchors = len(ANCHORS[0])
+        self.heads = nn.ModuleList(nn.Conv2d(w, num_anchors * (5 + num_classes), 1) for w in self.backbone.widths)
+        for head, stride in zip(self.heads, STRIDES, strict=True):
+            with torch.no_grad():  # as many objects an image as usual, so that training begins calmly
+                bias = head.bias.view(num_anchors, -1)
+                bias[:, 4] += math.log(8 / (size / stride) ** 2)
+                bias[:, 5:] += math.log(0.6 / max(1.0, num_classes - 0.99))
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        outputs = []
+        for head, level in zip(self.heads, self.backbone(images), strict=True):
+            batch, _, height, width = level.shape
+            outputs.append(head(level).view(batch, len(ANCHORS[0]), -1, height, width).permute(0, 1, 3, 4, 2))
+        return outputs
+
+
+class RandomScenes:
+    """Images of random bytes with random boxes; sample i is the same every time.
+
+    A sample has places for `most` boxes, with the label `NONE` where there is none, so that batches are of
+    one shape.
+    """
+
+    def __init__(self, length: int, size: int, num_classes: int, most: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._length = length
+        self._pool = random_bytes((min(length, POOL_SIZE), 3, size, size), generator)
+        self._num_classes = num_classes
+        self._most = most
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index)
+        size = 0.05 + 0.45 * torch.rand(self._most, 2, generator=generator) ** 2
+        centre = size / 2 + (1 - size) * torch.rand(self._most, 2, generator=generator)
+        labels = torch.randint(self._num_classes, (self._most,), generator=generator)
+        count = int(torch.randint(self._most + 1, (), generator=generator))
+        labels[count:] = NONE
+        return {
+            "pixel_values": self._pool[index % len(self._pool)],
+            "boxes": torch.cat([centre, size], dim=1),
+            "labels": labels,
+        }
+
+
+class Detector(Workload):
+    """Trains a dense detector on random scenes.
+
+    Args:
+        image_size: Pixels a side, a multiple of 32.
+        most_boxes: An image has from none to so many.
+    """
+
+    def __init__(
+        self,
+        batch: int = 16,
+        image_size: int = 640,
+        width: int = 64,
+        depth: int = 2,
+        num_classes: int = 80,
+        most_boxes: int = 20,
+        lr: float = 1e-3,
+    ) -> None:
+        self.global_batch = batch
+        self._size = image_size
+        self._shape = (width, depth, num_classes)
+        self._most = most_boxes
+        self._lr = lr
+
+    def model(self) -> nn.Module:
+        return DenseDetector(*self._shape, self._size)
+
+    def dataset(self) -> Any:
+        return RandomScenes(_DATASET_LENGTH, self._size, self._shape[2], self._most)
+
+    def batch_transform(self, batch: Any) -> Any:
+        return with_normal_pixels(batch)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        predictions = [p.float() for p in model(batch["pixel_values"])]
+        return detection_loss(predictions, boxes_of(batch["boxes"], batch["labels"]), self._size)
+
+    def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=self._lr)
+
+
+def boxes_of(xywh: torch.Tensor, labels: torch.Tensor) -> Boxes:
+    """The boxes of padded ones, (B, most, 4) and (B, most)."""
+    image, place = (labels != NONE).nonzero(as_tuple=True)
+    return Boxes(image, labels[image, place], xywh[image, place])
+
+
+def detection_loss(predictions: list[torch.Tensor], boxes: Boxes, size: int) -> torch.Tensor:
+    """YOLOv7's loss, a mean over the images: boxes by complete IoU, objectness towards it, classes."""
+    anchors = boxes.xywh.new_tensor(ANCHORS) * (size / 640)
+    matches = assign(predictions, boxes, anchors, STRIDES, num_images=len(predictions[0]))
+    total = boxes.xywh.new_zeros(())
+    for level, (raw, found, balance) in enumerate(zip(predictions, matches, BALANCE, strict=True)):
+        at = found.places
+        objectness = torch.zeros_like(raw[..., 4])
+        if len(found.box):
+            mine = raw[at.image, at.anchor, at.row, at.column]
+            scale = raw.new_tensor([raw.shape[3], raw.shape[2]]).repeat(2)
+            iou = complete_overlap(decode(mine, at, anchors[level] / STRIDES[level]), boxes.xywh[found.box] * scale)
+            objectness[at.image, at.anchor, at.row, at.column] = iou.detach().clamp(min=0)
+            wanted = F.one_hot(boxes.label[found.box], raw.shape[-1] - 5).to(raw.dtype)
+            total = total + BOX_WEIGHT * (1 - iou).mean()
+            total = total + CLASS_WEIGHT * F.binary_cross_entropy_with_logits(mine[:, 5:], wanted)
+        total = total + OBJECTNESS_WEIGHT * balance * F.binary_cross_entropy_with_logits(raw[..., 4], objectness)
+    return total

@@ -402,7 +402,7 @@ class Designer:
         spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
         for move, bound in self.knowledge.untried(self.incumbent):
             above = bound > self.knowledge.threshold
-            impossible = self.space.why_impossible(self.incumbent, move)
+            impossible = self._why_impossible(move)
             if impossible is not None:
                 why = impossible
             elif above:
@@ -414,6 +414,11 @@ class Designer:
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])
         self.ended = f"{spent} spent" if left else "no bound above noise"
+
+    def _why_impossible(self, move: Move) -> str | None:
+        impossible = self.space.why_impossible(self.incumbent, move)
+        moved = self.space.combine(self.incumbent, [move])
+        return impossible if moved is None else self.knowledge.will_not_fit(moved)
 
     def _advance(self, outcome: Outcome | None) -> None:
         try:

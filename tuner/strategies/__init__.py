@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tuner.errors import ChoiceError
 from tuner.strategies.activation_checkpointing import ActivationCheckpointing
+from tuner.strategies.activation_compression import ActivationCompression
+from tuner.strategies.allocator import Allocator
 from tuner.strategies.attention_backend import AttentionBackend
 from tuner.strategies.backend_flags import BackendFlags
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -13,6 +15,7 @@ from tuner.strategies.compile import Compile
 from tuner.strategies.cpu_threads import CpuThreads
 from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
+from tuner.strategies.device_prefetch import DevicePrefetch
 from tuner.strategies.memory_format import MemoryFormat
 from tuner.strategies.micro_batch import MicroBatch
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
@@ -20,6 +23,7 @@ from tuner.strategies.precision import Precision
 
 STRATEGIES: tuple[Strategy, ...] = (
     DataLoading(),
+    DevicePrefetch(),
     DatasetCache(),
     CpuThreads(),
     BackendFlags(),
@@ -29,6 +33,8 @@ STRATEGIES: tuple[Strategy, ...] = (
     Compile(),
     OptimizerImplementation(),
     ActivationCheckpointing(),
+    ActivationCompression(),
+    Allocator(),
     MicroBatch(),
 )
 

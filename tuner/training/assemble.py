@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
-from tuner.training.job import TrainingJob
+from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
+from tuner.training.prefetcher import PrefetchingLoader, copy_stream
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,8 @@ def assemble(
         batch_sampler=batch_sampler,
         worker_init=worker_init,
     )
+    if plan.loader.device_prefetch:
+        loader = PrefetchingLoader(loader, batch_mover(workload, plan.loader, device), copy_stream(device))
     return TrainingJob(
         workload=workload,
         plan=plan,

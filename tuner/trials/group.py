@@ -71,6 +71,7 @@ class Member:
         self.profile: TrialProfile | None = None
         self.memory: list[MemoryPeak] = []
         self.effects: tuple[Effect, ...] = ()
+        self.unmeasured: tuple[str, ...] = ()
         self.trace: str | None = None
 
     @property
@@ -96,6 +97,7 @@ class Member:
             case Reported():
                 self.memory.append(message.memory)
                 self.effects = message.effects if message.memory.rank == 0 else self.effects
+                self.unmeasured = tuple(dict.fromkeys((*self.unmeasured, *message.unmeasured)))
 
     def result(self, group: str, wanted_windows: int, interpreter: str, isolation: str) -> TrialResult:
         return TrialResult(
@@ -113,6 +115,7 @@ class Member:
             guard=self.guard,
             effects=self.effects,
             failure=self.job.failure,
+            unmeasured=self.unmeasured,
             contended=self.job.failure is None and len(self.clean) < wanted_windows,
             interpreter=interpreter,
             isolation=isolation,

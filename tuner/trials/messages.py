@@ -154,6 +154,7 @@ class Profiled(_Message):
 class Reported(_Message):
     memory: MemoryPeak
     effects: tuple[Effect, ...]
+    unmeasured: tuple[str, ...] = ()
 
 
 class Failed(_Message):

@@ -10,7 +10,8 @@ from typing import Any
 
 from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts
-from tuner.training.job import TrainingJob
+from tuner.training.batch_second import can_be_batch_second
+from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.trials.failures import is_out_of_memory
 
@@ -24,6 +25,8 @@ class ModelLook:
     loss: float
     step_ns: int
     fits: bool
+    samples: float
+    peak_bytes: int
 
 
 def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
@@ -51,6 +54,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
 
     on_device = job.to_device(batch)
     attention = _AttentionSeen()
+    if job.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(job.device)
     began = time.perf_counter_ns()
     with attention.mode(), FlopCounterMode(display=False) as counter:
         if job.workload.has_custom_step:
@@ -60,6 +65,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
             _check_loss(job, loss)
             loss.backward()
     step_ns = time.perf_counter_ns() - began
+    peak_bytes = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else 0
     parameters = [p for p in job.model.parameters() if p.requires_grad]
     if not job.workload.has_custom_step and all(p.grad is None for p in parameters):
         raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
@@ -82,6 +88,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         has_batch_statistics=any(
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
+        can_be_batch_second=can_be_batch_second(blocks),
         flops_per_step=pieces * int(counter.get_total_flops()),
     )
     return ModelLook(
@@ -90,6 +97,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         loss=value,
         step_ns=pieces * step_ns,
         fits=pieces == 1,
+        samples=float(batch_length(batch) or 0),
+        peak_bytes=peak_bytes if batch_length(batch) else 0,
     )
 
 
@@ -179,4 +188,24 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
         module=cls.__module__,
         implementation="own" if own else current,
         implementations=() if own else tuple(offered),
+        state_bytes=state_bytes(job),
     )
+
+
+def state_bytes(job: TrainingJob) -> int:
+    """What the optimizer's state takes after a step, found on tensors without storage. 0 where it is not known: an
+    optimizer that cannot step on such tensors, or that makes its state at another time.
+    """
+    import torch
+
+    parameters = [(n, p) for n, p in unwrapped(job.model).named_parameters() if p.requires_grad]
+    stand_ins = [(name, torch.nn.Parameter(torch.empty_like(p, device="meta"))) for name, p in parameters]
+    for _, stand_in in stand_ins:
+        stand_in.grad = torch.empty_like(stand_in)
+    try:
+        optimizer = job.workload.optimizer(iter(stand_ins))
+        optimizer.step()
+    except Exception:  # the user's own code, which need not know of such tensors
+        return 0
+    tensors = (value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -67,7 +67,9 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     if every is None:
         return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": False}})
     if choice["save"] is not None:
-        return Said(missing=dict.fromkeys(("every", "save"), "Accelerate recomputes whole blocks; this recomputes none"))
+        return Said(
+            missing=dict.fromkeys(("every", "save"), "Accelerate recomputes whole blocks; this recomputes none")
+        )
     if every == 1:
         return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": True}})
     return Said(missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this checkpoints none"})

@@ -40,7 +40,7 @@ class ActivationCompression(Strategy):
     memory = True
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        return ({"kept_as": None}, *({"kept_as": form} for form in FORMS))
+        return tuple({"kept_as": form} for form in (*FORMS, None))
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["kept_as"] in LOSSLESS and not workload.model.module_types.get("ReLU"):

@@ -96,7 +96,7 @@ class Allocator(Strategy):
 
 
 def settings_of(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The strategy's parameters in a snapshot of the allocator. A size that is no limit is its largest number, or -1."""
+    """The strategy's parameters in a snapshot of the allocator. No limit is the largest number, or -1."""
     settings = snapshot["allocator_settings"]
     split_mb = int(settings["max_split_size"]) / (1 << 20)
     limited = 0 < split_mb < MAX_SPLIT_MB

@@ -58,7 +58,7 @@ class DevicePrefetch(Strategy):
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         current = situation.choices[self.name]
-        if current["ahead"] and current["as_bytes"] >= choice["as_bytes"]:
+        if current["ahead"] and (current["as_bytes"] or not choice["as_bytes"]):
             return 0.0
         # Bytes are a quarter of the data for whoever loads them, too.
         waits = (Category.DATA_WAIT,) if choice["as_bytes"] else ()

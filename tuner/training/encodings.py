@@ -198,4 +198,3 @@ def masked(gradient: torch.Tensor, mask: torch.Tensor, layout: Layout) -> torch.
     import torch
 
     return torch.where(layout.shaped(unpack_bits(mask, gradient.numel())), gradient, 0.0)
-

@@ -182,7 +182,9 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
     """A batch with everything that can be moved on the device."""
-    return map_structure(lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch)
+    return map_structure(
+        lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
+    )
 
 
 def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:

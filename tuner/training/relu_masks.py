@@ -9,6 +9,7 @@ Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Trai
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tuner.training.encodings import Layout, is_dense, masked, relu_mask
@@ -34,9 +35,9 @@ def keep_masks(model: torch.nn.Module, count: Counting, note: Noting) -> None:
 
     for module in model.modules():
         if type(module) is nn.ReLU:
-            module.forward = _rectifying(module, count, note)
+            module.forward = _rectifying(module, count, note)  # type: ignore[method-assign]
         elif type(module) is nn.MaxPool2d:
-            module.forward = _pooling(module, count, note)
+            module.forward = _pooling(module, count, note)  # type: ignore[method-assign]
 
 
 def _rectifying(module: torch.nn.ReLU, count: Counting, note: Noting) -> Any:
@@ -130,6 +131,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+@cache
 def _functions() -> tuple[Any, Any]:
     """The autograd functions; made where torch is loaded."""
     import torch

@@ -46,7 +46,7 @@ class SavedActivations:
     Args:
         kept_as: One of `FORMS`. `relu_mask`: a bit for each element that a ReLU module keeps, and a byte for each
             window of a MaxPool2d module. `relu_sparse`: also what other operators keep of their outputs, without the
-            zeros. `bfloat16`, `int8`: everything, in so many bits.
+            zeros. `bfloat16`, `int8`: masks, and everything else in so many bits.
 
     Attributes:
         last: Of the last forward pass that kept anything.
@@ -65,10 +65,11 @@ class SavedActivations:
     # --- where it is put ------------------------------------------------------------------------
 
     def attach(self, model: torch.nn.Module, workload: Any = None) -> torch.nn.Module:
-        """Makes the model's ReLU and MaxPool2d modules keep masks, where that is asked for."""
+        """Makes the model's ReLU and MaxPool2d modules keep masks. That is less than any other form, and lossy ones
+        would round small activations to zero, which a ReLU's backward pass takes for a closed gate.
+        """
         self._model = model
-        if self.kept_as in LOSSLESS:
-            keep_masks(model, self._count_masks, self._note_rectified)
+        keep_masks(model, self._count_masks, self._note_rectified)
         return model
 
     def note_batch(self, batch: Any) -> Any:

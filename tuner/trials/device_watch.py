@@ -32,7 +32,9 @@ RECENT_US = 1_000_000
 class DeviceLook(Protocol):
     """Looks at one device."""
 
-    unmeasured: tuple[str, ...]
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the driver does not tell, and why."""
 
     def look(self) -> DeviceState: ...
 
@@ -129,10 +131,7 @@ class NvmlLook:
             temperature_c=self._asked(
                 "temperature", lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
             ),
-            reasons=self._asked(
-                "throttling", lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-            )
-            or 0,
+            reasons=self._asked("throttling", lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))) or 0,
             energy_mj=self._asked("energy", lambda: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
             thermal_ns=self._asked("time slowed down from heat", self._thermal_ns),
             uses=self._asked("use by other processes", lambda: self._uses(now_us)) if self._sees_us else None,

@@ -162,7 +162,9 @@ def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
         passed=furthest <= CONVERSION_ROUNDOFFS,
         observed=furthest,
         tolerance=CONVERSION_ROUNDOFFS,
-        detail="" if furthest <= CONVERSION_ROUNDOFFS else "from_bytes gives other values, shapes or types than dataset",
+        detail=""
+        if furthest <= CONVERSION_ROUNDOFFS
+        else "from_bytes gives other values, shapes or types than dataset",
     )
 
 

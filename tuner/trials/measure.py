@@ -132,9 +132,7 @@ def take_window(
     stepper.pause()
     steps = np.diff(ticks)
     objections = float(objection is not None)
-    num_samples, num_units, own_s, objections = total(
-        [num_samples, num_units, own_seconds(before, after), objections]
-    )
+    num_samples, num_units, own_s, objections = total([num_samples, num_units, own_seconds(before, after), objections])
     share = foreign_share(before, after, own_s)
     void = f"others used {share:.0%} of the cores" if share > foreign_limit else objection
     if void is None and objections:

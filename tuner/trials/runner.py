@@ -150,9 +150,7 @@ class LocalRunner:
             raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
         return answer
 
-    def _run_task(
-        self, entry: str, request: Any, variables: Mapping[str, str]
-    ) -> tuple[Job, bytes | None, str]:
+    def _run_task(self, entry: str, request: Any, variables: Mapping[str, str]) -> tuple[Job, bytes | None, str]:
         """One run of a task: its job, its answer if there is one, and what it did last."""
         deadlines = Deadlines(build_s=self._task_deadline_s)
         job = self._board.start(

@@ -186,7 +186,7 @@ class TestPrefetch:
             torch.cuda.synchronize(DEVICE)
         events = [event for event in recorder.events() if event.device_type == torch.autograd.DeviceType.CUDA]
         copies = {event.device_resource_id for event in events if "HtoD" in event.name and "Pinned" in event.name}
-        kernels = {event.device_resource_id for event in events if "gemm" in event.name or "cutlass" in event.name}
+        kernels = {event.device_resource_id for event in events if not event.name.startswith("Mem")}
         assert copies, [event.name for event in events][:50]
         assert kernels
         assert not copies & kernels

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import sample_result, sample_window
 
 from tuner.records import DeviceReading
+from tuner.search.designer import why_not
 from tuner.trials.device_state import DeviceState, Use, limits_of, reading_between, why_void
 from tuner.trials.device_watch import NOT_INSTALLED, DeviceWatch, NvmlLook, watch_device
 
@@ -264,3 +266,19 @@ class TestNvml:
 
     def test_own_processes_hold_this_one_and_its_siblings_parent(self) -> None:
         assert os.getpid() in NvmlLook(Nvml(), "GPU-1").own_processes()
+
+
+@pytest.mark.parametrize(
+    ("void", "remedy"),
+    [
+        ("others used 25% of the cores", "end them, or accept them with --foreign-load"),
+        ("others used 30% of the device", "end them"),
+        (
+            "the device was slowed down from heat for 30% of the window",
+            "cool the device or lower its power limit, and resume",
+        ),
+    ],
+)
+def test_a_trial_without_a_clean_window_says_what_to_do(void: str, remedy: str) -> None:
+    result = sample_result(windows=(sample_window(0, void=void),), guard=None)
+    assert why_not(result) == f"no clean window could be measured ({void}): {remedy}"

@@ -110,6 +110,7 @@ def space(kind: str = "cuda", num_ranks: int = 1, **facts: Any) -> Space:
     environment = sample_environment(
         kind, hardware=sample_hardware(kind, devices=(device,), links={}), num_ranks=num_ranks
     )
+    facts = {"look_samples": 0.0, "look_peak_bytes": 0, **facts}
     plain = sample_facts(
         current={}, custom_step=False, batch_splittable=True, global_batch=64, varying_shapes=False, **facts
     )

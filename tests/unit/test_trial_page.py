@@ -8,7 +8,15 @@ import re
 
 import pytest
 from analysed import make_analysis, make_breakdown, make_rank, write_loop
-from builders import failed_result, sample_guard, sample_result, sample_study, sample_trial, sample_window
+from builders import (
+    failed_result,
+    sample_guard,
+    sample_reading,
+    sample_result,
+    sample_study,
+    sample_trial,
+    sample_window,
+)
 from msgspec.structs import replace
 from traces import needs_traces, trace_file
 
@@ -431,3 +439,34 @@ def test_the_page_of_a_real_profile_is_below_a_megabyte_compressed():
     page = page_of(trial_with(result), analysis=analysis)
     assert len(gzip.compress(page.encode(), 5)) < 1_000_000
     assert units.short_time(get_long_gaps_info(analysis.ranks[0])[0].length_ns) in text_of(page)
+
+
+# --- the state of the device ---------------------------------------------------------------------
+
+
+def device_fact(result):
+    facts = get_trial_headline(trial_with(result), SampleUnit.SAMPLE).facts
+    return next((fact for fact in facts if fact.name == "Device state"), None)
+
+
+def test_the_device_s_state_is_that_of_the_last_window_with_what_held_it_down():
+    fact = device_fact(sample_result(windows=(sample_window(0, device=sample_reading()),), unmeasured=()))
+    assert fact.value == "1755 MHz, 650 W, 61 °C"
+    assert fact.note == "held down by: power cap"
+
+
+def test_what_could_not_be_read_of_a_device_is_said():
+    result = sample_result(windows=(sample_window(0),), unmeasured=("power of the device: Not Supported",))
+    fact = device_fact(result)
+    assert (fact.value, fact.note) == ("not measured", "not measured: power of the device: Not Supported")
+
+
+def test_a_trial_without_a_device_says_nothing_of_one():
+    assert device_fact(sample_result(windows=(sample_window(0),), unmeasured=())) is None
+
+
+def test_a_trial_whose_windows_are_all_void_says_why():
+    window = sample_window(0, void="the device was slowed down from heat for 30% of the window (at 88 °C)")
+    headline = get_trial_headline(trial_with(sample_result(windows=(window,))), SampleUnit.SAMPLE)
+    assert headline.title == "Not measured: no window counts"
+    assert headline.sentence.endswith("because the device was slowed down from heat for 30% of the window (at 88 °C).")

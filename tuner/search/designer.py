@@ -434,8 +434,15 @@ def why_not(result: TrialResult) -> str:
     if result.guard is not None and not result.guard.passed:
         return result.guard.reason
     reasons = [window.void for window in result.windows if window.void is not None]
-    because = f" ({reasons[-1]}): end them, or accept them with --foreign-load" if reasons else ""
+    because = f" ({reasons[-1]}): {_remedy(reasons[-1])}" if reasons else ""
     return f"no clean window could be measured{because}"
+
+
+def _remedy(void: str) -> str:
+    """What to do about a machine whose windows are void."""
+    if void.endswith("of the cores"):
+        return "end them, or accept them with --foreign-load"
+    return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
 
 
 def _purpose(stage: str, number: int) -> Purpose:

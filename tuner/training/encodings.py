@@ -20,6 +20,8 @@ BLOCK = 256
 """Values that share a scale."""
 LEVELS = 127
 """Of int8 on either side of zero, which stays zero."""
+BLOCKS_AT_ONCE = 1 << 14
+"""So many are encoded at a time: what that takes for a moment must stay far below what it saves."""
 WORTHWHILE = 0.75
 """A sparse form that takes more than this share of the whole is not worth its time."""
 
@@ -169,12 +171,18 @@ class Blocks:
     def encode(cls, tensor: torch.Tensor) -> Blocks:
         import torch
 
-        flat = flattened(tensor).float()
-        blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
-        largest = blocks.abs().amax(dim=1, keepdim=True).clamp_(max=torch.finfo(torch.float32).max)
-        scales = largest / LEVELS
-        steps = blocks / torch.where(scales == 0, 1.0, scales)
-        return cls(Layout.of(tensor), steps.round_().clamp_(-LEVELS, LEVELS).to(torch.int8), scales)
+        flat = flattened(tensor)
+        count = math.ceil(flat.numel() / BLOCK)
+        values = torch.empty(count, BLOCK, dtype=torch.int8, device=tensor.device)
+        scales = torch.empty(count, 1, dtype=torch.float32, device=tensor.device)
+        for first in range(0, count, BLOCKS_AT_ONCE):
+            blocks = _blocks(flat[first * BLOCK : (first + BLOCKS_AT_ONCE) * BLOCK])
+            rows = slice(first, first + BLOCKS_AT_ONCE)
+            largest = blocks.abs().amax(dim=1, keepdim=True).clamp_(max=torch.finfo(torch.float32).max)
+            scales[rows] = largest / LEVELS
+            steps = blocks / torch.where(largest == 0, 1.0, scales[rows])
+            values[rows] = steps.round_().clamp_(-LEVELS, LEVELS)
+        return cls(Layout.of(tensor), values, scales)
 
     @property
     def num_bytes(self) -> int:
@@ -183,6 +191,14 @@ class Blocks:
     def decode(self) -> torch.Tensor:
         flat = (self.values * self.scales).view(-1)[: math.prod(self.layout.shape)]
         return self.layout.shaped(flat.to(self.layout.dtype))
+
+
+def _blocks(flat: torch.Tensor) -> torch.Tensor:
+    """(n,) to (ceil(n / 256), 256) float32, the last one filled with zeros."""
+    import torch
+
+    missing = -flat.numel() % BLOCK
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).float().view(-1, BLOCK)
 
 
 Form = Whole | Sparse | Half | Blocks

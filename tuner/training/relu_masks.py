@@ -100,26 +100,28 @@ class Window:
         """(…, H', W') indices into a plane of this width, as places within the window: uint8."""
         import torch
 
-        top, left = self._corners(indices)
-        row = (indices // width - top) // self.dilation[0]
-        column = (indices % width - left) // self.dilation[1]
-        return (row * self.kernel[1] + column).to(torch.uint8)
+        narrow = indices.int()  # half the memory for a moment; a plane has less than 2³¹ elements
+        top, left = self._corners(narrow)
+        column = (narrow % width).sub_(left).floor_divide_(self.dilation[1])
+        row = narrow.floor_divide_(width).sub_(top).floor_divide_(self.dilation[0])
+        return row.mul_(self.kernel[1]).add_(column).to(torch.uint8)
 
     def indices(self, places: torch.Tensor, width: int) -> torch.Tensor:
         """The inverse of `places`."""
-        wide = places.long()
-        top, left = self._corners(wide)
-        row = top + (wide // self.kernel[1]) * self.dilation[0]
-        column = left + (wide % self.kernel[1]) * self.dilation[1]
-        return row * width + column
+        narrow = places.int()
+        top, left = self._corners(narrow)
+        column = (narrow % self.kernel[1]).mul_(self.dilation[1]).add_(left)
+        row = narrow.floor_divide_(self.kernel[1]).mul_(self.dilation[0]).add_(top)
+        return row.mul_(width).add_(column).long()
 
     def _corners(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(H', 1) and (W',): where each window begins, which may be in the padding."""
         import torch
 
         height, width = like.shape[-2:]
-        top = torch.arange(height, device=like.device)[:, None] * self.stride[0] - self.padding[0]
-        left = torch.arange(width, device=like.device) * self.stride[1] - self.padding[1]
+        rows, columns = (torch.arange(n, dtype=like.dtype, device=like.device) for n in (height, width))
+        top = rows[:, None] * self.stride[0] - self.padding[0]
+        left = columns * self.stride[1] - self.padding[1]
         return top, left
 
 
@@ -169,10 +171,11 @@ def _functions() -> tuple[Any, Any]:
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             (places,) = ctx.saved_tensors
             layout: Layout = ctx.layout
-            # Of the input only its shape and strides are read.
-            like = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=ctx.device)
             indices = ctx.window.indices(places, layout.shape[-1])
-            backward = torch.ops.aten.max_pool2d_with_indices_backward
-            return backward(gradient, like, *ctx.window.arguments, indices), None, None
+            # Of the input only its shape and strides are read: the result stands in for it.
+            result = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=ctx.device)
+            backward = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
+            backward(gradient, result, *ctx.window.arguments, indices, grad_input=result)
+            return result, None, None
 
     return Rectify, Pool

@@ -51,7 +51,6 @@ def test_work_draws_more_power_than_idling_and_is_not_void(look: NvmlLook) -> No
     work(2000)
     after = look.look()
     reading = reading_between(before, after, look.own_processes())
-    print(reading, look.unmeasured)
     assert reading.power_w is not None
     assert before.power_w is not None
     assert reading.power_w > 0
@@ -76,7 +75,6 @@ def test_a_watched_trial_s_windows_have_readings() -> None:
     watch.begin()
     work(500)
     reading, reason = watch.end()
-    print(reading, reason, watch.unmeasured)
     assert reading is not None
     assert reading.sm_clock_mhz
     assert reason is None

@@ -35,7 +35,9 @@ class Block(nn.Module):
         self.heads = width // 64
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
-        self.feed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
@@ -52,7 +54,11 @@ class Vision(tuner.Workload):
     def model(self) -> nn.Module:
         layers = [nn.Conv2d(3, 256, 16, 16), nn.Flatten(2)]
         return nn.ModuleDict(
-            {"patches": nn.Sequential(*layers), "blocks": nn.ModuleList(Block(256) for _ in range(6)), "head": nn.Linear(256, 10)}
+            {
+                "patches": nn.Sequential(*layers),
+                "blocks": nn.ModuleList(Block(256) for _ in range(6)),
+                "head": nn.Linear(256, 10),
+            }
         )
 
     def dataset(self) -> Any:
@@ -194,11 +200,12 @@ class TestPrefetch:
 
 class TestCheckpointing:
     @pytest.mark.parametrize(
-        "choice", [{"every": 1}, {"every": 2}, {"every": 1, "save": "products"}, {"every": 1, "save": "attention"}], ids=str
+        "choice",
+        [{"every": 1}, {"every": 2}, {"every": 1, "save": "products"}, {"every": 1, "save": "attention"}],
+        ids=str,
     )
     def test_needs_less_memory_for_the_same_training(self, choice: Choice) -> None:
         (plain, before), (recomputed, after), job = compared(Vision, activation_checkpointing=choice)
-        print(choice, before, after)
         assert recomputed == pytest.approx(plain, rel=1e-4)
         assert after < 0.95 * before
         strategy = strategy_named("activation_checkpointing")
@@ -240,10 +247,11 @@ class TestCheckpointing:
 
 
 class TestCompression:
-    @pytest.mark.parametrize(("form", "share"), [("relu_mask", 0.95), ("relu_sparse", 0.95), ("bfloat16", 0.9), ("int8", 0.8)])
+    @pytest.mark.parametrize(
+        ("form", "share"), [("relu_mask", 0.95), ("relu_sparse", 0.95), ("bfloat16", 0.9), ("int8", 0.8)]
+    )
     def test_needs_less_memory(self, form: str, share: float) -> None:
         (plain, before), (packed, after), job = compared(Rectified, activation_compression={"kept_as": form})
-        print(form, before, after)
         assert after < share * before
         assert packed == pytest.approx(plain, rel=1e-5 if form.startswith("relu") else 2e-2)
         strategy = strategy_named("activation_compression")
@@ -253,7 +261,6 @@ class TestCompression:
     @pytest.mark.parametrize("form", ["bfloat16", "int8"])
     def test_transformers_too(self, form: str) -> None:
         (plain, before), (packed, after), _ = compared(Vision, activation_compression={"kept_as": form})
-        print(form, before, after)
         assert after < 0.95 * before
         assert packed == pytest.approx(plain, rel=2e-2)
 
@@ -293,7 +300,6 @@ ASKED = """
 import json, sys, torch
 from tuner.strategies.allocator import settings_of
 torch.empty(64 << 20, device="cuda")
-print(json.dumps(settings_of(torch.cuda.memory._snapshot())))
 """
 
 
@@ -312,7 +318,9 @@ class TestAllocator:
 
         clean = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
         environment = {**clean, **Allocator().environment_variables(choice)}
-        done = subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", ASKED], env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
         assert found == choice

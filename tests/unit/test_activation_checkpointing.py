@@ -192,9 +192,7 @@ class TestSelective:
         saved = saved_operators("attention")
         operator = torch.ops.aten._scaled_dot_product_flash_attention.default
         q = torch.empty(1)
-        decided = {
-            p: _policy(saved, None, operator, q, q, q, dropout_p=p).name for p in (0.0, 0.1)
-        }
+        decided = {p: _policy(saved, None, operator, q, q, q, dropout_p=p).name for p in (0.0, 0.1)}
         assert decided == {0.0: "MUST_SAVE", 0.1: "PREFER_RECOMPUTE"}
         assert _policy(saved, None, operator, q, q, q, 0.1).name == "PREFER_RECOMPUTE"
 

@@ -39,9 +39,7 @@ class TestReading:
         assert between(state(0), state(1)) == DeviceReading()
 
     def test_clock_and_temperature_are_those_of_its_end(self) -> None:
-        reading = between(
-            state(0, sm_clock_mhz=1980, temperature_c=50), state(1, sm_clock_mhz=1755, temperature_c=61)
-        )
+        reading = between(state(0, sm_clock_mhz=1980, temperature_c=50), state(1, sm_clock_mhz=1755, temperature_c=61))
         assert (reading.sm_clock_mhz, reading.temperature_c) == (1755, 61)
 
     def test_limits_are_those_of_both_edges(self) -> None:

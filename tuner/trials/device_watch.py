@@ -153,7 +153,7 @@ class NvmlLook:
             return None
         try:
             return ask()
-        except self._nvml.NVMLError as error:
+        except (self._nvml.NVMLError, AttributeError) as error:  # of the driver, or of an old nvidia-ml-py
             self._missing[what] = str(error)
             return None
 

@@ -137,6 +137,7 @@ class TestDeclaration:
     def test_has_a_reason_to_be_tried(self, strategy: Strategy) -> None:
         assert strategy.attacks or strategy.memory
         assert 0 < strategy.usual_realisation <= 1
+        assert strategy.exchange_realisation is None or 0 < strategy.exchange_realisation <= 1
         assert strategy.trial_cost_s >= 0
 
     def test_says_which_values_each_parameter_may_have(self, strategy: Strategy) -> None:

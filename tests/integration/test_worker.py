@@ -203,10 +203,12 @@ class TestDying:
 
 
 def end_lease(site: Site, study_id: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Ends the lease, as time would; a worker that is alive would extend it. It cannot write meanwhile."""
+    """Ends the lease, as time would; a worker that is alive would extend it. It cannot write meanwhile: a statement has
+    begun the transaction.
+    """
     with writing(site.store.engine) as session:
-        meanwhile()
         entry = session.get_one(QueueEntryRow, study_id)
+        meanwhile()
         entry.lease_until = datetime.now(UTC) - timedelta(seconds=1)
 
 

@@ -82,6 +82,8 @@ class Observation:
     """The noise of process starts comes on top; not so for what profiles say."""
     place: str = ""
     """Where a rate was measured; a ratio is of one place anyway."""
+    companion: bool = False
+    """The rate of a trial whose ratio to another is observed too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,7 @@ class Knowledge:
         if paired is not None and companion is not None:
             self.unpaired_since_sentinel = 0
             self._observe(result.candidate, paired.mean, paired.standard_error, companion.candidate)
+            self._observe_rate(companion, companion=True)
         else:
             self._observe_rate(result)
         if compared_with is not None and compared_with != result.candidate:
@@ -99,9 +100,10 @@ class Knowledge:
             self._situations[result.candidate.key] = situation
             self._profiled_in[result.candidate.key] = result.place
 
-    def _observe_rate(self, result: TrialResult) -> None:
+    def _observe_rate(self, result: TrialResult, *, companion: bool = False) -> None:
         rate = log_rate(result)
-        self._observe(result.candidate, rate.mean, rate.standard_error, None, place=result.place)
+        error = rate.standard_error
+        self._observe(result.candidate, rate.mean, error, None, place=result.place, companion=companion)
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
         """Once for each pair: profiles of further starts say the same again. Those of two places say nothing."""
@@ -125,6 +127,7 @@ class Knowledge:
         *,
         noisy: bool = True,
         place: str = "",
+        companion: bool = False,
     ) -> None:
         self._model = None
         self._observations.append(
@@ -136,6 +139,7 @@ class Knowledge:
                 standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
                 noisy=noisy,
                 place=place,
+                companion=companion,
             )
         )
 
@@ -143,8 +147,12 @@ class Knowledge:
 
     @property
     def model(self) -> EffectModel:
+        """The rates of companions tie those of trials that were measured alone to the ratios; without such trials they
+        would only add the drift that ratios are free of.
+        """
         if self._model is None:
-            self._model = EffectModel(self._observations)
+            alone = any(o.reference is None and not o.companion for o in self._observations)
+            self._model = EffectModel([o for o in self._observations if alone or not o.companion])
         return self._model
 
     def difference(self, candidate: Candidate, reference: Candidate) -> Difference:

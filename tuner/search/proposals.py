@@ -87,9 +87,7 @@ class Proposals:
                 continue
             bound = self._knowledge.bound(move, self._incumbent)
             if bound > self._knowledge.threshold:
-                likely = self._realisation(move.strategy)
-                if move.strategy in self._incumbent.choices:
-                    likely = (1 + likely) / 2  # what one choice began, another may finish
+                likely = self._likely_part(move.strategy)
                 expected = bound * likely * 0.5 ** self._knowledge.failures(move.strategy)
                 reason = f"could save at most {bound:.0%} of the step"
                 found.append(self._proposal(candidate, [move], reason, expected, bound))
@@ -275,6 +273,14 @@ class Proposals:
 
     def _realisation(self, name: str) -> float:
         return self._priors.realisation.get(name, self._space.strategy(name).usual_realisation)
+
+    def _likely_part(self, name: str) -> float:
+        """Part of its bound that a single choice is expected to realise on the incumbent."""
+        usual = self._realisation(name)
+        if name not in self._incumbent.choices:
+            return usual
+        exchange = self._space.strategy(name).exchange_realisation
+        return (1 + usual) / 2 if exchange is None else exchange
 
     def _realisation_of(self, name: str) -> float:
         """0 for a strategy that this space does not have."""

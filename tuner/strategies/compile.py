@@ -50,6 +50,7 @@ class Compile(Strategy):
         Category.LAUNCH_LATENCY,
     )
     usual_realisation = 0.35
+    exchange_realisation = 0.15
     trial_cost_s = 45.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -55,6 +55,7 @@ class Precision(Strategy):
     }
     attacks = COMPUTE
     usual_realisation = 0.4
+    exchange_realisation = 0.1
 
     def completed(self, current: Mapping[str, Scalar]) -> Choice:
         """A 16-bit level without a dtype is bfloat16, as autocast's default on CPUs and newer GPUs.

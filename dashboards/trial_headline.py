@@ -63,6 +63,9 @@ def get_trial_headline(trial: Trial, unit: SampleUnit, decisions: Sequence[Decis
         return TrialHeadline("warning", "Rejected: not the same training", f"{result.guard.reason}.", facts)
     if not result.clean_windows:
         sentence = "Others used the machine in every window, or a limit was reached first."
+        voids = [window.void for window in result.windows if window.void]
+        if voids:
+            sentence = f"Every window is void, the last one because {voids[-1]}."
         return TrialHeadline("warning", "Not measured: no window counts", sentence, facts)
     rate = units_per_s(result)
     sentence = f"{_told(own[-1])}." if own else "No decision of the study rests on it alone."
@@ -89,6 +92,7 @@ def _facts(result: TrialResult, unit: SampleUnit, decisions: Sequence[Decision])
             _limit_fact(decisions),
             _guard_fact(result),
             _memory_fact(result),
+            _device_fact(result),
             _time_fact(result),
             _compile_fact(result),
             Fact("Isolation", result.isolation, f"{result.interpreter} interpreter"),
@@ -130,6 +134,23 @@ def _memory_fact(result: TrialResult) -> Fact | None:
     on_device = any(peak.device_bytes for peak in result.memory)
     ranks = f", the hungriest of {len(result.memory)} ranks" if len(result.memory) > 1 else ""
     return Fact("Peak memory", units.memory(result.peak_memory_bytes), ("device" if on_device else "resident") + ranks)
+
+
+def _device_fact(result: TrialResult) -> Fact | None:
+    """What the driver said of the first rank's device in the last window, and what could not be read."""
+    unread = "; ".join(f"not measured: {text}" for text in result.unmeasured)
+    readings = [window.device for window in result.windows if window.device is not None]
+    if not readings:
+        return Fact("Device state", "not measured", unread) if unread else None
+    last = readings[-1]
+    figures = (
+        (last.sm_clock_mhz, "MHz"),
+        (None if last.power_w is None else round(last.power_w), "W"),
+        (last.temperature_c, "°C"),
+    )
+    value = ", ".join(f"{figure} {unit}" for figure, unit in figures if figure is not None)
+    limits = f"held down by: {', '.join(last.limits)}" if last.limits else "nothing held its clock down"
+    return Fact("Device state", value or "not measured", "; ".join(part for part in (limits, unread) if part))
 
 
 def _time_fact(result: TrialResult) -> Fact | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,7 @@ def examine() -> list[Examined]:
             runner.close()
     return [
         _device(environment),
+        *_device_state(environment),
         _arithmetic(environment),
         *_versions(environment),
         _compiler(),
@@ -62,6 +64,18 @@ def _device(environment: Environment) -> Examined:
     return Examined(
         level="note", subject="device", found=hardware.label, advice="no CUDA device: workloads are tuned on the CPU"
     )
+
+
+def _device_state(environment: Environment) -> list[Examined]:
+    """Whether clocks, power, temperature and other processes of a CUDA device can be read."""
+    if environment.hardware.device_kind != "cuda":
+        return []
+    try:
+        found = f"nvidia-ml-py {metadata.version('nvidia-ml-py')}"
+    except metadata.PackageNotFoundError:
+        advice = "windows in which the device is throttled or shared are not noticed: pip install 'steptune[cuda]'"
+        return [Examined(level="note", subject="device state", found="nvidia-ml-py is not installed", advice=advice)]
+    return [Examined(level="ok", subject="device state", found=found)]
 
 
 def _arithmetic(environment: Environment) -> Examined:

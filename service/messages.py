@@ -210,6 +210,7 @@ class TrialDetail(TrialSummary):
         memory: Peak memory by rank.
         effects: Whether its choices did what they say.
         contended: Fewer clean windows than asked for: others used the machine.
+        unmeasured: Readings of the devices that could not be had, and why.
         isolation: How its processes were shut in; null until it ended.
         interpreter: How its interpreter was started; null until it ended.
         phases_ns: How long each phase took.
@@ -223,6 +224,7 @@ class TrialDetail(TrialSummary):
     memory: tuple[MemoryPeak, ...]
     effects: tuple[Effect, ...]
     contended: bool
+    unmeasured: tuple[str, ...]
     isolation: str | None
     interpreter: str | None
     phases_ns: dict[str, int]

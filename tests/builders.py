@@ -21,6 +21,7 @@ from tuner.records import (
     DatasetFacts,
     Decision,
     Device,
+    DeviceReading,
     Effect,
     Environment,
     Failure,
@@ -122,6 +123,7 @@ def sample_facts(**changes: Any) -> WorkloadFacts:
             num_blocks=6,
             uses_attention=True,
             has_batch_statistics=True,
+            can_be_batch_second=True,
             flops_per_step=123_456_789_012,
         ),
         optimizer=OptimizerFacts(
@@ -141,6 +143,9 @@ def sample_facts(**changes: Any) -> WorkloadFacts:
         randomness="switchable",
         custom_step=True,
         host_read="aten::nonzero (/home/me/train.py, line 12: mask.nonzero())",
+        byte_form=True,
+        look_samples=64.0,
+        look_peak_bytes=500_000_000,
         sample_loss=4.174387,
         prepare_ns=1_000_000_001,
         import_ns=2_000_000_002,
@@ -211,6 +216,18 @@ def sample_window(round: int = 0, **changes: Any) -> Window:
         foreign_cpu_share=0.015625,
     )
     return replace(window, **changes)
+
+
+def sample_reading() -> DeviceReading:
+    return DeviceReading(
+        sm_clock_mhz=1755,
+        power_w=650.5,
+        power_limit_w=700.0,
+        temperature_c=61,
+        limits=("power cap",),
+        slowed_share=0.001,
+        foreign_share=0.0,
+    )
 
 
 def sample_breakdown(**changes: Any) -> Breakdown:
@@ -321,7 +338,11 @@ def sample_result(**changes: Any) -> TrialResult:
         candidate=CANDIDATE,
         purpose=Purpose.EXPLORE,
         group="group-2",
-        windows=(sample_window(0), sample_window(1, void="another process used the device"), sample_window(2)),
+        windows=(
+            sample_window(0, device=sample_reading()),
+            sample_window(1, void="another process used the device"),
+            sample_window(2),
+        ),
         startup=Startup(
             build_ns=1_500_000_000,
             user_code_ns=700_000_000,
@@ -345,6 +366,7 @@ def sample_result(**changes: Any) -> TrialResult:
         effects=(Effect(strategy="precision", took=True, detail="mm ran in bfloat16"),),
         compilation=sample_compilation(),
         contended=True,
+        unmeasured=("energy of the device: Not Supported",),
         interpreter="fresh",
         isolation="rlimit",
         phases_ns={"build": 1_500_000_000, "measure": 3_000_000_000},

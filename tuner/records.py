@@ -260,6 +260,8 @@ class ModelFacts(Record):
     has_batch_statistics: bool = False
     expert_implementations: tuple[str, ...] = ()
     expert_implementation: str | None = None
+    can_be_batch_second: bool = False
+    """The repeated blocks are attention of torch whose batch may come second (`training/batch_second.py`)."""
     flops_per_step: int | None = None
     """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
     unaligned_linears: dict[str, int] = {}
@@ -337,11 +339,17 @@ class WorkloadFacts(Record):
     """Where batches come from: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
     custom_step: bool = False
     host_read: str = ""
+    byte_form: bool = False
+    """It has `byte_dataset` and `from_bytes`."""
     sample_loss: float = 0.0
     sample_step_ns: int = 0
     """Forward and backward of the first batch, when the workload was looked at."""
     fits_memory: bool = True
     """False where one whole batch ran out of memory and a part of it was looked at."""
+    look_samples: float = 0.0
+    """Of the step that was looked at."""
+    look_peak_bytes: int = 0
+    """What tensors took on the device at the peak of that step, without an optimizer; 0 on a CPU."""
     prepare_ns: int = 0
     import_ns: int = 0
     model_ns: int = 0
@@ -513,6 +521,28 @@ class InputActivity(Record):
     """From storage; what the page cache holds costs nothing and is not counted."""
 
 
+class DeviceReading(Record):
+    """What the driver said of a rank's device during a window. None: it does not tell.
+
+    Attributes:
+        sm_clock_mhz: When the window ended.
+        power_w: Mean over the window, from the energy used; without that counter, when the window ended.
+        power_limit_w: What the driver holds the device to.
+        temperature_c: When the window ended.
+        limits: What held the clock down at either edge, as `trials/device_state.py` names it.
+    """
+
+    sm_clock_mhz: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    limits: tuple[str, ...] = ()
+    slowed_share: float | None = None
+    """Of the window: slowed down from heat."""
+    foreign_share: float | None = None
+    """Of the device's time: used by processes of others."""
+
+
 class Window(Record):
     """One timed, unprofiled stretch of whole steps.
 
@@ -547,6 +577,8 @@ class Window(Record):
     void: str | None = None
     """Why the window does not count, or None."""
     input: InputActivity | None = None
+    device: DeviceReading | None = None
+    """Of the first rank's device; None on a CPU, and where nothing could be read."""
 
     @property
     def units_per_s(self) -> float:
@@ -923,6 +955,8 @@ class TrialResult(Record):
     failure: Failure | None = None
     contended: bool = False
     """Fewer clean windows than asked for: others used the machine."""
+    unmeasured: tuple[str, ...] = ()
+    """Readings of the devices that could not be had, and why: windows are not void for what is not seen."""
     interpreter: str = "forked"
     isolation: str = "none"
     phases_ns: dict[str, int] = {}

@@ -175,6 +175,7 @@ def _detail(row: Any, attempts: list[TrialAttempt]) -> TrialDetail:
         memory=result.get("memory", ()),
         effects=result.get("effects", ()),
         contended=result.get("contended", False),
+        unmeasured=result.get("unmeasured", ()),
         isolation=result.get("isolation"),
         interpreter=result.get("interpreter"),
         phases_ns=result.get("phases_ns", {}),

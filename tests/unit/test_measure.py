@@ -10,11 +10,14 @@ import torch
 from guarded import Guarded, neutral_choices
 from torch.utils.data import Dataset, IterableDataset
 
+from tuner.records import DeviceReading
 from tuner.strategies.composition import make_plan
 from tuner.training.assemble import assemble
 from tuner.training.loader import build_loader
 from tuner.trials import measure
 from tuner.trials.contention import CpuReading
+from tuner.trials.device_state import why_void
+from tuner.trials.device_watch import DeviceWatch
 from tuner.trials.measure import QUEUES_PER_WINDOW, Stepper, epoch_restart_ns, take_window
 from tuner.workloads.batches import EndlessBatches
 
@@ -149,6 +152,24 @@ class TestWindow:
         taken = window(make_stepper(), limit=limit)
         assert taken.void == void
         assert taken.foreign_cpu_share == 0.25
+
+    @pytest.mark.parametrize(
+        ("reading", "others", "void"),
+        [
+            (DeviceReading(sm_clock_mhz=1755), 0, None),
+            (DeviceReading(slowed_share=0.5), 0, "the device was slowed down from heat for 50% of the window"),
+            (DeviceReading(sm_clock_mhz=1755), 1, "the device of another rank was throttled or shared"),
+        ],
+    )
+    def test_is_void_where_a_device_was_throttled(
+        self, make_stepper: Callable[..., Stepper], reading: DeviceReading, others: int, void: str | None
+    ) -> None:
+        class Watch(DeviceWatch):
+            def end(self) -> tuple[DeviceReading, str | None]:
+                return reading, why_void(reading, None)
+
+        taken = window(make_stepper(), watch=Watch(), total=lambda values: [*values[:3], values[3] + others])
+        assert (taken.void, taken.device) == (void, reading)
 
     def test_workers_rest_between_windows_and_work_in_them(self, make_stepper: Callable[..., Stepper]) -> None:
         stepper = make_stepper(num_workers=1)

@@ -44,7 +44,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
         m.WindowTaken(window=sample_window(2, void="others")),
         m.RestartMeasured(epoch_restart_ns=None),
         m.Profiled(breakdowns=(sample_breakdown(),), profile=sample_profile(), trace=None),
-        m.Reported(memory=RESULT.memory[0], effects=RESULT.effects),
+        m.Reported(memory=RESULT.memory[0], effects=RESULT.effects, unmeasured=("power: no driver",)),
         m.Failed(failure=Failure(kind=FailureKind.CRASH, phase=Phase.MEASURE, message="…", signal=11)),
         m.TaskDone(result=RAW),
         m.TaskProgress(text="reference run 3"),

@@ -12,6 +12,7 @@ from builders import (
     failed_result,
     sample_compilation,
     sample_guard,
+    sample_reading,
     sample_result,
     sample_study,
     sample_trial,
@@ -466,3 +467,34 @@ class TestCompilation:
         page = page_of(trial_with(sample_result(compilation=compilation)))
         assert "1 graph, no graph break, 0 compiled again, 3 s of compilation" in page
         assert "no graph was broken" in page
+
+
+# --- the state of the device ---------------------------------------------------------------------
+
+
+def device_fact(result):
+    facts = get_trial_headline(trial_with(result), SampleUnit.SAMPLE).facts
+    return next((fact for fact in facts if fact.name == "Device state"), None)
+
+
+def test_the_device_s_state_is_that_of_the_last_window_with_what_held_it_down():
+    fact = device_fact(sample_result(windows=(sample_window(0, device=sample_reading()),), unmeasured=()))
+    assert fact.value == "1755 MHz, 650 W, 61 °C"
+    assert fact.note == "held down by: power cap"
+
+
+def test_what_could_not_be_read_of_a_device_is_said():
+    result = sample_result(windows=(sample_window(0),), unmeasured=("power of the device: Not Supported",))
+    fact = device_fact(result)
+    assert (fact.value, fact.note) == ("not measured", "not measured: power of the device: Not Supported")
+
+
+def test_a_trial_without_a_device_says_nothing_of_one():
+    assert device_fact(sample_result(windows=(sample_window(0),), unmeasured=())) is None
+
+
+def test_a_trial_whose_windows_are_all_void_says_why():
+    window = sample_window(0, void="the device was slowed down from heat for 30% of the window (at 88 °C)")
+    headline = get_trial_headline(trial_with(sample_result(windows=(window,))), SampleUnit.SAMPLE)
+    assert headline.title == "Not measured: no window counts"
+    assert headline.sentence.endswith("because the device was slowed down from heat for 30% of the window (at 88 °C).")

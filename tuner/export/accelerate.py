@@ -64,9 +64,16 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if not sharding_of(recommendation).words.fsdp1:
-        return Said(missing={"every": "Accelerate checkpoints under FSDP only; tuner.apply runs it"})
-    if every in (None, 1):
-        return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": every == 1}})
+        reason = "Accelerate checkpoints under FSDP only; tuner.apply runs it"
+        return Said(missing=dict.fromkeys(("every", "save"), reason))
+    if every is None:
+        return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": False}})
+    if choice["save"] is not None:
+        return Said(
+            missing=dict.fromkeys(("every", "save"), "Accelerate recomputes whole blocks; this recomputes none")
+        )
+    if every == 1:
+        return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": True}})
     return Said(missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this checkpoints none"})
 
 
@@ -144,6 +151,7 @@ class _Yaml(TranslatingExporter):
     shared: ClassVar[Mapping[str, Rule]] = {
         "data_loading": _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
         "cpu_threads": _elsewhere("num_threads", "bind"),
+        "allocator": _elsewhere("expandable_segments", "max_split_size_mb"),
         "backend_flags": _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
         "optimizer_implementation": _optimizer,
         "precision": _precision,
@@ -272,6 +280,7 @@ class AccelerateCode(TranslatingExporter):
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": python_code.data_loading,
         "cpu_threads": python_code.cpu_threads,
+        "allocator": python_code.allocator,
         "backend_flags": python_code.backend_flags,
         "precision": _code_precision,
         "compile": _said_in_yaml(_compile),

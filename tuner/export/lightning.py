@@ -69,6 +69,7 @@ class LightningTrainer(TranslatingExporter):
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": python_code.data_loading,
         "cpu_threads": python_code.cpu_threads,
+        "allocator": python_code.allocator,
         "backend_flags": _backend_flags,
         "precision": _precision,
         "compile": _compile,

@@ -77,6 +77,11 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 
+def allocator(choice: Choice, recommendation: Recommendation) -> Said:
+    """Nothing beside its variables, which `environment_code` sets."""
+    return Said()
+
+
 def accumulation(section: str, key: str) -> Rule:
     """A rule for targets that accumulate by themselves: their argument, and the DataLoader's batch."""
 

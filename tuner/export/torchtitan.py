@@ -65,10 +65,10 @@ def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
 
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
-    if every in (None, 1):
+    if every is None or (every == 1 and choice["save"] is None):
         return _said("", activation_checkpoint="FullAC" if every else None)
-    reason = "torchtitan recomputes every block, or single operators; this recomputes nothing"
-    return _said("", {"every": reason}, activation_checkpoint=None)
+    reason = "torchtitan recomputes every block, or operators of its own choice; this recomputes nothing"
+    return _said("", dict.fromkeys(("every", "save"), reason), activation_checkpoint=None)
 
 
 def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
@@ -115,6 +115,7 @@ class TorchtitanConfig(TranslatingExporter):
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": _data_loading,
         "cpu_threads": python_code.cpu_threads,
+        "allocator": python_code.allocator,
         "backend_flags": python_code.backend_flags,
         "precision": _precision,
         "compile": _compile,

@@ -69,8 +69,10 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     if every is None:
         return _said(activation_checkpointing=False)
     reason = "for models of transformers, which know their layers"
+    whole = "transformers recomputes whole layers"
     kwargs = {"every_n_layers": every, "use_reentrant": False}
-    return _said({"every": reason}, activation_checkpointing=True, activation_checkpointing_kwargs=kwargs)
+    missing = {"every": reason} if choice["save"] is None else {"every": reason, "save": whole}
+    return _said(missing, activation_checkpointing=True, activation_checkpointing_kwargs=kwargs)
 
 
 def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
@@ -111,6 +113,7 @@ class TransformersArguments(TranslatingExporter):
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": _data_loading,
         "cpu_threads": python_code.cpu_threads,
+        "allocator": python_code.allocator,
         "backend_flags": _backend_flags,
         "precision": _precision,
         "compile": _compile,

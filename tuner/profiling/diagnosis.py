@@ -166,7 +166,7 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
         name="pinned",
         message="they come from pinned memory already",
         advice="copy the next batch on another stream while this one computes, or send fewer bytes",
-        strategies=(),
+        strategies=("device_prefetch",),
     )
 
 
@@ -231,8 +231,8 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.COPY_H2D,),
         thresholds=(0.03, 0.05, 0.15),
         message="{share} of the step copies batches to the device while it computes nothing",
-        advice="pin memory, so that copies are asynchronous",
-        strategies=("data_loading",),
+        advice="pin memory, so that copies are asynchronous, and copy the next batch while this one computes",
+        strategies=("data_loading", "device_prefetch"),
         devices=("cuda",),
         cause=_copy_cause,
     ),
@@ -270,7 +270,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.01, 0.03, 0.10),
         message="for {share} of the step the device is empty because memory is allocated or freed",
         advice="let the allocator keep its memory: steps of one shape, no empty_cache(), expandable segments",
-        strategies=(),
+        strategies=("allocator",),
         devices=("cuda",),
     ),
     Rule(
@@ -369,7 +369,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.85, 0.90, 0.97),
         message="{share} of the device's memory is reserved at the peak",
         advice="checkpoint activations or use smaller micro-batches, before fragmentation stops the run",
-        strategies=("activation_checkpointing", "micro_batch"),
+        strategies=("activation_checkpointing", "activation_compression", "allocator", "micro_batch"),
         devices=("cuda",),
         measure=_memory_filled,
     ),

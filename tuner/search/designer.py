@@ -404,7 +404,7 @@ class Designer:
         spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
         for move, bound in self.knowledge.untried(self.incumbent):
             above = bound > self.knowledge.threshold
-            impossible = self.space.why_impossible(self.incumbent, move)
+            impossible = self._why_impossible(move)
             if impossible is not None:
                 why = impossible
             elif above:
@@ -416,6 +416,11 @@ class Designer:
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])
         self.ended = f"{spent} spent" if left else "no bound above noise"
+
+    def _why_impossible(self, move: Move) -> str | None:
+        impossible = self.space.why_impossible(self.incumbent, move)
+        moved = self.space.combine(self.incumbent, [move])
+        return impossible if moved is None else self.knowledge.will_not_fit(moved)
 
     def _advance(self, outcome: Outcome | None) -> None:
         try:
@@ -431,8 +436,15 @@ def why_not(result: TrialResult) -> str:
     if result.guard is not None and not result.guard.passed:
         return result.guard.reason
     reasons = [window.void for window in result.windows if window.void is not None]
-    because = f" ({reasons[-1]}): end them, or accept them with --foreign-load" if reasons else ""
+    because = f" ({reasons[-1]}): {_remedy(reasons[-1])}" if reasons else ""
     return f"no clean window could be measured{because}"
+
+
+def _remedy(void: str) -> str:
+    """What to do about a machine whose windows are void."""
+    if void.endswith("of the cores"):
+        return "end them, or accept them with --foreign-load"
+    return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
 
 
 def _purpose(stage: str, number: int) -> Purpose:

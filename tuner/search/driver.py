@@ -39,11 +39,13 @@ from tuner.search.confirmation import Block, Finalist, judge, num_blocks, plan_b
 from tuner.search.designer import Designer, why_not
 from tuner.search.knowledge import Outcome, Priors
 from tuner.search.ledger import Ledger
+from tuner.search.memory_model import MemoryModel, memory_model, pieces_of
 from tuner.search.priors import gather_priors
 from tuner.search.recommend import recommend
 from tuner.search.space import Space
 from tuner.search.specs import SpecMaker, guard_protocol, measure_settings, usual_start_s
 from tuner.strategies import STRATEGIES, Strategy
+from tuner.strategies.composition import environment_variables
 from tuner.trials.reference import ReferenceRequest
 
 SEARCH_SHARE = 0.62
@@ -242,7 +244,10 @@ class StudyDriver:
             seed=settings.seed,
         )
         problem: BaselineFailed | None = None
-        for candidate in (BASELINE, *self._space.memory_ladder()):
+        memory = memory_model(self._space, settings)
+        ladder = self._space.memory_ladder()
+        candidate: Candidate | None = BASELINE
+        while candidate is not None:
             self._say(stage="running the reference", current=candidate.label)
             request = ReferenceRequest(
                 workload=self.study.workload,
@@ -252,6 +257,7 @@ class StudyDriver:
                 protocol=protocol,
                 unit_roundoffs=roundoffs,
                 memory_limit_bytes=settings.memory_limit_bytes,
+                environment_variables=environment_variables(self._space.complete(candidate), self._strategies),
             )
             try:
                 self._runner.make_reference(request)
@@ -260,11 +266,18 @@ class StudyDriver:
                 problem = problem or error
                 if not error.out_of_memory:
                     raise
+                memory.ran_out_with(candidate, pieces_of(self._space, candidate))
+                candidate = self._next_on(ladder, memory)
         raise BaselineFailed(
             f"the workload does not fit into memory, as it is or with less of it kept: {problem}. Use a smaller "
             "global_batch or model, or a machine with more memory",
             out_of_memory=True,
         )
+
+    def _next_on(self, ladder: list[Candidate], memory: MemoryModel) -> Candidate | None:
+        """Takes the first that may fit; what is expected not to comes last, because expectations may be wrong."""
+        ladder.sort(key=lambda candidate: memory.why_not(candidate, pieces_of(self._space, candidate)) is not None)
+        return ladder.pop(0) if ladder else None
 
     # --- the search ---------------------------------------------------------------------------
 

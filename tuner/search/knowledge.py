@@ -9,6 +9,7 @@ from tuner.estimates import log_rate, log_ratio
 from tuner.profiling.bounds import Situation, situation_of
 from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
 from tuner.search.effects import Difference, EffectModel, Observation
+from tuner.search.memory_model import memory_model, pieces_of
 from tuner.search.profile_evidence import profile_log_ratio
 from tuner.search.space import Space
 
@@ -58,6 +59,7 @@ class Knowledge:
         self._profiled_in: dict[str, str] = {}
         self._profiled_pairs: set[tuple[str, str]] = set()
         self._model: EffectModel | None = None
+        self._memory = memory_model(space, space.settings)
 
     # --- taking in ----------------------------------------------------------------------------
 
@@ -68,6 +70,7 @@ class Knowledge:
         self._costs.setdefault(result.candidate.key, []).append(outcome.spent_s)
         self.results.setdefault(result.candidate.key, []).append(result)
         self.unpaired_since_sentinel += 1
+        self._memory.take_in(result, pieces_of(self.space, result.candidate))
         if not result.ok:
             return
         self._look_at_profile(result)
@@ -85,6 +88,7 @@ class Knowledge:
         """A start that the search did not ask for: it costs time and tells a rate, and counts for no limit."""
         self.spent_s += result.duration_ns / 1e9
         self.results.setdefault(result.candidate.key, []).append(result)
+        self._memory.take_in(result, pieces_of(self.space, result.candidate))
         if result.ok:
             self._look_at_profile(result)
             self._observe_rate(result)
@@ -185,12 +189,20 @@ class Knowledge:
 
     def known_to_fail(self, candidate: Candidate) -> bool:
         """Whether what failed before says that this candidate will: one of its choices is to blame for a
-        failure, or ran out of memory beside no more than it is beside here.
+        failure, or ran out of memory beside no more than it is beside here; or its micro-batches will not fit.
         """
+        if self.will_not_fit(candidate) is not None:
+            return True
         return any(
             self._to_blame(move) or self._too_large(candidate, move)
             for move in (Move(strategy=name, choice=choice) for name, choice in candidate.choices.items())
         )
+
+    def will_not_fit(self, candidate: Candidate) -> str | None:
+        """Why the micro-batches of a candidate need more memory than there is; None where they may fit, or did."""
+        if any(result.ok for result in self.results.get(candidate.key, [])):
+            return None
+        return self._memory.why_not(candidate, pieces_of(self.space, candidate))
 
     def _to_blame(self, move: Move) -> bool:
         """Failed, not for lack of memory, where everything beside it is known to run; and never ran."""

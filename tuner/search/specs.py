@@ -64,7 +64,7 @@ class SpecMaker:
             lossy=numerics.needs_consent,
             exact=numerics.rank <= Numerics.SAMPLING.rank,
             unit_roundoff=space.unit_roundoff(candidate),
-            checks_loader=bool(own & {"data_loading", "dataset_cache"}),
+            checks_loader=bool(own & {"data_loading", "dataset_cache", "device_prefetch"}),
             profile=first,
             keep_trace=first,
             environment_variables=environment_variables(choices, space.strategies),

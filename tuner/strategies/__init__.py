@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tuner.errors import ChoiceError
 from tuner.strategies.activation_checkpointing import ActivationCheckpointing
+from tuner.strategies.activation_compression import ActivationCompression
+from tuner.strategies.allocator import Allocator
 from tuner.strategies.attention_backend import AttentionBackend
 from tuner.strategies.backend_flags import BackendFlags
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -14,6 +16,7 @@ from tuner.strategies.cpu_threads import CpuThreads
 from tuner.strategies.cuda_graph import CudaGraph
 from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
+from tuner.strategies.device_prefetch import DevicePrefetch
 from tuner.strategies.larger_global_batch import LargerGlobalBatch
 from tuner.strategies.length_balancing import LengthBalancing
 from tuner.strategies.memory_format import MemoryFormat
@@ -26,6 +29,7 @@ from tuner.strategies.precision import Precision
 
 STRATEGIES: tuple[Strategy, ...] = (
     DataLoading(),
+    DevicePrefetch(),
     DatasetCache(),
     CpuThreads(),
     BackendFlags(),
@@ -36,6 +40,8 @@ STRATEGIES: tuple[Strategy, ...] = (
     CudaGraph(),
     OptimizerImplementation(),
     ActivationCheckpointing(),
+    ActivationCompression(),
+    Allocator(),
     MicroBatch(),
     LengthBalancing(),
     OptimizerAlgorithm(),

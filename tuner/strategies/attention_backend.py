@@ -14,6 +14,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,7 +32,13 @@ _BACKENDS = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-_OPERATORS = {"flash": "flash", "efficient": "efficient", "cudnn": "cudnn", "math": "attention_math"}
+_OPERATORS = {
+    "cudnn": r"cudnn_attention|cudnn_generated_\w*sdpa|cudnn::fusion::compute_dot_do_o",
+    "efficient": r"efficient_attention|fmha_cutlass",
+    "math": r"attention_math",
+    "flash": r"flash",
+}
+"""Operators and kernels of each, the first that matches: cuDNN's kernels are named after flash attention too."""
 
 
 class AttentionBackend(Strategy):
@@ -75,8 +82,13 @@ class AttentionBackend(Strategy):
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         backend = choice["backend"]
-        names = [name for name in evidence.get("operators", ()) if "attention" in name.lower()]
-        if backend is None or not names:
+        ran = {name: found for name in evidence.get("operators", ()) if (found := backend_of(name))}
+        if backend is None or not ran:
             return Effect(strategy=self.name, took=True, detail="no attention operator was among the longest")
-        took = any(_OPERATORS[str(backend)] in name.lower() for name in names)
-        return Effect(strategy=self.name, took=took, detail=f"ran {names[0]}")
+        first = next((name for name, found in ran.items() if found == backend), next(iter(ran)))
+        return Effect(strategy=self.name, took=backend in ran.values(), detail=f"ran {first}")
+
+
+def backend_of(operator: str) -> str | None:
+    """The back end that an operator or kernel belongs to, by its name; None for one that is no attention."""
+    return next((name for name, pattern in _OPERATORS.items() if re.search(pattern, operator.lower())), None)

@@ -83,6 +83,21 @@ CONFLICTS: tuple[Conflict, ...] = (
         ),
         reason="that algorithm looks at the shape or norm of every parameter, and keeps a part of its state on the host",
     ),
+    Conflict(
+        strategies=("device_prefetch", "data_loading"),
+        applies=lambda c, e: bool(c["device_prefetch"]["ahead"]) and not c["data_loading"]["pin_memory"],
+        reason="a copy is asynchronous only from pinned memory",
+    ),
+    Conflict(
+        strategies=("device_prefetch", "dataset_cache"),
+        applies=lambda c, e: bool(c["device_prefetch"]["as_bytes"]) and c["dataset_cache"]["where"] == "disk",
+        reason="the cache on disk holds converted samples",
+    ),
+    Conflict(
+        strategies=("activation_compression", "compile"),
+        applies=lambda c, e: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
+        reason="the compiler decides by itself what the backward pass keeps",
+    ),
 )
 
 MEANINGLESS: tuple[Meaningless, ...] = (
@@ -91,6 +106,18 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("prefetch_factor", "persistent_workers"),
         applies=lambda c: not c["data_loading"]["num_workers"],
         reason="without workers there is nothing to prefetch or to keep",
+    ),
+    Meaningless(
+        strategy="device_prefetch",
+        parameters=("as_bytes",),
+        applies=lambda c: not c["device_prefetch"]["ahead"],
+        reason="nothing is copied ahead",
+    ),
+    Meaningless(
+        strategy="activation_checkpointing",
+        parameters=("save",),
+        applies=lambda c: c["activation_checkpointing"]["every"] is None,
+        reason="nothing is recomputed",
     ),
     Meaningless(
         strategy="compile",
@@ -115,6 +142,7 @@ MEANINGLESS: tuple[Meaningless, ...] = (
 TOGETHER: tuple[Together, ...] = (
     Together(strategies=("data_loading", "cpu_threads"), reason="loader workers and operator threads share the cores"),
     Together(strategies=("larger_global_batch", "micro_batch"), reason="a larger batch may fit in pieces only"),
+    Together(strategies=("data_loading", "device_prefetch"), reason="copying ahead needs pinned memory"),
 )
 
 

@@ -1,13 +1,16 @@
-"""memory_format: the order of the dimensions of images in memory.
+"""memory_format: the order of the dimensions of images, and of tokens, in memory.
 
-Mechanism: `channels_last` keeps the channels of a pixel together (NHWC), the order that tensor cores
-and oneDNN's convolutions want; with the default order they transpose first.
+Mechanism: `channels_last` keeps the channels of a pixel together (NHWC), the order that tensor cores and oneDNN's
+convolutions want; with the default order they transpose first. `batch_second` keeps a stack of attention blocks in
+the order in which `nn.MultiheadAttention` computes (tokens, batch, width), where it would transpose in every block.
 
-Helps: convolutional networks. Hurts: layers that fall back to the default order, each with a copy.
+Helps: convolutional networks; transformers of `nn.MultiheadAttention` with `batch_first=True`. Hurts: layers that
+fall back to the default order, each with a copy.
 
-Numerics: `rounding` (other convolution algorithms).
+Numerics: `rounding` (other algorithms, which add in another order).
 
-Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
+Sources: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html ; pycls, vit.py (sequence first),
+https://github.com/facebookresearch/pycls
 """
 
 from __future__ import annotations
@@ -30,19 +33,33 @@ if TYPE_CHECKING:
 
 class MemoryFormat(Strategy):
     name = "memory_format"
-    summary = "contiguous or channels_last images"
-    defaults: ClassVar[Choice] = {"layout": "contiguous"}
-    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"layout": ("contiguous", "channels_last")}
+    summary = "contiguous or channels_last images; batch-second attention blocks"
+    defaults: ClassVar[Choice] = {"layout": "contiguous", "batch_second": False}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "layout": ("contiguous", "channels_last"),
+        "batch_second": (False, True),
+    }
     attacks = COMPUTE
-    touches = COMPUTE
+    touches = (*COMPUTE, Category.COPY_D2D)
     usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        return ({"layout": "channels_last"}, {"layout": "contiguous"})
+        attends = "MultiheadAttention" in workload.model.module_types
+        tokens: tuple[Choice, ...] = ({"layout": "contiguous", "batch_second": True},) if attends else ()
+        return (
+            {"layout": "channels_last", "batch_second": False},
+            *tokens,
+            {"layout": "contiguous", "batch_second": False},
+        )
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        if not workload.model.module_types.get("Conv2d"):
+        if choice["layout"] != self.defaults["layout"] and not workload.model.module_types.get("Conv2d"):
             return Unsupported("the model has no 2-d convolution")
+        if choice["batch_second"] and not workload.model.can_be_batch_second:
+            return Unsupported(
+                "the repeated blocks are not nn.MultiheadAttention with batch_first=True among modules of torch that "
+                "treat every token alike"
+            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -52,6 +69,8 @@ class MemoryFormat(Strategy):
         if choice["layout"] == "channels_last":
             plan.model.append(to_channels_last)
             plan.batch.append(images_to_channels_last)
+        if choice["batch_second"]:
+            plan.model.append(blocks_to_batch_second)
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         rest = removable(situation, Category.NORMALISATION, Category.ELEMENTWISE, Category.COPY_D2D, Category.REDUCTION)
@@ -60,13 +79,16 @@ class MemoryFormat(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch
 
+        from tuner.training.batch_second import is_batch_second
+
+        second = {"batch_second": is_batch_second(job.model)}
         # A weight with one input channel or one pixel is laid out alike in both orders.
         convolutions = [m.weight for m in job.model.modules() if isinstance(m, torch.nn.Conv2d)]
         weights = [w for w in convolutions if w.shape[1] > 1 and w.shape[2] * w.shape[3] > 1]
         if not weights:
-            return {}
+            return second
         last = all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
-        return {"layout": "channels_last" if last else "contiguous"}
+        return {**second, "layout": "channels_last" if last else "contiguous"}
 
 
 def to_channels_last(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
@@ -88,3 +110,11 @@ def images_to_channels_last(batch: Any) -> Any:
         return leaf
 
     return map_structure(convert, batch)
+
+
+def blocks_to_batch_second(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+    """The repeated blocks in the order of `nn.MultiheadAttention`."""
+    from tuner.training.batch_second import to_batch_second
+
+    to_batch_second(workload.blocks(model))
+    return model

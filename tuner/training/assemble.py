@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
-from tuner.training.job import TrainingJob
+from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
 from tuner.training.optimizer import build_optimizer
+from tuner.training.prefetcher import PrefetchingLoader, copy_stream
 from tuner.training.regrouping import LengthOf, regroup
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def assemble(
         batches=plan.batches,
         length=length,
     )
+    if plan.loader.device_prefetch:
+        loader = PrefetchingLoader(loader, batch_mover(workload, plan.loader, device), copy_stream(device))
     return TrainingJob(
         workload=workload,
         plan=plan,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tuner.training.flat_parameters import FlatParameters
     from tuner.training.master_weights import MasterWeights
-    from tuner.training.plan import Plan
+    from tuner.training.plan import LoaderArguments, Plan
     from tuner.workloads.workload import Workload
 
 
@@ -88,7 +88,7 @@ class TrainingJob:
     def to_device(self, batch: Any) -> Any:
         """Moves a batch to the device and applies the batch transforms."""
         if self.device.type != "cpu":
-            batch = map_structure(self._move, batch)
+            batch = moved(batch, self.device, non_blocking=self.plan.loader.pin_memory)
         batch = self.workload.batch_transform(batch)
         for transform in self.plan.batch:
             batch = transform(batch)
@@ -236,12 +236,24 @@ class TrainingJob:
         self._skipped_steps = self._skipped_steps + (found > 0)
         return self.scheduler is None or not bool(found)  # else the device need not be waited for
 
-    def _move(self, leaf: Any) -> Any:
-        if hasattr(leaf, "to"):
-            return leaf.to(self.device, non_blocking=self.plan.loader.pin_memory)
-        return leaf
-
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The user's own module under a data-parallel wrapper."""
     return model.module if hasattr(model, "module") and hasattr(model, "no_sync") else model  # type: ignore[return-value]
+
+
+def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """A batch with everything that can be moved on the device."""
+    return map_structure(
+        lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
+    )
+
+
+def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:
+    """What makes of a batch as the loader gives it the same batch on the device, converted from bytes where it is."""
+
+    def move(batch: Any) -> Any:
+        batch = moved(batch, device, non_blocking=True)
+        return workload.from_bytes(batch) if arguments.as_bytes else batch
+
+    return move

@@ -81,8 +81,10 @@ def outstanding_batches(iterator: Any) -> int:
     """Batches that a loader's iterator has asked its workers for and not yet given out.
 
     PyTorch's own count (`_tasks_outstanding`) leaves out those that came before their turn and wait for it.
+    A batch that was copied to the device ahead of its turn counts too.
     """
-    return int(getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0))
+    asked = int(getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0))
+    return asked + int(getattr(iterator, "num_ahead", 0))
 
 
 def ready_batches(iterator: Any) -> int:

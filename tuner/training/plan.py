@@ -33,6 +33,10 @@ class LoaderArguments:
     prefetch_factor: int | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
+    device_prefetch: bool = False
+    """Batches come on the device, the next one copied while the current one is computed."""
+    as_bytes: bool = False
+    """The dataset's byte form is loaded and converted on the device (`Workload.byte_dataset`)."""
 
     @property
     def capacity(self) -> int:

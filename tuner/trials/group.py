@@ -73,6 +73,7 @@ class Member:
         self.memory: list[MemoryPeak] = []
         self.effects: tuple[Effect, ...] = ()
         self.compilation: Compilation | None = None
+        self.unmeasured: tuple[str, ...] = ()
         self.trace: str | None = None
 
     @property
@@ -97,6 +98,7 @@ class Member:
                 self.breakdowns, self.profile, self.trace = message.breakdowns, message.profile, message.trace
             case Reported():
                 self.memory.append(message.memory)
+                self.unmeasured = tuple(dict.fromkeys((*self.unmeasured, *message.unmeasured)))
                 if message.memory.rank == 0:
                     self.effects, self.compilation = message.effects, message.compilation
 
@@ -117,6 +119,7 @@ class Member:
             effects=self.effects,
             compilation=self.compilation,
             failure=self.job.failure,
+            unmeasured=self.unmeasured,
             contended=self.job.failure is None and len(self.clean) < wanted_windows,
             interpreter=interpreter,
             isolation=isolation,

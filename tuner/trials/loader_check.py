@@ -8,10 +8,12 @@ batches with every generator seeded by the index, so that random augmentation ca
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import GuardCheck
+from tuner.training.job import moved
 from tuner.training.loader import build_loader
 from tuner.trials.study_files import StudyFiles
 from tuner.workloads.workload import leaves
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 NUM_CONTENT_BATCHES = 2
 MAX_ORDER_BATCHES = 2000
+CONVERSION_ROUNDOFFS = 64.0
+"""A conversion is a handful of operations, one of which may subtract a mean of the size of the value."""
 
 
 class _Indices:
@@ -84,7 +88,10 @@ def check_loader(job: TrainingJob, files: StudyFiles, seed: int) -> list[GuardCh
     epoch = max(1, len(dataset) // job.workload.global_batch)
     batches = [batch for batch, _ in zip(order, range(min(epoch, len(order), MAX_ORDER_BATCHES)), strict=False)]
     state = _random_state()
-    checks = [_check_order(job, len(dataset), batches), _check_content(job, dataset, batches[:NUM_CONTENT_BATCHES])]
+    few = batches[:NUM_CONTENT_BATCHES]
+    checks = [_check_order(job, len(dataset), batches), _check_content(job, dataset, few)]
+    if job.plan.loader.as_bytes:
+        checks.append(_check_bytes(job, few))
     _restore(state)
     return checks
 
@@ -108,7 +115,7 @@ def _check_order(job: TrainingJob, length: int, batches: list[list[int]]) -> Gua
 
 def _check_content(job: TrainingJob, dataset: Any, batches: list[list[int]]) -> GuardCheck:
     seeded = SeededByIndex(dataset)
-    original = SeededByIndex(job.workload.dataset())
+    original = SeededByIndex(_undisturbed(job))
     collate = job.workload.collate or _default_collate()
     expected = [_digest(collate([original[index] for index in batch])) for batch in batches]
     repeated = [_digest(collate([original[index] for index in batch])) for batch in batches]
@@ -133,6 +140,54 @@ def _check_content(job: TrainingJob, dataset: Any, batches: list[list[int]]) -> 
         tolerance=0.0,
         detail=f"{wrong} of {len(batches)} batches differ for the same indices and seeds",
     )
+
+
+def _undisturbed(job: TrainingJob) -> Any:
+    """The dataset that the job loads, without what strategies put around it."""
+    dataset = job.workload.dataset()
+    return job.workload.byte_dataset(dataset) if job.plan.loader.as_bytes else dataset
+
+
+def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
+    """Batches that were converted on the device are those that the dataset converts, to within rounding."""
+    collate = job.workload.collate or _default_collate()
+    converted, whole = SeededByIndex(_undisturbed(job)), SeededByIndex(job.workload.dataset())
+    furthest = 0.0
+    for batch in batches:
+        found = job.workload.from_bytes(moved(collate([converted[i] for i in batch]), job.device, non_blocking=False))
+        furthest = max(furthest, _distance(found, collate([whole[i] for i in batch])))
+    return GuardCheck(
+        name="conversion from bytes",
+        kind="loader",
+        passed=furthest <= CONVERSION_ROUNDOFFS,
+        observed=furthest,
+        tolerance=CONVERSION_ROUNDOFFS,
+        detail=""
+        if furthest <= CONVERSION_ROUNDOFFS
+        else "from_bytes gives other values, shapes or types than dataset",
+    )
+
+
+def _distance(found: Any, expected: Any) -> float:
+    """Largest difference between two batches, in roundings of each tensor's largest value; infinite for other types."""
+    import torch
+
+    ours, theirs = list(leaves(found)), list(leaves(expected))
+    if len(ours) != len(theirs):
+        return math.inf
+    furthest = 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            furthest = max(furthest, 0.0 if one == other else math.inf)
+        elif one.dtype != other.dtype or one.shape != other.shape:
+            return math.inf
+        elif not other.is_floating_point():
+            furthest = max(furthest, 0.0 if torch.equal(one.cpu(), other) else math.inf)
+        elif other.numel():
+            scale = float(other.abs().max()) * torch.finfo(other.dtype).eps
+            apart = float((one.cpu().double() - other.double()).abs().max())
+            furthest = max(furthest, apart / scale if scale else math.inf if apart else 0.0)
+    return furthest
 
 
 def _default_collate() -> Any:

@@ -20,7 +20,9 @@ import numpy as np
 
 from tuner.records import Window
 from tuner.training.loader import outstanding_batches, ready_batches
+from tuner.training.prefetcher import as_loaded
 from tuner.trials.contention import foreign_share, own_seconds, read_cpu
+from tuner.trials.device_watch import DeviceWatch
 from tuner.trials.input_activity import InputMeter
 from tuner.workloads.batches import EndlessBatches
 from tuner.workloads.workload import first_length
@@ -90,13 +92,16 @@ def take_window(
     foreign_limit: float,
     agree: Callable[[int], int] = lambda steps: steps,
     total: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
+    watch: DeviceWatch | None = None,
 ) -> Window:
     """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
     that batches made before the window do not flatter it. Where batches are made of pools, it spans whole ones:
-    a part of a pool may hold its shortest samples.
+    a part of a pool may hold its shortest samples. It is void where others used the machine, or where a device
+    was throttled or shared (`device_state.py`).
     """
+    watch = watch or DeviceWatch()
     stepper.resume()
     stepper.move_to(position)
     stepper.synchronise()
@@ -109,24 +114,30 @@ def take_window(
     ticks = np.empty(num_steps + 1, dtype=np.int64)
     depth_start = ready_batches(stepper.iterator)
     meter = InputMeter(stepper.iterator)
+    watch.begin()
     before = read_cpu(time.perf_counter())
     ticks[0] = time.perf_counter_ns()
     for number in range(num_steps):
         batch = meter.next(stepper.next_batch)
-        num_samples += first_length(batch)
-        num_units += workload.num_units(batch)
+        counted = as_loaded(stepper.iterator, batch)
+        num_samples += first_length(counted)
+        num_units += workload.num_units(counted)
         stepper.last_loss = stepper.job.step(batch)
         ticks[number + 1] = time.perf_counter_ns()
     stepper.synchronise()
     end = time.perf_counter_ns()
     after = read_cpu(time.perf_counter())
     activity = meter.finish()
+    reading, objection = watch.end()
     depth_end = ready_batches(stepper.iterator)
     stepper.pause()
     steps = np.diff(ticks)
-    num_samples, num_units, own_s = total([num_samples, num_units, own_seconds(before, after)])
+    objections = float(objection is not None)
+    num_samples, num_units, own_s, objections = total([num_samples, num_units, own_seconds(before, after), objections])
     share = foreign_share(before, after, own_s)
-    void = f"others used {share:.0%} of the cores" if share > foreign_limit else None
+    void = f"others used {share:.0%} of the cores" if share > foreign_limit else objection
+    if void is None and objections:
+        void = "the device of another rank was throttled or shared"
     p20, p50, p80 = (int(value) for value in np.quantile(steps, (0.2, 0.5, 0.8)))
     return Window(
         round=round_number,
@@ -143,6 +154,7 @@ def take_window(
         foreign_cpu_share=share,
         void=void,
         input=activity,
+        device=reading,
     )
 
 

@@ -162,6 +162,7 @@ class Reported(_Message):
     memory: MemoryPeak
     effects: tuple[Effect, ...]
     compilation: Compilation | None = None
+    unmeasured: tuple[str, ...] = ()
 
 
 class Failed(_Message):

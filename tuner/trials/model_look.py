@@ -10,9 +10,10 @@ from typing import Any
 
 from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts
+from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
 from tuner.training.experts import offered_implementations, used_implementation
-from tuner.training.job import TrainingJob
+from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.trials.failures import is_out_of_memory
 
@@ -28,6 +29,8 @@ class ModelLook:
     fits: bool
     host_read: str
     """As in `WorkloadFacts`."""
+    samples: float
+    peak_bytes: int
 
 
 def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
@@ -55,6 +58,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
 
     on_device = job.to_device(batch)
     attention, reads = _AttentionSeen(), HostReads(job.device)
+    if job.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(job.device)
     began = time.perf_counter_ns()
     with attention.mode(), FlopCounterMode(display=False) as counter, reads.mode():
         if job.workload.has_custom_step:
@@ -64,6 +69,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
             _check_loss(job, loss)
             loss.backward()
     step_ns = time.perf_counter_ns() - began
+    peak_bytes = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else 0
     parameters = [p for p in job.model.parameters() if p.requires_grad]
     if not job.workload.has_custom_step and all(p.grad is None for p in parameters):
         raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
@@ -88,6 +94,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         ),
         expert_implementations=offered_implementations(job.model),
         expert_implementation=used_implementation(job.model),
+        can_be_batch_second=can_be_batch_second(blocks),
         flops_per_step=pieces * int(counter.get_total_flops()),
         unaligned_linears=_unaligned(job.model),
         has_class_token=job.workload.class_token(job.model) is not None,
@@ -99,6 +106,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         step_ns=pieces * step_ns,
         fits=pieces == 1,
         host_read="" if job.workload.has_custom_step else reads.found,
+        samples=float(batch_length(batch) or 0),
+        peak_bytes=peak_bytes if batch_length(batch) else 0,
     )
 
 
@@ -200,4 +209,24 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
         implementation="own" if own else current,
         implementations=() if own else tuple(offered),
         capturable=not own and ("capturable" in arguments or cls.__name__ == "SGD"),
+        state_bytes=state_bytes(job),
     )
+
+
+def state_bytes(job: TrainingJob) -> int:
+    """What the optimizer's state takes after a step, found on tensors without storage. 0 where it is not known: an
+    optimizer that cannot step on such tensors, or that makes its state at another time.
+    """
+    import torch
+
+    parameters = [(n, p) for n, p in unwrapped(job.model).named_parameters() if p.requires_grad]
+    stand_ins = [(name, torch.nn.Parameter(torch.empty_like(p, device="meta"))) for name, p in parameters]
+    for _, stand_in in stand_ins:
+        stand_in.grad = torch.empty_like(stand_in)
+    try:
+        optimizer = job.workload.optimizer(iter(stand_ins))
+        optimizer.step()
+    except Exception:  # the user's own code, which need not know of such tensors
+        return 0
+    tensors = (value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -50,6 +50,7 @@ class ReferenceRequest(Record):
     """Of the arithmetics that candidates may compute with."""
     num_disturbed: int = 2
     memory_limit_bytes: int | None = None
+    environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:

@@ -10,6 +10,7 @@ from tuner.records import Choice, Record
 from tuner.strategies.composition import make_plan
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised
+from tuner.training.prefetcher import as_loaded
 from tuner.trials.measure import Stepper
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.study_files import StudyFiles
@@ -77,7 +78,7 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
             stepper.synchronise()
             began, units = time.monotonic(), 0
         batch = stepper.next_batch()
-        units += workload.num_units(batch)
+        units += workload.num_units(as_loaded(stepper.iterator, batch))
         losses.append(float(job.step(batch)))
         if time.monotonic() - last_said > 1.0:
             last_said = time.monotonic()

@@ -31,6 +31,7 @@ from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
 from tuner.trials.capture import num_profiled_steps, record_memory, record_profile
 from tuner.trials.coordination import Coordinator
+from tuner.trials.device_watch import watch_device
 from tuner.trials.guard import run_guard
 from tuner.trials.measure import Stepper, epoch_restart_ns, take_window
 from tuner.trials.memory import measure_peak
@@ -106,6 +107,7 @@ class TrialRun:
             self._guard()
         self._enter(Phase.WARM_UP)
         self._stepper = Stepper(self._job, self._order)
+        self._watch = watch_device(self._device)
         self._ready(warm_up(self._stepper, self._coordinator))
         self._enter(Phase.MEASURE)
         self._obey()
@@ -248,6 +250,7 @@ class TrialRun:
                         foreign_limit=command.foreign_limit,
                         agree=self._coordinator.agree,
                         total=self._coordinator.total,
+                        watch=self._watch,
                     )
                     self._require_finite()
                     self._coordinator.send(WindowTaken(window=window))
@@ -333,6 +336,7 @@ class TrialRun:
             Reported(
                 memory=measure_peak(self.rank, self._device),
                 effects=self._effects(),
+                unmeasured=self._watch.unmeasured,
                 compilation=compilation(late_graphs=late),
             )
         )

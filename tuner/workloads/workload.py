@@ -163,6 +163,19 @@ class Workload:
         """Applied to a batch on the device, before the model: normalisation, mix-up, casts."""
         return batch
 
+    def byte_dataset(self, dataset: Any) -> Any:
+        """The same samples before their last conversion, images as uint8: a quarter of what has to be copied to the
+        device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses them.
+
+        Args:
+            dataset: What `dataset` returned.
+        """
+        raise NotImplementedError
+
+    def from_bytes(self, batch: Any) -> Any:
+        """A batch of `byte_dataset` on the device, as the same batch of `dataset` would be there."""
+        raise NotImplementedError
+
     def num_units(self, batch: Any) -> int:
         """Samples or (unpadded) tokens in a batch."""
         if self.sample_unit == "token":
@@ -181,6 +194,10 @@ class Workload:
     def knows_lengths(self, dataset: Any) -> bool:
         """Whether `length` can be asked."""
         return type(self).length is not Workload.length or hasattr(dataset, "lengths")
+
+    @property
+    def has_byte_form(self) -> bool:
+        return type(self).byte_dataset is not Workload.byte_dataset
 
 
 def first_length(batch: Any) -> int:
@@ -250,6 +267,9 @@ def validate(workload: object) -> Workload:
             f"{cls.__name__}.current is {workload.current!r}: it must map strategies to choices, "
             "as {'data_loading': {'num_workers': 4}}"
         )
+    if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
+        missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
+        raise WorkloadRejected(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")
     _check_arguments(cls, "loss", ("model", "batch"))
     _check_arguments(cls, "optimizer", ("named_parameters",))
     return workload

@@ -1,0 +1,41 @@
+"""Which back end of attention ran, by the names of its operators and kernels."""
+
+import pytest
+
+from tuner.strategies.attention_backend import AttentionBackend, backend_of
+
+NAMES = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_flash_attention_backward": "flash",
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention)": "efficient",
+    "aten::_scaled_dot_product_cudnn_attention_backward": "cudnn",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7": "cudnn",
+    "aten::_scaled_dot_product_attention_math": "math",
+    "aten::scaled_dot_product_attention": None,
+    "aten::mm": None,
+    "sm90_xmma_gemm_bf16bf16": None,
+}
+
+
+@pytest.mark.parametrize(("name", "backend"), NAMES.items())
+def test_a_name_tells_the_back_end(name: str, backend: str | None) -> None:
+    """cuDNN's kernels are named after flash attention too."""
+    assert backend_of(name) == backend
+
+
+@pytest.mark.parametrize("wanted", ["flash", "efficient", "cudnn", "math"])
+def test_the_one_that_ran_took_effect_and_no_other(wanted: str) -> None:
+    for name, backend in NAMES.items():
+        if backend is not None:
+            effect = AttentionBackend().took_effect({"operators": ("aten::mm", name)}, {"backend": wanted})
+            assert effect.took is (backend == wanted)
+            assert name in effect.detail
+
+
+def test_what_is_not_among_the_longest_cannot_be_seen_and_is_said() -> None:
+    effect = AttentionBackend().took_effect({"operators": ("aten::mm",)}, {"backend": "flash"})
+    assert effect.took
+    assert effect.detail == "no attention operator was among the longest"

@@ -1,0 +1,153 @@
+"""How much memory a candidate will need, from those that were run: peak = fixed + per sample · micro-batch.
+
+Candidates that differ in nothing but the number of micro-batches share a line. What is fixed is at least what is known
+to be there all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a margin, is
+not tried; one that ran out says that no larger micro-batch of its line fits, and that the device holds less than the
+line said there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.records import Candidate, FailureKind, StudySettings, TrialResult
+from tuner.search.space import Space
+
+MICRO_BATCH = "micro_batch"
+MARGIN = 0.05
+"""Of the capacity, for what the allocator cannot use and what is not its own."""
+CONTEXT_BYTES = 600 << 20
+"""What CUDA and its libraries take of a device before the first tensor."""
+INPUT_STRATEGIES = frozenset({"data_loading", "dataset_cache", "device_prefetch", "cpu_threads"})
+"""Those that change nothing of what a step keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Bytes for a micro-batch of so many samples."""
+
+    fixed: float
+    per_sample: float
+
+    def at(self, samples: float) -> float:
+        return self.fixed + self.per_sample * samples
+
+
+def fitted(points: Sequence[tuple[float, float]], known_bytes: float) -> Line | None:
+    """The line through measured (samples, bytes): by least squares, rising, and with no less fixed than is known.
+
+    One size of micro-batch says something only where it is known what is fixed.
+    """
+    if not points:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0 and not known_bytes:
+        return None
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    fixed = mean_y - slope * mean_x
+    if not spread or fixed < known_bytes:
+        squares = sum(x * x for x, _ in points)
+        slope = sum(x * (y - known_bytes) for x, y in points) / squares
+        fixed = known_bytes
+    if slope < 0:
+        return Line(fixed=mean_y, per_sample=0.0)
+    return Line(fixed=fixed, per_sample=slope)
+
+
+class MemoryModel:
+    """Lines by what candidates have besides micro-batches.
+
+    Args:
+        capacity_bytes: What a rank may use.
+        known_bytes: What every rank holds all the time; 0 where measured peaks include what nobody knows (on a CPU).
+        per_rank: Samples of a step on one rank.
+    """
+
+    def __init__(self, *, capacity_bytes: float, known_bytes: float, per_rank: int) -> None:
+        self._capacity = capacity_bytes
+        self._known = known_bytes
+        self._per_rank = per_rank
+        self._peaks: dict[str, list[tuple[float, float]]] = {}
+        self._failed: dict[str, float] = {}
+        """The smallest micro-batch of each line that ran out of memory."""
+
+    def learn(self, rest: str, samples: float, peak_bytes: float) -> None:
+        """Takes in a measured peak."""
+        self._peaks.setdefault(rest, []).append((samples, peak_bytes))
+
+    def ran_out(self, rest: str, samples: float) -> None:
+        self._failed[rest] = min(samples, self._failed.get(rest, samples))
+
+    def predict(self, rest: str, samples: float) -> float | None:
+        """Bytes, or None while too little is known."""
+        line = fitted(self._peaks.get(rest, ()), self._known)
+        return None if line is None else line.at(samples)
+
+    @property
+    def capacity_bytes(self) -> float:
+        """As given, or less where something ran out that should have fitted."""
+        seen = [self.predict(rest, samples) for rest, samples in self._failed.items()]
+        return min([self._capacity, *(peak for peak in seen if peak is not None)])
+
+    def refusal(self, rest: str, samples: float) -> str | None:
+        """Why a micro-batch of so many samples will not fit, or None where it may."""
+        failed = self._failed.get(rest)
+        if failed is not None and samples >= failed:
+            return f"micro-batches of {failed:g} samples ran out of memory"
+        if any(size >= samples for size, _ in self._peaks.get(rest, ())):
+            return None
+        peak, allowed = self.predict(rest, samples), (1 - MARGIN) * self.capacity_bytes
+        if peak is None or peak <= allowed:
+            return None
+        return (
+            f"would need about {peak / 1e9:.3g} GB for micro-batches of {samples:g} samples: "
+            f"{allowed / 1e9:.3g} GB can be used"
+        )
+
+    # --- candidates -----------------------------------------------------------------------------
+
+    def take_in(self, result: TrialResult, pieces: int) -> None:
+        """What a trial with so many micro-batches showed."""
+        rest, samples = self._place(result.candidate, pieces)
+        if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
+            self.ran_out(rest, samples)
+        elif result.failure is None and result.memory:
+            self.learn(rest, samples, max(peak.allocated_bytes or peak.resident_bytes for peak in result.memory))
+
+    def ran_out_with(self, candidate: Candidate, pieces: int) -> None:
+        """A candidate with so many micro-batches ran out of memory."""
+        self.ran_out(*self._place(candidate, pieces))
+
+    def why_not(self, candidate: Candidate, pieces: int) -> str | None:
+        """Why a candidate with so many micro-batches will not fit, or None where it may."""
+        return self.refusal(*self._place(candidate, pieces))
+
+    def _place(self, candidate: Candidate, pieces: int) -> tuple[str, float]:
+        return candidate.with_choice(MICRO_BATCH, {}).key, self._per_rank / pieces
+
+
+def memory_model(space: Space, settings: StudySettings) -> MemoryModel:
+    """The model of a study, with what the look at the workload showed."""
+    facts, environment = space.workload, space.environment
+    on_device = environment.hardware.device_kind == "cuda"
+    free = environment.hardware.devices[0].memory_bytes - CONTEXT_BYTES if on_device else environment.free_memory_bytes
+    limits = [limit for limit in (free, settings.memory_limit_bytes) if limit]
+    held = facts.model.parameter_bytes + facts.optimizer.state_bytes
+    model = MemoryModel(
+        capacity_bytes=min(limits, default=float("inf")),
+        known_bytes=held if on_device else 0,
+        per_rank=max(1, facts.global_batch // environment.num_ranks),
+    )
+    if facts.look_peak_bytes and not facts.current.keys() - INPUT_STRATEGIES:
+        # The look had gradients at its end, but no state of an optimizer; a step has both, not all at its peak.
+        peak = facts.look_peak_bytes - facts.model.parameter_bytes + facts.optimizer.state_bytes
+        model.learn(Candidate().key, facts.look_samples, max(held, peak))
+    return model
+
+
+def pieces_of(space: Space, candidate: Candidate) -> int:
+    """Micro-batches of a step."""
+    return int(space.complete(candidate).get(MICRO_BATCH, {}).get("num_micro_batches") or 1)

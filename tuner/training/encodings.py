@@ -1,0 +1,216 @@
+"""Tensors in fewer bytes: two lossless forms for what a ReLU leaves, two lossy ones for anything.
+
+A form keeps the order of the elements in memory, so that what is decoded has the strides of what was encoded and the
+same kernels run on it. Shapes: `n` elements, `b` blocks.
+
+Sources: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training" (ISCA 2018): Binarize, sparse
+storage, delayed precision reduction; Chen et al., "ActNN" (2021), arXiv 2104.14129: a scale for each block.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 256
+"""Values that share a scale."""
+LEVELS = 127
+"""Of int8 on either side of zero, which stays zero."""
+BLOCKS_AT_ONCE = 1 << 14
+"""So many are encoded at a time: what that takes for a moment must stay far below what it saves."""
+WORTHWHILE = 0.75
+"""A sparse form that takes more than this share of the whole is not worth its time."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the elements of a tensor lie in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def shaped(self, flat: torch.Tensor) -> torch.Tensor:
+        """(n,) in the order of memory, as the tensor was."""
+        return flat.as_strided(self.shape, self.strides)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one stretch of memory, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """(n,) in the order of memory, without a copy. The tensor is dense."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+# --- bits ---------------------------------------------------------------------------------------
+
+
+def pack_bits(bits: torch.Tensor) -> torch.Tensor:
+    """(n,) booleans to (ceil(n / 8),) bytes, the first in the lowest bit."""
+    import torch
+
+    padded = torch.nn.functional.pad(bits.view(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (padded << shifts).sum(dim=1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """The inverse of `pack_bits` for the first `count` bits."""
+    import torch
+
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed[:, None] >> shifts).bitwise_and_(1).view(-1)[:count].view(torch.bool)
+
+
+# --- forms --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A copy is not needed: the tensor itself."""
+
+    tensor: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def decode(self) -> torch.Tensor:
+        return self.tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """A bit for each element, and the values that are not zero. Lossless, down to the sign of a zero.
+
+    Attributes:
+        bits: (ceil(n / 8),) bytes.
+        values: Those whose bit is set.
+    """
+
+    layout: Layout
+    bits: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def encode(cls, tensor: torch.Tensor) -> Sparse | Whole:
+        """Reads the number of zeros, for which the host waits; the tensor itself where it has too few of them."""
+        import torch
+
+        flat = flattened(tensor)
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+        present = flat.view(integers) != 0
+        found = cls(Layout.of(tensor), pack_bits(present), flat[present])
+        whole = Whole(tensor)
+        return found if found.num_bytes <= WORTHWHILE * whole.num_bytes else whole
+
+    @property
+    def num_bytes(self) -> int:
+        return self.bits.numel() + self.values.numel() * self.values.element_size()
+
+    def decode(self) -> torch.Tensor:
+        count = math.prod(self.layout.shape)
+        flat = self.values.new_zeros(count)
+        flat.masked_scatter_(unpack_bits(self.bits, count), self.values)
+        return self.layout.shaped(flat)
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """bfloat16, which has the range of float32: no value overflows. Relative error at most 2⁻⁸."""
+
+    layout: Layout
+    values: torch.Tensor
+
+    @classmethod
+    def encode(cls, tensor: torch.Tensor) -> Half:
+        import torch
+
+        return cls(Layout.of(tensor), flattened(tensor).to(torch.bfloat16))
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.values.numel()
+
+    def decode(self) -> torch.Tensor:
+        return self.layout.shaped(self.values.to(self.layout.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """int8 with a float32 scale for each block of 256 values; error at most the block's largest magnitude over 254.
+
+    Zero stays zero, so masks and padding stay what they are; an infinite value becomes the largest finite one.
+
+    Attributes:
+        values: (b, 256) int8.
+        scales: (b, 1) float32.
+    """
+
+    layout: Layout
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def encode(cls, tensor: torch.Tensor) -> Blocks:
+        import torch
+
+        flat = flattened(tensor)
+        count = math.ceil(flat.numel() / BLOCK)
+        values = torch.empty(count, BLOCK, dtype=torch.int8, device=tensor.device)
+        scales = torch.empty(count, 1, dtype=torch.float32, device=tensor.device)
+        for first in range(0, count, BLOCKS_AT_ONCE):
+            blocks = _blocks(flat[first * BLOCK : (first + BLOCKS_AT_ONCE) * BLOCK])
+            rows = slice(first, first + BLOCKS_AT_ONCE)
+            largest = blocks.abs().amax(dim=1, keepdim=True).clamp_(max=torch.finfo(torch.float32).max)
+            scales[rows] = largest / LEVELS
+            steps = blocks / torch.where(largest == 0, 1.0, scales[rows])
+            values[rows] = steps.round_().clamp_(-LEVELS, LEVELS)
+        return cls(Layout.of(tensor), values, scales)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values.numel() + 4 * self.scales.numel()
+
+    def decode(self) -> torch.Tensor:
+        flat = (self.values * self.scales).view(-1)[: math.prod(self.layout.shape)]
+        return self.layout.shaped(flat.to(self.layout.dtype))
+
+
+def _blocks(flat: torch.Tensor) -> torch.Tensor:
+    """(n,) to (ceil(n / 256), 256) float32, the last one filled with zeros."""
+    import torch
+
+    missing = -flat.numel() % BLOCK
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).float().view(-1, BLOCK)
+
+
+Form = Whole | Sparse | Half | Blocks
+
+
+def relu_mask(output: torch.Tensor) -> torch.Tensor:
+    """(ceil(n / 8),) bytes: where a ReLU passes the gradient on, NaN included, as `threshold_backward` does."""
+    return pack_bits(~(flattened(output) <= 0))
+
+
+def masked(gradient: torch.Tensor, mask: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The gradient where a mask of `relu_mask` is set, else zero."""
+    import torch
+
+    return torch.where(layout.shaped(unpack_bits(mask, gradient.numel())), gradient, 0.0)

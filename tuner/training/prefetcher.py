@@ -1,0 +1,153 @@
+"""A loader that is one batch ahead: the next batch is copied to the device while the current one is computed.
+
+The copy runs on a stream of its own. What computes waits for the copy by an event, and the caching allocator is
+told that both streams use the batch (`record_stream`), so that its memory is not given away while either still does.
+A copy is asynchronous only from page-locked memory.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html ,
+https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tuner.workloads.workload import leaves
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CopyStream(Protocol):
+    """Where copies run."""
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """What is launched inside runs beside what is computed."""
+
+    def hand_over(self, batch: Any) -> None:
+        """Makes what is computed from now on wait for the copy, and keeps the batch's memory until it is used."""
+
+
+class SameStream:
+    """A device without streams: copies run where everything runs."""
+
+    def copying(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def hand_over(self, batch: Any) -> None:
+        pass
+
+
+class SideStream:
+    """A CUDA stream beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        import torch
+
+        return torch.cuda.stream(self._stream)
+
+    def hand_over(self, batch: Any) -> None:
+        import torch
+
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for leaf in leaves(batch):
+            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                leaf.record_stream(current)
+
+
+def copy_stream(device: torch.device) -> CopyStream:
+    return SideStream(device) if device.type == "cuda" else SameStream()
+
+
+class PrefetchingLoader:
+    """Gives the batches of a loader in its order, already moved. Everything else is the loader's own.
+
+    Args:
+        loader: Any iterable.
+        move: Takes a batch as the loader gives it and launches its copy; returns the batch on the device.
+    """
+
+    def __init__(self, loader: Any, move: Callable[[Any], Any], stream: CopyStream) -> None:
+        self.loader = loader
+        self._move = move
+        self._stream = stream
+
+    def __iter__(self) -> PrefetchingIterator:
+        return PrefetchingIterator(iter(self.loader), self._move, self._stream)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+
+class PrefetchingIterator:
+    """One pass over a loader, a batch ahead. What it does not have itself is the loader's iterator's.
+
+    Attributes:
+        host: The batch that was given out last, as the loader made it: to be counted without a wait for the device.
+        num_ahead: Batches that were taken from the loader and not given out: 1, and 0 before the first and at the end.
+    """
+
+    def __init__(self, iterator: Iterator[Any], move: Callable[[Any], Any], stream: CopyStream) -> None:
+        self._iterator = iterator
+        self._move = move
+        self._stream = stream
+        self._began = False
+        self._ahead: tuple[Any, Any] | None = None
+        self._ended: BaseException | None = None
+        self.host: Any = None
+
+    @property
+    def num_ahead(self) -> int:
+        return int(self._ahead is not None)
+
+    def __iter__(self) -> PrefetchingIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch. What the loader raised comes after the batches that came before it.
+
+        Raises:
+            StopIteration: The loader has ended.
+        """
+        if not self._began:
+            self._began = True
+            self._fetch()
+        if self._ahead is None:
+            assert self._ended is not None
+            raise self._ended
+        self.host, batch = self._ahead
+        self._ahead = None
+        self._stream.hand_over(batch)
+        self._fetch()
+        return batch
+
+    def _fetch(self) -> None:
+        """Takes the next batch and launches its copy; nothing is asked of a loader that has ended."""
+        if self._ended is not None:
+            return
+        try:
+            host = next(self._iterator)
+            with self._stream.copying():
+                self._ahead = host, self._move(host)
+        except Exception as error:  # raised in its turn, by `__next__`
+            self._ended = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_iterator"], name)
+
+
+def as_loaded(iterator: Any, batch: Any) -> Any:
+    """A batch that an iterator has just given out, as the loader made it."""
+    return iterator.host if isinstance(iterator, PrefetchingIterator) else batch

@@ -1,0 +1,133 @@
+"""The state of a device before and after a window, and whether the window counts.
+
+Void is a window in which the device was slower than it is: from heat, by the hardware's own protection or power brake,
+under another power limit than the trial's first window, or shared with others. What belongs to the work itself is
+not: a device at its power limit (`power cap`) lowers its clock as it does in any long training, and a candidate that
+draws more power is rightly the slower for it.
+
+Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tuner.records import DeviceReading
+
+LIMITS: dict[int, str] = {
+    0x2: "clocks set by an application",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock",
+}
+"""By bit of NVML's clocks event reasons; that the device idles (0x1) says nothing at a window's edge."""
+HARMFUL = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
+MAX_SLOWED_SHARE = 0.01
+MAX_FOREIGN_SHARE = 0.05
+POWER_LIMIT_TOLERANCE_W = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What one process made of the device over the driver's last sampling period.
+
+    Attributes:
+        share: Of the device's time, 0 to 1.
+        at_us: End of that period (microseconds since 1970).
+    """
+
+    pid: int
+    share: float
+    at_us: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceState:
+    """One look at a device. None: the driver does not tell.
+
+    Attributes:
+        at_us: Microseconds since 1970, the clock of `Use`.
+        reasons: Bits of `LIMITS`.
+        energy_mj: Used since the driver was loaded.
+        thermal_ns: Time slowed down from heat since the driver was loaded.
+        uses: By process, of the last second; None where that is not known.
+    """
+
+    at_us: int
+    sm_clock_mhz: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    reasons: int = 0
+    energy_mj: int | None = None
+    thermal_ns: int | None = None
+    uses: tuple[Use, ...] | None = field(default=None)
+
+
+def limits_of(reasons: int) -> tuple[str, ...]:
+    """Names of what holds the clock down."""
+    return tuple(name for bit, name in LIMITS.items() if reasons & bit)
+
+
+def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]) -> DeviceReading:
+    """What a window between two looks showed.
+
+    Args:
+        own: Processes of the study.
+    """
+    elapsed_us = max(1, after.at_us - before.at_us)
+    energy_mj = _difference(before.energy_mj, after.energy_mj)
+    slowed_ns = _difference(before.thermal_ns, after.thermal_ns)
+    return DeviceReading(
+        sm_clock_mhz=after.sm_clock_mhz,
+        power_w=after.power_w if not energy_mj else 1000 * energy_mj / elapsed_us,
+        power_limit_w=after.power_limit_w,
+        temperature_c=after.temperature_c,
+        limits=limits_of(before.reasons | after.reasons),
+        slowed_share=None if slowed_ns is None else min(1.0, slowed_ns / (1000 * elapsed_us)),
+        foreign_share=_foreign_share(before, after, own),
+    )
+
+
+def why_void(reading: DeviceReading, first_power_limit_w: float | None) -> str | None:
+    """Why a window does not count, or None.
+
+    Args:
+        first_power_limit_w: Of the trial's first window.
+    """
+    if reading.slowed_share is not None and reading.slowed_share > MAX_SLOWED_SHARE:
+        return f"the device was slowed down from heat for {reading.slowed_share:.0%} of the window{_at(reading)}"
+    harmful = [name for name in reading.limits if name in HARMFUL]
+    if harmful:
+        return f"the device's clock was held down: {', '.join(harmful)}{_at(reading)}"
+    if reading.foreign_share is not None and reading.foreign_share > MAX_FOREIGN_SHARE:
+        return f"others used {reading.foreign_share:.0%} of the device"
+    limit, first = reading.power_limit_w, first_power_limit_w
+    if limit is not None and first is not None and abs(limit - first) > POWER_LIMIT_TOLERANCE_W:
+        return f"the device's power limit was changed from {first:.0f} W to {limit:.0f} W"
+    return None
+
+
+def _at(reading: DeviceReading) -> str:
+    return "" if reading.temperature_c is None else f" (at {reading.temperature_c} °C)"
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _foreign_share(before: DeviceState, after: DeviceState, own: frozenset[int]) -> float | None:
+    """Mean over the window's samples of what others used; None where the driver took none in it."""
+    if after.uses is None:
+        return None
+    within = [use for use in after.uses if use.at_us > before.at_us]
+    if not within:
+        return None
+    moments = {use.at_us for use in within}
+    return min(1.0, sum(use.share for use in within if use.pid not in own) / len(moments))

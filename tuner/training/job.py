@@ -152,8 +152,8 @@ class TrainingJob:
                     stack.enter_context(self.model.no_sync())  # type: ignore[operator]
                 loss = self.loss(piece) * weight
                 self.backward(loss)
-            if self._masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
-                self._masters.take_gradients()
+            if self.masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
+                self.masters.take_gradients()
             total = total + loss.detach()
         return total  # type: ignore[no-any-return]
 

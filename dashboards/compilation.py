@@ -33,7 +33,9 @@ def compilation_sentence(compilation: Compilation) -> str:
     """Counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
     parts = [
         units.counted(compilation.num_graphs, "graph"),
-        units.counted(compilation.num_graph_breaks, "graph break") if compilation.num_graph_breaks else "no graph break",
+        units.counted(compilation.num_graph_breaks, "graph break")
+        if compilation.num_graph_breaks
+        else "no graph break",
         f"{compilation.num_recompilations} compiled again",
         *([f"given up {compilation.num_given_up} times"] if compilation.num_given_up else []),
         *([f"{compilation.num_cudagraph_skips} without a CUDA graph"] if compilation.num_cudagraph_skips else []),

@@ -75,7 +75,9 @@ def plan_of(implementation: str | None = None, *, masters: str | None = None, **
     return make
 
 
-def trained(workload: Workload, plan: Plan, *, captured: bool) -> tuple[list[float], dict[str, torch.Tensor], TrainingJob]:
+def trained(
+    workload: Workload, plan: Plan, *, captured: bool
+) -> tuple[list[float], dict[str, torch.Tensor], TrainingJob]:
     if captured:
         strategy_named("cuda_graph").contribute(plan, {"scope": "step"})
     torch.manual_seed(0)
@@ -143,7 +145,8 @@ class TestSameTraining:
         assert torch.equal(weights[0], weights[1])
         torch.testing.assert_close(weights[2], eager_weights[2], rtol=1e-3, atol=1e-5)
         assert job.skipped_steps == eager.skipped_steps == 1
-        assert job.scaler is not None and eager.scaler is not None
+        assert job.scaler is not None
+        assert eager.scaler is not None
         assert job.scaler.get_scale() == eager.scaler.get_scale()
 
     def test_compiled_blocks_are_recorded_too(self) -> None:
@@ -200,7 +203,8 @@ class TestWhatCannotBeRecorded:
         assert float(torch.ones(3, device=DEVICE).sum()) == 3
 
     @pytest.mark.parametrize(
-        ("name", "line"), [("Synchronises", "torch.cuda.synchronize()"), ("ReadsGenerator", "get_rng_state(loss.device)")]
+        ("name", "line"),
+        [("Synchronises", "torch.cuda.synchronize()"), ("ReadsGenerator", "get_rng_state(loss.device)")],
     )
     def test_a_recording_that_fails_ends_its_trial_and_no_other(
         self, uncapturable: Callable[[str], Prepared], name: str, line: str

@@ -29,7 +29,9 @@ CAPTURING = (
     "CUDA error: operation not permitted when stream is capturing\n"
     "Search for `cudaErrorStreamCaptureUnsupported' in https://docs.nvidia.com/cuda/ for more information."
 )
-GENERATOR = "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture. If you need this call to be captured"
+GENERATOR = (
+    "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture. If you need this call to be captured"
+)
 UNJOINED = "CUDA error: capturing stream has unjoined work\nSearch for `cudaErrorStreamCaptureUnjoined' in https://docs"
 
 
@@ -45,7 +47,11 @@ class TestExplained:
     @pytest.mark.parametrize(
         ("text", "operator", "reason"),
         [
-            (WAITING, "aten::_local_scalar_dense", r"aten::_local_scalar_dense .*reads a value of the device.*\.item\(\)"),
+            (
+                WAITING,
+                "aten::_local_scalar_dense",
+                r"aten::_local_scalar_dense .*reads a value of the device.*\.item\(\)",
+            ),
             (WAITING, "aten::nonzero", r"aten::nonzero .*the shape of the result depends on values.*torch\.where"),
             (WAITING, "aten::index.Tensor", "the shape of the result depends on values"),
             (WAITING, "aten::_to_copy", "copies between host and device"),
@@ -53,7 +59,11 @@ class TestExplained:
             (CAPTURING, "", r"operation not permitted when stream is capturing \(.*the host waits for the device"),
             (GENERATOR, "", "random generator"),
             (UNJOINED, "", "work on another stream was not joined"),
-            ("Attempting CUDA graph capture of step() ... param_groups' capturable is False.", "", "step count on the host"),
+            (
+                "Attempting CUDA graph capture of step() ... param_groups' capturable is False.",
+                "",
+                "step count on the host",
+            ),
             ("something new", "aten::new_operator", "aten::new_operator .*it cannot be recorded"),
         ],
     )
@@ -86,7 +96,9 @@ class TestModelLine:
         torch_file = str(Path(torch.__file__).parent / "nn" / "functional.py")
         frames = [
             traceback.FrameSummary("/home/me/train.py", 12, "loss", line="model(x)"),
-            traceback.FrameSummary(f"{packages}/transformers/models/gpt2/modeling_gpt2.py", 7, "forward", line="mask.any()"),
+            traceback.FrameSummary(
+                f"{packages}/transformers/models/gpt2/modeling_gpt2.py", 7, "forward", line="mask.any()"
+            ),
             traceback.FrameSummary(torch_file, 99, "linear", line="x"),
         ]
         assert model_line(frames) == f"{packages}/transformers/models/gpt2/modeling_gpt2.py, line 7: mask.any()"

@@ -293,7 +293,9 @@ class TestLimits:
                 return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
         job, batch = captured_job(Scheduled(), Plan())
-        with pytest.raises(CannotCapture, match=r"lr of the optimizer changed 4 times.*optimizer_implementation: fused"):
+        with pytest.raises(
+            CannotCapture, match=r"lr of the optimizer changed 4 times.*optimizer_implementation: fused"
+        ):
             for _ in range(MAX_RECORDINGS + 1):
                 job.step(batch)
         fused, batch = captured_job(Scheduled(), fused_plan())

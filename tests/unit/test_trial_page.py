@@ -8,13 +8,21 @@ import re
 
 import pytest
 from analysed import make_analysis, make_breakdown, make_rank, write_loop
-from builders import failed_result, sample_compilation, sample_guard, sample_result, sample_study, sample_trial, sample_window
+from builders import (
+    failed_result,
+    sample_compilation,
+    sample_guard,
+    sample_result,
+    sample_study,
+    sample_trial,
+    sample_window,
+)
 from msgspec.structs import replace
 from traces import needs_traces, trace_file
 
 from dashboards import units
-from dashboards.compilation import get_compilation_info
 from dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
+from dashboards.compilation import get_compilation_info
 from dashboards.guard import get_guard_info, plot_guard
 from dashboards.lanes import MAX_CELLS, MAX_LANES, get_lanes_info, get_long_gaps_info, plot_lanes, step_edges_ms
 from dashboards.launch_queue import get_queue_info, plot_queue
@@ -438,7 +446,11 @@ def test_the_page_of_a_real_profile_is_below_a_megabyte_compressed():
 class TestCompilation:
     def test_what_happened_is_listed_with_reason_and_line(self):
         rows = get_compilation_info(sample_compilation())
-        assert [(row.what, row.count) for row in rows] == [("graph break", 2), ("compiled again", 7), ("no CUDA graph", 3)]
+        assert [(row.what, row.count) for row in rows] == [
+            ("graph break", 2),
+            ("compiled again", 7),
+            ("no CUDA graph", 3),
+        ]
         assert rows[1].place == "forward (/home/me/train.py, line 12)"
         page = text_of(page_of(trial_with(sample_result())))
         for text in ("call to print", "layer == 3", "mutated inputs", "given up 1 times", "4 after the warm-up"):

@@ -21,7 +21,9 @@ WAITS = "called a synchronizing CUDA operation"
 """What torch says of an operator that waits for the device, while waiting is an error."""
 
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
-_SHAPES = re.compile(r"aten::(nonzero|masked_select|_?unique\w*|index|index_put_?|repeat_interleave|bincount|argwhere)\b")
+_SHAPES = re.compile(
+    r"aten::(nonzero|masked_select|_?unique\w*|index|index_put_?|repeat_interleave|bincount|argwhere)\b"
+)
 _COPIES = re.compile(r"aten::(_to_copy|to|copy_|_pin_memory|pin_memory|lift_fresh\w*|_copy_from)\b")
 _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -47,7 +49,10 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ("cudaErrorStreamCaptureImplicit", "it uses the legacy default stream: launch it on torch's current stream"),
     (WAITS, "the host waits for the device, as .cpu() and making a tensor of Python's numbers on it do"),
     ("cudaErrorStreamCaptureUnsupported", "the host waits for the device, or calls what is not permitted meanwhile"),
-    ("operation not permitted when stream is capturing", "the host waits for the device, or calls what is not permitted"),
+    (
+        "operation not permitted when stream is capturing",
+        "the host waits for the device, or calls what is not permitted",
+    ),
 )
 
 

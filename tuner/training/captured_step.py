@@ -279,8 +279,12 @@ def _changes(keys: Sequence[Key]) -> str:
     if len({options for options, _ in keys}) > 1:
         sets = [dict(options) for options, _ in keys]
         names = sorted({name for one in sets for name in one if len({other.get(name) for other in sets}) > 1})
-        reason = f"{', '.join(names)} of the optimizer changed {len(keys) - 1} times, and its update reads it on the host"
-        return f"{reason}: use its fused form, if it has one (optimizer_implementation: fused), or schedule it less often"
+        reason = (
+            f"{', '.join(names)} of the optimizer changed {len(keys) - 1} times, and its update reads it on the host"
+        )
+        return (
+            f"{reason}: use its fused form, if it has one (optimizer_implementation: fused), or schedule it less often"
+        )
     shapes = [str([leaf[0] for leaf in leaves_ if isinstance(leaf, tuple)]) for _, leaves_ in keys]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:

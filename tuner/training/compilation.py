@@ -53,9 +53,7 @@ def allow_recompilations(num_blocks: int) -> None:
 
     wanted = 8 + 2 * num_blocks
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, wanted)
-    torch._dynamo.config.accumulated_recompile_limit = max(
-        torch._dynamo.config.accumulated_recompile_limit, 4 * wanted
-    )
+    torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, 4 * wanted)
 
 
 def watch_compilation() -> None:

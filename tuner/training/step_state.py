@@ -39,7 +39,9 @@ class StepState:
         """
         import torch
 
-        drawn = [name for name, state in _host_generators(self._job.device).items() if state != self._host_generators[name]]
+        drawn = [
+            name for name, state in _host_generators(self._job.device).items() if state != self._host_generators[name]
+        ]
         if drawn:
             raise CannotCapture(
                 f"the step draws random numbers on the host ({', '.join(drawn)}), and a graph would repeat those of the "

@@ -60,11 +60,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="both record CUDA graphs, and a graph cannot be recorded within another: compile with mode default, or "
         "max-autotune-no-cudagraphs",
     ),
-    Conflict(
-        strategies=("activation_checkpointing", "cuda_graph"),
-        applies=lambda c, e: c["cuda_graph"]["scope"] == "step" and c["activation_checkpointing"]["every"] is not None,
-        reason="recomputation reads the state of the random generator, which cannot be read while a graph is recorded",
-    ),
 )
 
 MEANINGLESS: tuple[Meaningless, ...] = (

@@ -308,7 +308,7 @@ class WorkloadFacts(Record):
         varying_shapes: Batches differ in shape.
         units_per_batch: Mean samples or tokens of a batch.
         custom_step: The workload has a training step of its own.
-        host_read: The first operator of a step for whose result the host waits, and its line; empty where none was seen.
+        host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
         sample_loss: Of the first batch.
         prepare_ns: What its `prepare` took.
         import_ns: What importing it took.

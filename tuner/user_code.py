@@ -61,5 +61,6 @@ def _is_under(path: str, folders: Iterable[Path]) -> bool:
 @cache
 def _torch() -> Path:
     specification = importlib.util.find_spec("torch")
-    assert specification is not None and specification.origin is not None, "torch is installed where a model runs"
-    return Path(specification.origin).parent
+    origin = specification.origin if specification is not None else None
+    assert origin is not None, "torch is installed where a model runs"
+    return Path(origin).parent

@@ -49,7 +49,8 @@ def test_a_model_that_is_compiled_in_every_step_is_recognised(counts: Prepared) 
 def test_what_one_trial_compiled_the_next_one_finds(counts: Prepared) -> None:
     """Trials of a study share the caches of TorchInductor and AOTAutograd, in the study's own directory."""
     cold, warm = (counts.run(counts.spec(COMPILED, guard=False, profile=False))[0].compilation for _ in range(2))
-    assert cold is not None and warm is not None
+    assert cold is not None
+    assert warm is not None
     assert cold.cache_misses > 0
     assert (counts.directory / "compile_cache" / "inductor").is_dir()
     assert warm.cache_misses == 0

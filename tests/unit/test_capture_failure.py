@@ -193,7 +193,6 @@ def test_the_operator_that_fails_is_known_and_no_other() -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert watch.name == "aten::mm"
     watch = FailingOperator()
-    with watch.mode(), pytest.raises(RuntimeError, match="between"):
+    with watch.mode():
         torch.ones(2)
-        raise RuntimeError("between operators")
     assert watch.name == ""

@@ -33,14 +33,17 @@ def _fresh() -> Iterator[None]:
 
     config = torch._dynamo.config
     limits = config.recompile_limit, config.accumulated_recompile_limit
-    for _ in range(2):
+
+    def renew() -> None:
         torch._dynamo.reset()
         counters.clear()
         clear_compilation_metrics()
         config.recompile_limit, config.accumulated_recompile_limit = limits
-        if _ == 0:
-            watch_compilation()
-            yield
+
+    renew()
+    watch_compilation()
+    yield
+    renew()
 
 
 class Counting(nn.Module):

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from traces import needs_traces, trace_file
 
 from dashboards import units
-from dashboards.compilation import get_compilation_info
 from dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
+from dashboards.compilation import get_compilation_info
 from dashboards.guard import get_guard_info, plot_guard
 from dashboards.lanes import MAX_CELLS, MAX_LANES, get_lanes_info, get_long_gaps_info, plot_lanes, step_edges_ms
 from dashboards.launch_queue import get_queue_info, plot_queue

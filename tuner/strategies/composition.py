@@ -62,11 +62,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         "max-autotune-no-cudagraphs",
     ),
     Conflict(
-        strategies=("activation_checkpointing", "cuda_graph"),
-        applies=lambda c, e: c["cuda_graph"]["scope"] == "step" and c["activation_checkpointing"]["every"] is not None,
-        reason="recomputation reads the state of the random generator, which cannot be read while a graph is recorded",
-    ),
-    Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),
         applies=lambda c, e: (
             c["optimizer_algorithm"]["algorithm"] is not None

@@ -1,8 +1,8 @@
 """Why a step cannot be recorded as a CUDA graph: the operator, the line of the model, and the reason.
 
 A step that waits for the device is found before anything is recorded, while it warms up: torch then raises at the
-operator that waits (`torch.cuda.set_sync_debug_mode`). What else cannot be recorded fails while it is; the device of the
-process may be of no use afterwards.
+operator that waits (`torch.cuda.set_sync_debug_mode`). What else cannot be recorded fails while it is; the device of
+the process may be of no use afterwards.
 """
 
 from __future__ import annotations

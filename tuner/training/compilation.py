@@ -46,8 +46,8 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def allow_recompilations(num_blocks: int) -> None:
-    """Repeated blocks share one code object, of which TorchDynamo compiles 8 variants and then no more. Blocks differ in
-    what is guarded (an index of the layer, hooks), and in training mode: each may need two variants of its own.
+    """Repeated blocks share one code object, of which TorchDynamo compiles 8 variants and then no more. Blocks differ
+    in what is guarded (an index of the layer, a cache), and in training mode: each may need two variants of its own.
     """
     import torch._dynamo
 

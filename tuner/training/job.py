@@ -184,7 +184,7 @@ class TrainingJob:
 
     @property
     def skipped_steps(self) -> int:
-        """Updates that the loss scaler skipped so far. They are counted on the device: reading the number waits for it."""
+        """Updates that the loss scaler skipped so far, counted on the device: reading the number waits for it."""
         return int(self._skipped_steps) + (self.captured.skipped_steps if self.captured else 0)
 
     @skipped_steps.setter

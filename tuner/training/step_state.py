@@ -44,8 +44,8 @@ class StepState:
         ]
         if drawn:
             raise CannotCapture(
-                f"the step draws random numbers on the host ({', '.join(drawn)}), and a graph would repeat those of the "
-                "step that was recorded: draw them on the device, as torch.rand(..., device=x.device) does"
+                f"the step draws random numbers on the host ({', '.join(drawn)}), and a graph would repeat those of "
+                "the step that was recorded: draw them on the device, as torch.rand(..., device=x.device) does"
             )
         with torch.no_grad():
             for key, tensor in self._tensors.items():
@@ -78,8 +78,8 @@ def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]
     """
     if any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups):
         raise CannotCapture(
-            f"{type(optimizer).__name__} with dampening treats its first update unlike all others, which a graph cannot: "
-            "set dampening to 0"
+            f"{type(optimizer).__name__} with dampening treats its first update unlike all others, which a graph "
+            "cannot: set dampening to 0"
         )
     initialise = getattr(optimizer, "_init_group", None)
     if initialise is None:
@@ -89,7 +89,7 @@ def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]
     try:
         for group in optimizer.param_groups:
             initialise(group, *([] for _ in range(len(inspect.signature(initialise).parameters) - 1)))
-        return dict.fromkeys(kept, {}) | dict(optimizer.state)
+        return {parameter: {} for parameter in kept} | dict(optimizer.state)
     finally:
         optimizer.state = kept
 

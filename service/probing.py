@@ -40,7 +40,14 @@ def workload_with_everything() -> WorkloadFacts:
         global_batch=32,
         sample_unit=SampleUnit.SAMPLE,
         dataset=DatasetFacts(
-            kind="map", length=1, sample_bytes=1, sample_ns=1, deterministic=True, splits=True, load_deterministic=True
+            kind="map",
+            length=1 << 20,
+            sample_bytes=1,
+            sample_ns=1,
+            deterministic=True,
+            splits=True,
+            load_deterministic=True,
+            padding_share=0.4,
         ),
         model=ModelFacts(
             num_parameters=1,
@@ -49,11 +56,15 @@ def workload_with_everything() -> WorkloadFacts:
             module_types={"Conv2d": 1, "Linear": 1, "LayerNorm": 1},
             num_blocks=12,
             uses_attention=True,
+            unaligned_linears={"8": 1, "64": 1},
+            has_class_token=True,
         ),
         optimizer=OptimizerFacts(
             name="AdamW",
             module="torch.optim",
             implementation="default",
             implementations=("for_loop", "foreach", "fused"),
+            capturable=True,
         ),
+        max_global_batch=128,
     )

@@ -15,9 +15,7 @@ def norm(x: torch.Tensor) -> float:
     return math.sqrt(sum(float(v) ** 2 for v in x.reshape(-1)))
 
 
-def lamb(
-    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, exclude_vectors: bool = True
-) -> Step:
+def lamb(lr: float, betas: tuple[float, float], eps: float, weight_decay: float, exclude_vectors: bool = True) -> Step:
     """LAMB, algorithm 2 of https://arxiv.org/abs/1904.00962, with bias correction."""
     memory: dict[str, torch.Tensor] = {}
     count = 0

@@ -454,7 +454,14 @@ def test_the_facts_used_here_are_those_of_the_workload(tmp_path: Path) -> None:
     found = inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]
     assert found.model.module_types["Conv2d"] == 1
     for part, names in {
-        "model": ("num_parameters", "parameter_bytes", "num_parameter_tensors", "num_blocks", "uses_attention", "unaligned_linears"),
+        "model": (
+            "num_parameters",
+            "parameter_bytes",
+            "num_parameter_tensors",
+            "num_blocks",
+            "uses_attention",
+            "unaligned_linears",
+        ),
         "dataset": ("kind", "length", "deterministic", "sample_bytes"),
         "optimizer": ("name", "implementation", "implementations", "capturable"),
     }.items():

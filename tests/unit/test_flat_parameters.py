@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -124,11 +125,15 @@ class TestLayout:
         for group in optimizer.param_groups:
             ends = sorted((p.storage_offset(), p.storage_offset() + p.numel()) for p in group["params"])
             assert all(start * 4 % ALIGNMENT == 0 for start, _ in ends)
-            assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+            assert all(end <= start for (_, end), (start, _) in pairwise(ends))
             assert len({p.untyped_storage().data_ptr() for p in group["params"]}) == 1
 
     def test_dtypes_have_buffers_of_their_own(self) -> None:
-        mixed = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), nn.Parameter(torch.ones(5))]
+        mixed = [
+            nn.Parameter(torch.ones(3)),
+            nn.Parameter(torch.ones(4, dtype=torch.bfloat16)),
+            nn.Parameter(torch.ones(5)),
+        ]
         flat = FlatParameters(torch.optim.SGD(mixed, lr=0.1))
         assert [p.dtype for p in flat.groups[0]["params"]] == [torch.float32, torch.bfloat16]
 
@@ -189,7 +194,7 @@ class TestCheckpoints:
         trained(plain)
         state = plain.optimizer_state_dict()
         state["state"][0]["step"] += 1
-        with pytest.raises(UnsupportedHere, match="different ages.*without contiguous parameters"):
+        with pytest.raises(UnsupportedHere, match=r"different ages.*without contiguous parameters"):
             flat.load_optimizer_state_dict(state)
 
 

@@ -45,7 +45,9 @@ def gradients(step: int) -> list[torch.Tensor]:
     return made
 
 
-OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., slow_optimizers.Step], dict[str, Any]]] = {
+OPTIMIZERS: dict[
+    str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., slow_optimizers.Step], dict[str, Any]]
+] = {
     "lamb": (Lamb, slow_optimizers.lamb, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
     "lars": (Lars, slow_optimizers.lars, {"lr": 3.0, "momentum": 0.9, "weight_decay": 0.01, "trust": 0.02}),
     "sm3": (Sm3, slow_optimizers.sm3, {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.02}),

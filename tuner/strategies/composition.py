@@ -69,7 +69,7 @@ CONFLICTS: tuple[Conflict, ...] = (
             c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
             and bool(c["optimizer_implementation"]["contiguous"] or c["optimizer_implementation"]["capturable"])
         ),
-        reason="that algorithm looks at the shape or norm of every parameter, and keeps a part of its state on the host",
+        reason="that algorithm looks at shapes or norms of parameters, and keeps a part of its state on the host",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""optimizer_implementation: the same optimizer as a loop, as multi-tensor operations, fused, over contiguous parameters.
+"""optimizer_implementation: the same optimizer as a loop, multi-tensor or fused, over contiguous parameters or not.
 
 Mechanism: `for_loop` runs a dozen operators per parameter tensor; `foreach` runs each operator on all
 tensors at once; `fused` runs the whole update in one kernel that reads and writes every element once.
@@ -99,7 +99,7 @@ class OptimizerImplementation(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        asked = {name: value for name, value in choice.items() if value not in (None, False)}
+        asked: Choice = {name: value for name, value in choice.items() if value not in (None, False)}
         return super().took_effect(evidence, asked)
 
 
@@ -108,7 +108,9 @@ def _supports_contiguous(workload: WorkloadFacts) -> Support:
     if workload.custom_step:
         return Unsupported("the workload has its own training_step, which may read gradients")
     if not optimizer.module.startswith("torch.optim"):
-        return Unsupported(f"{optimizer.name} is not of torch.optim: whether it treats every element alike is not known")
+        return Unsupported(
+            f"{optimizer.name} is not of torch.optim: whether it treats every element alike is not known"
+        )
     if optimizer.name not in ELEMENT_WISE:
         return Unsupported(f"{optimizer.name} looks at the shape or norm of parameters, which contiguous ones have not")
     return Supported()

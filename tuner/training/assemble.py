@@ -133,6 +133,4 @@ def _regrouped(
     if order is None or arguments.is_plain:
         return order
     batches = regroup(order.batches, arguments, length, num_ranks, seed=REGROUPING_SEED)
-    return order.regrouped(
-        batches, merged=arguments.factor, pool=max(1, arguments.pool_batches), length=length
-    )
+    return order.regrouped(batches, merged=arguments.factor, pool=max(1, arguments.pool_batches), length=length)

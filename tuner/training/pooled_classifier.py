@@ -42,9 +42,7 @@ def drop_class_token(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tup
     return (arguments[0][:, 1:], *arguments[1:])
 
 
-def mean_in_first_place(
-    module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor
-) -> torch.Tensor:
+def mean_in_first_place(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
     """(batch, tokens, width) to (batch, 1, width)."""
     return output.mean(dim=1, keepdim=True)
 

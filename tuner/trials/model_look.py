@@ -100,7 +100,9 @@ def _unaligned(model: Any) -> dict[str, int]:
     from tuner.training.padding import padded_size, unaligned_linears
 
     layers = unaligned_linears(model, 64)
-    further = [m for m in layers if any(padded_size(s, 64) != padded_size(s, 8) for s in (m.in_features, m.out_features))]
+    further = [
+        m for m in layers if any(padded_size(s, 64) != padded_size(s, 8) for s in (m.in_features, m.out_features))
+    ]
     return {"8": len(unaligned_linears(model, 8)), "64": len(further)}
 
 

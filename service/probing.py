@@ -57,6 +57,7 @@ def workload_with_everything() -> WorkloadFacts:
             num_blocks=12,
             uses_attention=True,
             unaligned_linears={"8": 1, "64": 1},
+            unaligned_flops={"8": 0.5, "64": 0.5},
             has_class_token=True,
         ),
         optimizer=OptimizerFacts(

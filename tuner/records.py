@@ -260,6 +260,8 @@ class ModelFacts(Record):
     """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
     unaligned_linears: dict[str, int] = {}
     """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
+    unaligned_flops: dict[str, float] = {}
+    """Their share of `flops_per_step`."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
 

@@ -69,6 +69,7 @@ EVERYTHING = WorkloadFacts(
         uses_attention=True,
         flops_per_step=10**6,
         unaligned_linears={"8": 1, "64": 0},
+        unaligned_flops={"8": 0.01, "64": 0.0},
     ),
     optimizer=OptimizerFacts(
         name="AdamW",

@@ -43,6 +43,7 @@ class TestFacts:
         assert facts.sampling == "shuffled"
         assert facts.model.unaligned_linears == {"8": 2, "64": 0}
         assert not facts.model.has_class_token
+        assert facts.model.unaligned_flops == {"8": 1.0, "64": 0.0}
 
 
 class TestLargerBatch:

@@ -98,6 +98,24 @@ class TestTraining:
         assert trained(flat) == pytest.approx(trained(plain), rel=1e-5)
         assert_same(flat, plain)
 
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+    def test_goes_with_compilation_without_another_graph(self) -> None:
+        """Parameters that share one storage are no aliases of each other to the compiler: nothing is compiled again."""
+        from torch._dynamo.utils import counters
+
+        def compiled(model: nn.Module, workload: Any) -> nn.Module:
+            model.forward = torch.compile(model.forward, backend="aot_eager")  # type: ignore[method-assign]
+            return model
+
+        losses, graphs = [], []
+        for contiguous in (False, True):
+            torch._dynamo.reset()
+            counters.clear()
+            losses.append(trained(build(contiguous, whole_compilation=[compiled])))
+            graphs.append(counters["stats"]["unique_graphs"])
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        assert graphs == [1, 1]
+
     def test_the_scheduler_moves_the_rates_of_the_buffers(self) -> None:
         class Decays(Groups):
             def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:

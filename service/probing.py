@@ -65,7 +65,6 @@ def workload_with_everything() -> WorkloadFacts:
             module="torch.optim",
             implementation="default",
             implementations=("for_loop", "foreach", "fused"),
-            capturable=True,
         ),
         max_global_batch=128,
     )

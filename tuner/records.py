@@ -282,8 +282,6 @@ class OptimizerFacts(Record):
     implementations: tuple[str, ...] = ()
     """What its class can run."""
     state_bytes: int = 0
-    capturable: bool = False
-    """Its class can keep all of its state on the device."""
 
 
 class WorkloadFacts(Record):

@@ -42,8 +42,7 @@ def build_optimizer(
 def _flags(arguments: OptimizerArguments) -> dict[str, bool]:
     """Source: https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and fused")."""
     name = arguments.implementation
-    flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
-    return {**flags, "capturable": True} if arguments.capturable else flags
+    return {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
 
 
 def _rebuilt(

@@ -50,8 +50,6 @@ class OptimizerArguments:
     """The optimizer holds FP32 copies of 16-bit parameters."""
     contiguous: bool = False
     """Parameters are views of one buffer for each group and dtype."""
-    capturable: bool = False
-    """State stays on the device, so that a CUDA graph can hold the update."""
     algorithm: str | None = None
     """Another algorithm, by its name in `tuner.training.optimizers.exchange`."""
     rate_factor: float = 1.0

@@ -223,5 +223,4 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
         module=cls.__module__,
         implementation="own" if own else current,
         implementations=() if own else tuple(offered),
-        capturable="capturable" in arguments,
     )

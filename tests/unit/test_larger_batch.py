@@ -82,7 +82,8 @@ class TestSpace:
         return [move.choice["factor"] for move in space.moves]
 
     @pytest.mark.parametrize(
-        ("limit", "expected"), [(None, []), (64, []), (127, []), (128, [2]), (640, [2, 4, 8, 10]), (1024, [2, 4, 8, 16])]
+        ("limit", "expected"),
+        [(None, []), (64, []), (127, []), (128, [2]), (640, [2, 4, 8, 10]), (1024, [2, 4, 8, 16])],
     )
     def test_has_powers_of_two_up_to_the_limit_and_the_limit(self, limit: int | None, expected: list[int]) -> None:
         assert self.factors(limit) == expected

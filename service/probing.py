@@ -40,7 +40,14 @@ def workload_with_everything() -> WorkloadFacts:
         global_batch=32,
         sample_unit=SampleUnit.SAMPLE,
         dataset=DatasetFacts(
-            kind="map", length=1, sample_bytes=1, sample_ns=1, deterministic=True, splits=True, load_deterministic=True
+            kind="map",
+            length=1 << 20,
+            sample_bytes=1,
+            sample_ns=1,
+            deterministic=True,
+            splits=True,
+            load_deterministic=True,
+            padding_share=0.4,
         ),
         model=ModelFacts(
             num_parameters=1,
@@ -51,6 +58,9 @@ def workload_with_everything() -> WorkloadFacts:
             uses_attention=True,
             expert_implementations=("looped", "batched", "grouped"),
             expert_implementation="looped",
+            unaligned_linears={"8": 1, "64": 1},
+            unaligned_flops={"8": 0.5, "64": 0.5},
+            has_class_token=True,
         ),
         optimizer=OptimizerFacts(
             name="AdamW",
@@ -58,4 +68,5 @@ def workload_with_everything() -> WorkloadFacts:
             implementation="default",
             implementations=("for_loop", "foreach", "fused"),
         ),
+        max_global_batch=128,
     )

@@ -75,7 +75,13 @@ class Prepared:
 
 
 def prepare(
-    workload: str, directory: Path, *, num_ranks: int = 1, with_reference: bool = True, **options: Any
+    workload: str,
+    directory: Path,
+    *,
+    num_ranks: int = 1,
+    with_reference: bool = True,
+    num_horizon: int = 0,
+    **options: Any,
 ) -> Prepared:
     """Looks at a workload and makes its reference. Close the runner afterwards."""
     runner = LocalRunner(workload=workload, directory=directory, num_ranks=num_ranks, **options)
@@ -88,7 +94,9 @@ def prepare(
                     study_directory=str(directory),
                     choices=complete_choices(BASELINE, facts),
                     device="cpu",
-                    protocol=Protocol(num_pointwise=3, num_curve=0, num_horizon=0, randomness=facts.randomness),
+                    protocol=Protocol(
+                        num_pointwise=3, num_curve=0, num_horizon=num_horizon, randomness=facts.randomness
+                    ),
                     unit_roundoffs=(2.0**-24, 2.0**-8),
                 )
             )

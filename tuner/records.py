@@ -266,6 +266,8 @@ class ModelFacts(Record):
     """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
     unaligned_linears: dict[str, int] = {}
     """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
+    unaligned_flops: dict[str, float] = {}
+    """Their share of `flops_per_step`."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
 
@@ -287,8 +289,6 @@ class OptimizerFacts(Record):
     implementations: tuple[str, ...] = ()
     """What its class can run."""
     state_bytes: int = 0
-    capturable: bool = False
-    """Its class can keep all of its state on the device."""
 
 
 class WorkloadFacts(Record):

@@ -70,13 +70,13 @@ EVERYTHING = WorkloadFacts(
         uses_attention=True,
         flops_per_step=10**6,
         unaligned_linears={"8": 1, "64": 0},
+        unaligned_flops={"8": 0.01, "64": 0.0},
     ),
     optimizer=OptimizerFacts(
         name="AdamW",
         module="torch.optim.adamw",
         implementation="for_loop",
         implementations=("for_loop", "foreach", "fused"),
-        capturable=True,
     ),
     max_global_batch=Everything.max_global_batch,
     sampling="sampler",
@@ -312,14 +312,6 @@ UNSUPPORTED = [
         "not of torch.optim",
     ),
     ("optimizer_implementation", {"contiguous": True}, CPU, changed(custom_step=True), "training_step"),
-    ("optimizer_implementation", {"capturable": True}, CPU, EVERYTHING, "needs CUDA"),
-    (
-        "optimizer_implementation",
-        {"capturable": True},
-        CUDA,
-        changed(optimizer={"name": "SGD", "capturable": False}),
-        "SGD has no option capturable",
-    ),
     ("optimizer_algorithm", {"algorithm": "adamw"}, CPU, EVERYTHING, "trains with today"),
     ("larger_global_batch", {"factor": 4}, CPU, EVERYTHING, "32 samples a step are more than .*, 16"),
     ("larger_global_batch", {"factor": 2}, CPU, changed(max_global_batch=None), "say with Workload.max_global_batch"),
@@ -491,7 +483,7 @@ def test_the_facts_used_here_are_those_of_the_workload(tmp_path: Path) -> None:
             "unaligned_linears",
         ),
         "dataset": ("kind", "length", "deterministic", "sample_bytes"),
-        "optimizer": ("name", "implementation", "implementations", "capturable"),
+        "optimizer": ("name", "implementation", "implementations"),
     }.items():
         for name in names:
             assert getattr(getattr(found, part), name) == getattr(getattr(EVERYTHING, part), name), name

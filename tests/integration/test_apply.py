@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -243,6 +244,42 @@ class TestCache:
         for _ in range(2):
             list(job.loader)
         assert sorted(job.loader.dataset.dataset.loaded) == list(range(32))
+
+
+class TestRecipes:
+    """What a recommendation of another recipe trains in a script of one's own."""
+
+    def test_a_larger_batch_is_made_of_several_of_todays(self) -> None:
+        choice = {"larger_global_batch": {"factor": 2, "rule": "linear"}}
+        job = tuner.apply(measured_here(Candidate(choices=choice)), Small())
+        assert [len(batch) for batch in job.loader] == [16, 16]
+        assert job.optimizer.param_groups[0]["lr"] == 2e-3
+
+    def test_batches_by_length_give_every_sample_once(self) -> None:
+        class Long(Small):
+            def length(self, dataset, index: int) -> int:
+                return index
+
+        choice = {"length_balancing": {"pool_batches": 16}}
+        job = tuner.apply(measured_here(Candidate(choices=choice)), Long())
+        for _ in range(2):
+            batches = [sorted(int(value) for value in batch) for batch in job.loader]
+            assert sorted(batches) == [list(range(start, start + 8)) for start in range(0, 32, 8)]
+
+    def test_contiguous_parameters_leave_checkpoints_as_they_were(self) -> None:
+        contiguous = measured_here(Candidate(choices={"optimizer_implementation": {"contiguous": True}}))
+        first, second = tuner.apply(contiguous, Small()), tuner.apply(measured_here(), Small())
+        for batch in first.loader:
+            first.step(batch)
+        saved = io.BytesIO()
+        torch.save({"model": first.state_dict(), "optimizer": first.optimizer_state_dict()}, saved)
+        saved.seek(0)
+        loaded = torch.load(saved)
+        second.model.load_state_dict(loaded["model"])
+        second.optimizer.load_state_dict(loaded["optimizer"])
+        batch = torch.arange(8.0).unsqueeze(1)
+        assert float(second.step(batch)) == float(first.step(batch))
+        torch.testing.assert_close(second.state_dict(), first.state_dict())
 
 
 class TestChecks:

@@ -53,7 +53,7 @@ class TestNativeFormats:
 
     def test_yaml_keeps_each_choice_on_one_line(self) -> None:
         lines = exporter_named("yaml").export(make_recommendation()).splitlines()
-        assert "  optimizer_implementation: {implementation: fused, contiguous: false, capturable: false}" in lines
+        assert "  optimizer_implementation: {implementation: fused, contiguous: false}" in lines
 
 
 def exported_fields(**changes) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -97,6 +98,24 @@ class TestTraining:
         assert trained(flat) == pytest.approx(trained(plain), rel=1e-5)
         assert_same(flat, plain)
 
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+    def test_goes_with_compilation_without_another_graph(self) -> None:
+        """Parameters that share one storage are no aliases of each other to the compiler: nothing is compiled again."""
+        from torch._dynamo.utils import counters
+
+        def compiled(model: nn.Module, workload: Any) -> nn.Module:
+            model.forward = torch.compile(model.forward, backend="aot_eager")  # type: ignore[method-assign]
+            return model
+
+        losses, graphs = [], []
+        for contiguous in (False, True):
+            torch._dynamo.reset()
+            counters.clear()
+            losses.append(trained(build(contiguous, whole_compilation=[compiled])))
+            graphs.append(counters["stats"]["unique_graphs"])
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        assert graphs == [1, 1]
+
     def test_the_scheduler_moves_the_rates_of_the_buffers(self) -> None:
         class Decays(Groups):
             def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
@@ -124,7 +143,7 @@ class TestLayout:
         for group in optimizer.param_groups:
             ends = sorted((p.storage_offset(), p.storage_offset() + p.numel()) for p in group["params"])
             assert all(start * 4 % ALIGNMENT == 0 for start, _ in ends)
-            assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+            assert all(end <= start for (_, end), (start, _) in pairwise(ends))
             assert len({p.untyped_storage().data_ptr() for p in group["params"]}) == 1
 
     def test_dtypes_have_buffers_of_their_own(self) -> None:
@@ -193,7 +212,7 @@ class TestCheckpoints:
         trained(plain)
         state = plain.optimizer_state_dict()
         state["state"][0]["step"] += 1
-        with pytest.raises(UnsupportedHere, match="different ages.*without contiguous parameters"):
+        with pytest.raises(UnsupportedHere, match=r"different ages.*without contiguous parameters"):
             flat.load_optimizer_state_dict(state)
 
 

@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from builders import sample_breakdown, sample_environment, sample_facts
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch import nn
 
+from tuner.profiling.bounds import Situation
+from tuner.profiling.categories import Category
+from tuner.records import Calibration
+from tuner.strategies import STRATEGIES, strategy_named
 from tuner.training.casting import cast_model
 from tuner.training.padding import PaddedLinear, pad_linears, padded_size, unaligned_linears
 
@@ -145,3 +151,23 @@ class TestEligible:
     def test_a_layer_of_which_one_size_is_odd_is_found(self) -> None:
         model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 10), nn.Linear(10, 8))
         assert unaligned_linears(model, 8) == [model[1], model[2]]
+
+
+class TestBound:
+    """Of a step that is all matrix products, without a roofline."""
+
+    @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (1 / 17, 0.5), (0.5, 16 / 17), (1.0, 1.0)])
+    def test_is_the_part_of_the_layers_with_odd_sizes_were_they_16_times_as_slow(
+        self, share: float, expected: float
+    ) -> None:
+        strategy = strategy_named("model_recipe")
+        facts = sample_facts()
+        facts = replace(facts, model=replace(facts.model, flops_per_step=None, unaligned_flops={"8": share}))
+        breakdown = sample_breakdown(
+            categories={Category.MATMUL.value: 100}, num_steps=1, rescaled={}, unprofiled_step_time_ns=None
+        )
+        choices = {s.name: dict(s.defaults) for s in STRATEGIES}
+        environment = replace(sample_environment("cpu"), calibration=Calibration())
+        situation = Situation(breakdown=breakdown, workload=facts, environment=environment, choices=choices)
+        choice = {"pad_multiple": 8, "pooled_classifier": False}
+        assert strategy.bound(situation, choice) == pytest.approx(expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -87,7 +87,7 @@ class TestPool:
             return
         balanced = balance_pool(batches, lengths.__getitem__, 1, seed)
         spans = sorted((min(map(lengths.__getitem__, b)), max(map(lengths.__getitem__, b))) for b in balanced)
-        assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(spans))
 
     def test_batches_come_in_random_order(self) -> None:
         batches = [[4 * k + j for j in range(4)] for k in range(16)]

@@ -79,6 +79,16 @@ def test_a_trial_that_was_not_profiled_is_refused_with_the_reason():
         compare_trials(trial(), replace(trial(), breakdowns=()))
 
 
+def test_steps_of_different_batches_are_no_measure_of_speed():
+    """A larger batch takes longer a step, and may be faster all the same."""
+    small, large = trial(), trial()
+    large = replace(large, windows=tuple(replace(w, num_samples=4 * w.num_samples) for w in large.windows))
+    per_step = small.windows[0].num_samples / small.windows[0].num_steps
+    expected = f"a step has {per_step:g} samples on one side and {4 * per_step:g} on the other: compare rates"
+    assert expected in compare_trials(small, large).notes
+    assert not any("samples" in note for note in compare_trials(small, trial()).notes)
+
+
 def test_other_hardware_and_other_versions_are_named():
     one = sample_environment("cuda")
     assert different_hardware(one, one) == different_hardware(one, None) == []

@@ -86,7 +86,7 @@ def _elsewhere(*parameters: str) -> Rule:
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={"implementation": _IN_CODE, "capturable": _IN_CODE, "contiguous": python_code.NO_LAYOUT})
+    return Said(missing={"implementation": _IN_CODE, "contiguous": python_code.NO_LAYOUT})
 
 
 def _fsdp1(recommendation: Recommendation) -> Said:

@@ -69,7 +69,7 @@ def _in_code(*parameters: str) -> Rule:
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={"implementation": _IN_CODE, "capturable": _IN_CODE, "contiguous": NO_LAYOUT})
+    return Said(missing={"implementation": _IN_CODE, "contiguous": NO_LAYOUT})
 
 
 class DeepSpeedJson(TranslatingExporter):

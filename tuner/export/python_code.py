@@ -72,8 +72,6 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
     """Arguments of the user's optimizer; none where it stays as they wrote it."""
     name = choice["implementation"]
     flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
-    if choice["capturable"]:
-        flags["capturable"] = True
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 

@@ -57,7 +57,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
     name = choice["implementation"]
-    missing = dict.fromkeys(("contiguous", "capturable"), _NOT_OF_OPTIMIZERS)
+    missing = {"contiguous": _NOT_OF_OPTIMIZERS}
     if name is None:
         return Said(missing=missing)
     return _said("optimizer", missing, implementation=_IMPLEMENTATIONS[str(name)])

@@ -56,7 +56,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
-    missing = {"contiguous": NO_LAYOUT, "capturable": "pass an optimizer that is made with it to Trainer"}
+    missing = {"contiguous": NO_LAYOUT}
     if choice["implementation"] == "fused":
         reason = "optim names the fused AdamW of PyTorch; pass another optimizer, made with fused=True, to Trainer"
         return _said({"implementation": reason, **missing}, optim="adamw_torch_fused")

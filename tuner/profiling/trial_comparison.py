@@ -40,6 +40,9 @@ def compare_trials(
     notes = [*compared.notes, ONE_START]
     if max(len(before.breakdowns), len(after.breakdowns)) > 1:
         notes.append("the categories are the mean over the ranks, kernels and gaps are those of the first")
+    sizes = [_samples_per_step(trial) for trial in (before, after)]
+    if all(sizes) and sizes[0] != sizes[1]:
+        notes.append(f"a step has {sizes[0]:g} samples on one side and {sizes[1]:g} on the other: compare rates")
     kernels, gaps = ([rows(trial) for trial in (before, after)] for rows in (_kernels, _gaps))
     if all(trial.breakdowns[0].rescaled for trial in (before, after)) and any((*kernels, *gaps)):
         notes.append(AS_PROFILED)
@@ -74,6 +77,12 @@ def _step_times(trial: TrialResult) -> list[float]:
     num_steps = sum(window.num_steps for window in windows) / len(windows)
     mean = sum(window.duration_ns for window in windows) / (num_steps * len(windows))
     return [mean + (window.duration_ns - mean * window.num_steps) / num_steps for window in windows]
+
+
+def _samples_per_step(trial: TrialResult) -> float:
+    """0 without windows."""
+    num_steps = sum(window.num_steps for window in trial.clean_windows)
+    return sum(window.num_samples for window in trial.clean_windows) / num_steps if num_steps else 0.0
 
 
 def _kernels(trial: TrialResult) -> _Rows:

@@ -74,9 +74,9 @@ CONFLICTS: tuple[Conflict, ...] = (
         strategies=("optimizer_algorithm", "optimizer_implementation"),
         applies=lambda c, e: (
             c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
-            and bool(c["optimizer_implementation"]["contiguous"] or c["optimizer_implementation"]["capturable"])
+            and bool(c["optimizer_implementation"]["contiguous"])
         ),
-        reason="that algorithm looks at the shape or norm of every parameter, and keeps a part of its state on the host",
+        reason="that algorithm looks at the shapes or norms of parameters, which contiguous ones have not",
     ),
     Conflict(
         strategies=("device_prefetch", "data_loading"),

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, arithmetic
+from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
     from tuner.workloads.workload import Workload
+
+SLOWEST = 16
+"""Times that a product of odd sizes may take longer: without tensor cores an H100 has a fifteenth of its FLOP/s."""
 
 
 class ModelRecipe(Strategy):
@@ -80,13 +83,18 @@ class ModelRecipe(Strategy):
             plan.model.append(pool_tokens)
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        """Padding makes products no faster than their roofline; with fewer tokens all compute may shrink."""
+        """Padding makes products no faster than their roofline, and only those of odd sizes; with fewer tokens all
+        compute may shrink.
+        """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
             return above_roofline(situation, *COMPUTE, dtype=arithmetic(situation))
         if choice["pad_multiple"] == today["pad_multiple"]:
             return 0.0
-        return above_roofline(situation, Category.MATMUL, dtype=arithmetic(situation))
+        flops = situation.workload.model.unaligned_flops.get(str(choice["pad_multiple"]), 0.0)
+        time = SLOWEST * flops / (SLOWEST * flops + 1 - flops)
+        products = above_roofline(situation, Category.MATMUL, dtype=arithmetic(situation))
+        return min(products, time * removable(situation, Category.MATMUL))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.padding import PaddedLinear

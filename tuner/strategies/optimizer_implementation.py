@@ -1,13 +1,12 @@
-"""optimizer_implementation: the same optimizer as a loop, as multi-tensor operations, fused, over contiguous parameters.
+"""optimizer_implementation: the same optimizer as a loop, multi-tensor or fused, over contiguous parameters or not.
 
 Mechanism: `for_loop` runs a dozen operators per parameter tensor; `foreach` runs each operator on all
 tensors at once; `fused` runs the whole update in one kernel that reads and writes every element once.
 `contiguous` lays all parameters of a group out in one buffer, so that any of them runs over a few large
-tensors. `capturable` keeps the step counters on the device, which a CUDA graph of the whole step needs.
+tensors.
 
 Helps: models with many parameter tensors, and steps whose compute is short. Hurts: `foreach` holds
-temporaries of the size of the parameters; `contiguous` copies every gradient once; `capturable` computes
-its bias corrections on the device, which costs launches outside of a graph.
+temporaries of the size of the parameters; `contiguous` copies every gradient once.
 
 Numerics: `rounding`. Contiguous parameters are exact for optimizers that treat every element alike, up to
 the rounding of vector instructions, and refused for others.
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 from tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:
@@ -34,23 +33,18 @@ if TYPE_CHECKING:
 class OptimizerImplementation(Strategy):
     name = "optimizer_implementation"
     summary = "for-loop, foreach or fused update, over contiguous parameters or not"
-    defaults: ClassVar[Choice] = {"implementation": None, "contiguous": False, "capturable": False}
+    defaults: ClassVar[Choice] = {"implementation": None, "contiguous": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "implementation": (None, "for_loop", "foreach", "fused"),
         "contiguous": (False, True),
-        "capturable": (False, True),
     }
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.7
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Capturable is not among them: alone it only costs; a graph of the whole step asks for it."""
         ways = [("fused", False), ("foreach", False), ("for_loop", False), ("fused", True), (None, True)]
-        capturable = self.neutral(workload)["capturable"]
-        return tuple(
-            {"implementation": name, "contiguous": contiguous, "capturable": capturable} for name, contiguous in ways
-        )
+        return tuple({"implementation": name, "contiguous": contiguous} for name, contiguous in ways)
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         optimizer, wanted = workload.optimizer, choice["implementation"]
@@ -58,16 +52,12 @@ class OptimizerImplementation(Strategy):
             support = _supports_contiguous(workload)
             if isinstance(support, Unsupported):
                 return support
-        if choice["capturable"] and not optimizer.capturable:
-            return Unsupported(f"{optimizer.name} has no option capturable")
-        if choice["capturable"] and isinstance(needs_cuda(environment), Unsupported):
-            return needs_cuda(environment)
         if wanted is None:
             return Supported()
         if wanted not in optimizer.implementations:
             available = ", ".join(optimizer.implementations) or "none"
             return Unsupported(f"{optimizer.name} has no {wanted} implementation (it has: {available})")
-        if wanted == optimizer.implementation and not choice["contiguous"] and not choice["capturable"]:
+        if wanted == optimizer.implementation and not choice["contiguous"]:
             return Unsupported("that is what the optimizer runs today")
         return Supported()
 
@@ -79,8 +69,6 @@ class OptimizerImplementation(Strategy):
             plan.optimizer.implementation = str(choice["implementation"])
         if choice["contiguous"]:
             plan.optimizer.contiguous = True
-        if choice["capturable"]:
-            plan.optimizer.capturable = True
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         return removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
@@ -92,14 +80,10 @@ class OptimizerImplementation(Strategy):
         held = {parameter.untyped_storage().data_ptr() for g in job.optimizer.param_groups for parameter in g["params"]}
         own = any(id(parameter) in trained for g in job.optimizer.param_groups for parameter in g["params"])
         inside = all(p.untyped_storage().data_ptr() in held for _, p in job.master_parameters())
-        return {
-            "implementation": name,
-            "contiguous": inside and not own,
-            "capturable": bool(group.get("capturable")),
-        }
+        return {"implementation": name, "contiguous": inside and not own}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        asked = {name: value for name, value in choice.items() if value not in (None, False)}
+        asked: Choice = {name: value for name, value in choice.items() if value not in (None, False)}
         return super().took_effect(evidence, asked)
 
 

@@ -14,6 +14,7 @@ from tuner.records import GuardCheck
 from tuner.training.regrouping import balance_pool
 from tuner.training.structure import flatten, unflatten
 from tuner.trials.study_files import StudyFiles
+from tuner.workloads.batches import EndlessBatches
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -61,7 +62,7 @@ def concatenated(batches: list[Any]) -> Any:
 def check_samples(job: TrainingJob) -> GuardCheck | None:
     """Whether the regrouped order holds the samples of the user's, each as often; None for a plain one."""
     order = getattr(job.loader, "batch_sampler", None)
-    if job.plan.batches.is_plain or not hasattr(order, "original"):
+    if job.plan.batches.is_plain or not isinstance(order, EndlessBatches):
         return None
     before = Counter(chain.from_iterable(order.original[: order.num_positions]))
     after = Counter(chain.from_iterable(order.batches))

@@ -61,7 +61,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     if job.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(job.device)
     began = time.perf_counter_ns()
-    with attention.mode(), FlopCounterMode(display=False) as counter, reads.mode():
+    unaligned = _UnalignedProducts(job.model)
+    with attention.mode(), unaligned, FlopCounterMode(display=False) as counter, reads.mode():
         if job.workload.has_custom_step:
             loss = job.workload.training_step(job, on_device)
         else:
@@ -96,7 +97,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         expert_implementation=used_implementation(job.model),
         can_be_batch_second=can_be_batch_second(blocks),
         flops_per_step=pieces * int(counter.get_total_flops()),
-        unaligned_linears=_unaligned(job.model),
+        unaligned_linears=unaligned.layers,
+        unaligned_flops=unaligned.shares(counter.get_total_flops()),
         has_class_token=job.workload.class_token(job.model) is not None,
     )
     return ModelLook(
@@ -111,15 +113,45 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     )
 
 
-def _unaligned(model: Any) -> dict[str, int]:
-    """Linear layers that each multiple pads, and those that a larger one pads further."""
-    from tuner.training.padding import padded_size, unaligned_linears
+class _UnalignedProducts:
+    """Counts the products of linear layers that padding to a multiple of 8, or further to one of 64, would change.
 
-    layers = unaligned_linears(model, 64)
-    further = [
-        m for m in layers if any(padded_size(s, 64) != padded_size(s, 8) for s in (m.in_features, m.out_features))
-    ]
-    return {"8": len(unaligned_linears(model, 8)), "64": len(further)}
+    Attributes:
+        layers: How many there are, by multiple.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from tuner.training.padding import padded_size, unaligned_linears
+
+        def further(module: Any) -> bool:
+            return any(padded_size(n, 64) != padded_size(n, 8) for n in (module.in_features, module.out_features))
+
+        self._modules = {
+            "8": unaligned_linears(model, 8),
+            "64": [module for module in unaligned_linears(model, 64) if further(module)],
+        }
+        self.layers = {multiple: len(modules) for multiple, modules in self._modules.items()}
+        self._flops = dict.fromkeys(self._modules, 0)
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> _UnalignedProducts:
+        for multiple, modules in self._modules.items():
+            self._hooks += [module.register_forward_hook(self._counter(multiple)) for module in modules]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def shares(self, total_flops: int) -> dict[str, float]:
+        return {multiple: min(1.0, flops / max(1, total_flops)) for multiple, flops in self._flops.items()}
+
+    def _counter(self, multiple: str) -> Any:
+        def count(module: Any, arguments: Any, output: Any) -> None:
+            """Forward, and the gradients of input and weight: three products of 2 m n k."""
+            self._flops[multiple] += 6 * output.numel() * module.in_features
+
+        return count
 
 
 def _check_loss(job: TrainingJob, loss: Any) -> None:

@@ -87,7 +87,7 @@ class Lamb(MultiTensorOptimizer):
         torch._foreach_add_(parameters, updates, alpha=-number(group["lr"]))
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        state = self.state[parameter]
+        state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)  # on the CPU: reading it costs nothing
             state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

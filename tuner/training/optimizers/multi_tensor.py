@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
     """Calls `update` with the parameters of a group that have a gradient, by device, dtype and number of dimensions.
@@ -42,13 +44,13 @@ def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return list(kinds.values())
 
 
-def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+def norms(tensors: Tensors) -> torch.Tensor:
     """Euclidean norms, stacked; in FP32 at least."""
     wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
     return torch.stack(torch._foreach_norm(tensors, 2, wide))
 
 
-def scale_each(tensors: list[torch.Tensor], factors: torch.Tensor) -> None:
+def scale_each(tensors: Tensors, factors: torch.Tensor) -> None:
     """Multiplies each tensor by its factor, without waiting for the device to know the factors."""
     torch._foreach_mul_(tensors, list(factors.to(tensors[0].dtype).unbind()))
 

@@ -15,7 +15,6 @@ Source: Anil et al., "Memory-Efficient Adaptive Optimization", algorithm SM3-II 
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import torch
@@ -50,14 +49,16 @@ class Sm3(MultiTensorOptimizer):
         states = [self._state_of(p, momentum) for p in parameters]
         num_axes = max(1, parameters[0].dim())
         by_axis = [[state[f"axis_{axis}"] for state in states] for axis in range(num_axes)]
-        sums = reduce(torch._foreach_minimum, by_axis) if num_axes > 1 else torch._foreach_add(by_axis[0], 0.0)
+        sums = list(torch._foreach_add(by_axis[0], 0.0))
+        for accumulators in by_axis[1:]:
+            sums = list(torch._foreach_minimum(sums, accumulators))
         torch._foreach_addcmul_(sums, gradients, gradients)
         for axis, accumulators in enumerate(by_axis):
             others = [k for k in range(num_axes) if k != axis]
             torch._foreach_copy_(accumulators, [s.amax(others, keepdim=True) if others else s for s in sums])
         torch._foreach_clamp_min_(sums, torch.finfo(parameters[0].dtype).tiny)
         torch._foreach_sqrt_(sums)
-        directions = torch._foreach_div(gradients, sums)
+        directions = list(torch._foreach_div(gradients, sums))
         if momentum:
             averages = [state["momentum"] for state in states]
             torch._foreach_lerp_(averages, directions, 1 - momentum)
@@ -67,7 +68,7 @@ class Sm3(MultiTensorOptimizer):
         torch._foreach_add_(parameters, directions, alpha=-rate)
 
     def _state_of(self, parameter: torch.Tensor, momentum: float) -> dict[str, Any]:
-        state = self.state[parameter]
+        state: dict[str, Any] = self.state[parameter]
         if not state:
             shape = list(parameter.shape)
             for axis in range(max(1, len(shape))):

@@ -274,8 +274,8 @@ STRATEGIES_TEXT = """\
 As the code has them. What each strategy does, and when it helps or hurts, is on [its page](../strategies/README.md).
 
 "Tried" lists the choices that a search considers for a workload to which every strategy applies (map-style
-dataset, convolutions, attention, experts, twelve blocks, AdamW, a batch of 32) that runs PyTorch's defaults today, on a CPU with
-8 cores and on a CUDA device beside 8 cores. `steptune strategies` says what is tried on your machine, and
+dataset, convolutions, attention, experts, twelve blocks, AdamW, a batch of 32) that runs PyTorch's defaults today, on a
+CPU with 8 cores and on a CUDA device beside 8 cores. `steptune strategies` says what is tried on your machine, and
 `steptune strategies --workload ...` for your workload.
 """
 

@@ -51,7 +51,10 @@ INPUT_STRATEGIES = ("data_loading", "dataset_cache", "device_prefetch", "cpu_thr
 MAX_BLOCKS = 8
 MEASURE = MeasureSettings(cap_s=3.0)
 LEAST_S = 20.0
-"""No block is begun with less time left."""
+"""No process is started with less time left, but for the first block."""
+OTHER_S = 12.0
+"""What one start of another configuration is taken to need."""
+OTHERS_AFTER = (3, 5)
 
 
 @dataclass
@@ -133,28 +136,34 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
 def side_by_side(
     study: Tuned, contenders: Sequence[Candidate], others: Sequence[Candidate], deadline: float
 ) -> list[dict[str, TrialResult]]:
-    """Blocks of one start of each contender in random order, as many as the time allows; the others are in the first
-    two, after the contenders.
+    """Blocks of one start of each contender in random order, as many as the time allows. The others start once, after
+    the third block at the latest, and once more after the fifth.
 
     Returns:
         Of each block the results by candidate key, failures included.
     """
     blocks: list[dict[str, TrialResult]] = []
-    longest_s = LEAST_S
+    longest_s, rounds_of_others = LEAST_S, 0
     for block in plan_blocks(contenders[0], contenders[1:], MAX_BLOCKS, study.study.settings.seed):
-        left_s = deadline - time.monotonic()
-        if left_s < max(LEAST_S, longest_s):
+        reserved_s = 0.0 if rounds_of_others else OTHER_S * len(others)
+        if blocks and deadline - time.monotonic() < longest_s + reserved_s:
             break
         began = time.monotonic()
         blocks.append(_block(study, block.order, blocks, block.number, deadline))
-        longest_s = time.monotonic() - began
-        for candidate in others if block.number < 2 else ():
-            left_s = deadline - time.monotonic()
-            known = [b[candidate.key] for b in blocks[:-1] if candidate.key in b]
-            if left_s > LEAST_S and all(result.ok for result in known):
-                (result,) = study.run([candidate], block.number, left_s)
-                blocks[-1][candidate.key] = result
+        longest_s = min(longest_s, time.monotonic() - began) if len(blocks) > 1 else time.monotonic() - began
+        if len(blocks) in OTHERS_AFTER:
+            _add_others(study, others, blocks[rounds_of_others], deadline)
+            rounds_of_others += 1
+    if not rounds_of_others:
+        _add_others(study, others, blocks[0], deadline)
     return blocks
+
+
+def _add_others(study: Tuned, others: Sequence[Candidate], block: dict[str, TrialResult], deadline: float) -> None:
+    for number, candidate in enumerate(others):
+        left_s = deadline - time.monotonic()
+        if left_s > LEAST_S:
+            (block[candidate.key],) = study.run([candidate], number, left_s)
 
 
 def _block(

@@ -61,7 +61,8 @@ class TransformersWorkload(Workload):
             self.config = transformers.AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise WorkloadRejected(f"transformers has no model type {model_type!r}: {error}") from None
-        self.config.use_cache = False  # of keys and values, for generating text
+        if hasattr(self.config, "use_cache"):
+            self.config.use_cache = False  # of keys and values, for generating text
         self.task = task or _task_of(model_type, self.config)
         if self.task not in _HEADS:
             raise WorkloadRejected(f"task is {self.task!r}: it must be one of {', '.join(_HEADS)}")

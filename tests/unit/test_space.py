@@ -80,6 +80,16 @@ class TestLegality:
         space = picky_space(memory=True, allow=tuple(Numerics))
         assert space.memory_ladder() == [candidate(picky=4)]
 
+    def test_what_costs_a_fresh_interpreter_is_tried_last_of_its_rung(self):
+        """Single choices before pairs, and fragmentation is seldom why a workload does not fit."""
+        ladder = real_space("cuda").memory_ladder()
+        singles = [len(c.choices) == 1 for c in ladder]
+        assert singles == sorted(singles, reverse=True)
+        for size in (1, 2):
+            fresh = ["allocator" in c.choices for c in ladder if len(c.choices) == size]
+            assert any(fresh)
+            assert fresh == sorted(fresh)
+
 
 class TestCandidates:
     @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])

@@ -124,7 +124,8 @@ class Space:
         return min(1.0, sum(self.bound(move, situation) for move in moves))
 
     def memory_ladder(self) -> list[Candidate]:
-        """Candidates that need less memory and lose nothing, the least intrusive first.
+        """Candidates that need less memory and lose nothing: single choices, then pairs, each the least intrusive first
+        and those whose trials cost more last.
 
         One of them becomes the reference where the baseline does not fit.
         """
@@ -132,12 +133,20 @@ class Space:
         by_strategy: dict[str, list[Move]] = {}
         for move in saving:
             by_strategy.setdefault(move.strategy, []).append(move)
-        ladder = [self.combine(Candidate(), [move]) for move in saving]
         names = list(by_strategy)
-        for first, second in ((a, b) for a in names for b in names if a < b):
-            pairs = ((m, n) for n in by_strategy[second] for m in by_strategy[first])
-            ladder.extend(self.combine(Candidate(), pair) for pair in pairs)
-        return [candidate for candidate in ladder if candidate is not None and not candidate.is_baseline]
+        pairs = [
+            (m, n)
+            for first, second in ((a, b) for a in names for b in names if a < b)
+            for n in by_strategy[second]
+            for m in by_strategy[first]
+        ]
+        ladder: list[Candidate] = []
+        rungs: tuple[Sequence[Sequence[Move]], ...] = ([[move] for move in saving], pairs)
+        for moves in rungs:
+            rung = [self.combine(Candidate(), together) for together in moves]
+            found = [candidate for candidate in rung if candidate is not None and not candidate.is_baseline]
+            ladder += sorted(found, key=self.trial_cost_s)
+        return ladder
 
     def _needs_consent(self, move: Move) -> bool:
         return self.numerics(Candidate(choices={move.strategy: move.choice})).needs_consent

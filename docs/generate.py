@@ -281,8 +281,8 @@ As the code has them. What each strategy does, and when it helps or hurts, is on
 
 "Tried" lists the choices that a search considers for a workload to which every strategy applies (map-style
 dataset of samples of different lengths, convolutions, attention with a class token, experts, twelve blocks, AdamW, a
-batch of 32 that may grow to 128) that runs PyTorch's defaults today, on a CPU with 8 cores and on a CUDA device beside 8
-cores. `steptune strategies` says what is tried on your machine, and `steptune strategies --workload ...` for your
+batch of 32 that may grow to 128) that runs PyTorch's defaults today, on a CPU with 8 cores and on a CUDA device beside
+8 cores. `steptune strategies` says what is tried on your machine, and `steptune strategies --workload ...` for your
 workload.
 """
 

@@ -289,6 +289,7 @@ class OptimizerFacts(Record):
     implementations: tuple[str, ...] = ()
     """What its class can run."""
     state_bytes: int = 0
+    capturable: bool = False
 
 
 class WorkloadFacts(Record):

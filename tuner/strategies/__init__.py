@@ -22,8 +22,8 @@ from tuner.strategies.length_balancing import LengthBalancing
 from tuner.strategies.memory_format import MemoryFormat
 from tuner.strategies.micro_batch import MicroBatch
 from tuner.strategies.model_recipe import ModelRecipe
-from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.moe_experts import MoeExperts
+from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
 from tuner.strategies.precision import Precision
 

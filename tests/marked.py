@@ -3,6 +3,7 @@
 A variable of the environment is inherited by all descendants, adopted ones and new sessions included.
 """
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -41,7 +42,16 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = D
 
 def none_left(mark: str) -> None:
     """Waits until no process carries the mark."""
-    wait_until(lambda: not marked(mark), f"no process of the study is left: {[p.cmdline() for p in marked(mark)]}")
+    wait_until(lambda: not marked(mark), f"no process of the study is left: {commands(mark)}")
+
+
+def commands(mark: str) -> dict[int, str]:
+    """Of the processes that carry the mark, by their ids; but for those that end meanwhile."""
+    found = {}
+    for process in marked(mark):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = " ".join(process.cmdline())
+    return found
 
 
 def shared_memory_of(pids: set[int]) -> list[str]:

@@ -192,7 +192,7 @@ def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path
         timeout=250,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout.splitlines()[-1])["samples_per_s"] > 0
+    assert json.loads(done.stdout.splitlines()[-1])["units_per_s"] > 0
 
 
 # --- what the libraries must have understood ------------------------------------------------------

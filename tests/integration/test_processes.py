@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from marked import VARIABLE, left_in, marked, new_mark, none_left, shared_memory_of, wait_until
+from marked import VARIABLE, commands, left_in, marked, new_mark, none_left, shared_memory_of, wait_until
 from trial_builders import reference
 
 from tuner.hardware import find_compiler
@@ -68,12 +68,7 @@ class Victim:
 
     def pids(self, part: str) -> list[int]:
         """Its processes that were started by a command with this part."""
-        found = []
-        for process in marked(self.mark):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if part in " ".join(process.cmdline()):
-                    found.append(process.pid)
-        return found
+        return [pid for pid, command in commands(self.mark).items() if part in command]
 
     @property
     def server(self) -> int:

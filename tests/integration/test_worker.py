@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
-from marked import left_in, marked, none_left, wait_until
+from marked import commands, left_in, marked, none_left, wait_until
 from sites import ROOT, Site
 from sqlalchemy import update
 
@@ -172,8 +173,8 @@ class TestDying:
         study_id = site.submit()
         site.worker("--once")
         site.await_trials(study_id, 1)
-        servers = [p for p in marked(site.mark) if "tuner.trials.server" in p.cmdline()]
-        min(servers, key=lambda process: process.create_time()).kill()
+        servers = [pid for pid, command in commands(site.mark).items() if "tuner.trials.server" in command]
+        min(map(psutil.Process, servers), key=lambda process: process.create_time()).kill()
         entry = site.await_state(study_id, StudyState.COMPLETED)
         assert entry.num_claims == 2
         assert entry.num_lost == 0, "a trial was complete since"

@@ -446,7 +446,7 @@ def test_the_page_of_a_real_profile_is_below_a_megabyte_compressed():
 class TestCompilation:
     def test_what_happened_is_listed_with_reason_and_line(self):
         rows = get_compilation_info(sample_compilation())
-        assert [(row.what, row.count) for row in rows] == [
+        assert [(row.what, row.times) for row in rows] == [
             ("graph break", 2),
             ("compiled again", 7),
             ("no CUDA graph", 3),

@@ -464,5 +464,5 @@ class TestCompilation:
     def test_a_clean_compilation_says_so(self):
         compilation = Compilation(num_graphs=1, seconds=3.0)
         page = page_of(trial_with(sample_result(compilation=compilation)))
-        assert "1 graph, no graph break, 0 compiled again, 3 s of compilation" in page
+        assert f"1 graph, no graph break, 0 compiled again, {units.duration(3.0)} of compilation" in page
         assert "no graph was broken" in page

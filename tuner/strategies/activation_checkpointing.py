@@ -129,4 +129,4 @@ def _frozen_statistics(block: torch.nn.Module) -> Iterator[None]:
         for norm, momentum, count in saved:
             norm.momentum = momentum
             if count is not None:
-                norm.num_batches_tracked.copy_(count)  # type: ignore[union-attr]
+                norm.num_batches_tracked.copy_(count)

@@ -12,7 +12,7 @@ class CompiledRow(NamedTuple):
     """Something that happened while a model was compiled."""
 
     what: str
-    count: int
+    times: int
     reason: str
     place: str
 

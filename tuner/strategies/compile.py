@@ -65,8 +65,11 @@ class Compile(Strategy):
         default: list[Choice] = [
             {"mode": "default", "scope": scope, "dynamic": shapes} for scope in scopes for shapes in dynamic
         ]
-        slower = ("reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
-        return (*default, *({"mode": mode, "scope": "whole", "dynamic": None} for mode in slower))
+        slower: list[Choice] = [
+            {"mode": mode, "scope": "whole", "dynamic": None}
+            for mode in ("reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+        ]
+        return (*default, *slower)
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["mode"] is None:

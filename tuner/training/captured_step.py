@@ -263,7 +263,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
         group["capturable"] = True
     optimizer.defaults["capturable"] = True
     # Warm-up runs it without recording, which is not worth a warning.
-    optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+    optimizer._warned_capturable_if_run_uncaptured = True
 
 
 def signature(batch: Any) -> Key:

@@ -73,7 +73,7 @@ class TestRate:
 
 class TestSpace:
     def facts(self, limit: int | None) -> Any:
-        facts = sample_facts(current={}, global_batch=64, max_global_batch=limit)
+        facts = sample_facts(current={}, global_batch=64, max_global_batch=limit, custom_step=False)
         return replace(facts, dataset=replace(facts.dataset, length=10**6))
 
     def factors(self, limit: int | None) -> list[Any]:

@@ -164,7 +164,11 @@ class TestBound:
         facts = sample_facts()
         facts = replace(facts, model=replace(facts.model, flops_per_step=None, unaligned_flops={"8": share}))
         breakdown = sample_breakdown(
-            categories={Category.MATMUL.value: 100}, num_steps=1, rescaled={}, unprofiled_step_time_ns=None
+            categories={Category.MATMUL.value: 100},
+            num_steps=1,
+            step_time_ns=100,
+            rescaled={},
+            unprofiled_step_time_ns=None,
         )
         choices = {s.name: dict(s.defaults) for s in STRATEGIES}
         environment = replace(sample_environment("cpu"), calibration=Calibration())

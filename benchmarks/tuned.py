@@ -1,4 +1,5 @@
-"""A study as `steptune tune` runs it, whose processes and files stay for what is timed beside its answer.
+"""A study as `steptune tune` runs it (the same driver, in this process), whose processes and files stay for what
+is timed beside its answer.
 
 By-hand configurations are candidates like any other: they run in the same study, from the same initial state
 and batches, with its compile cache, and are compared in blocks of fresh processes as the confirmation does.
@@ -17,8 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from service.settings import Settings
-from service.studies import begin_study, local_runner
 from tuner.estimates import log_rate
 from tuner.memory_store import MemoryStudyStore
 from tuner.records import (
@@ -43,6 +42,7 @@ from tuner.strategies import STRATEGIES, strategy_named
 from tuner.strategies.base import Unsupported
 from tuner.strategies.composition import conflict, normalise
 from tuner.trials.runner import LocalRunner
+from tuner.workloads.reference import format_reference, parse_reference
 
 NEARLY = 0.95
 """Share of the final gain whose time is of interest."""
@@ -115,9 +115,10 @@ class Tuned:
 def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tuned]:
     """Runs a study to its recommendation."""
     with tempfile.TemporaryDirectory(prefix="steptune-bench-") as folder:
-        service_settings = Settings(data_directory=Path(folder), database_url=f"sqlite:///{folder}/unused.db")
+        reference = format_reference(parse_reference(workload))
+        study = Study(study_id=new_id(), workload=reference, settings=settings, created_at="", directory=folder)
         store = MemoryStudyStore()
-        study = begin_study(workload, settings, store, service_settings)
+        store.create_study(study)
         gains: list[tuple[float, float]] = []
 
         def on_change(view: StudyView) -> None:
@@ -125,12 +126,17 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
                 gains.append((view.elapsed_s, view.best_gain))
                 print(f"{say}{view.elapsed_s:6.0f} s  {view.best_gain:+.1%}  {view.best_label}", flush=True)
 
-        with local_runner(study, service_settings) as runner:
+        runner = LocalRunner(
+            workload=reference, directory=Path(folder), device=settings.device or "", task_deadline_s=settings.budget_s
+        )
+        try:
             began = time.monotonic()
             driver = StudyDriver(study, store, runner, on_change=on_change)
             recommendation = driver.run()
             seconds = time.monotonic() - began
             yield Tuned(driver.study, recommendation, store, runner, seconds, gains)
+        finally:
+            runner.close()
 
 
 def side_by_side(

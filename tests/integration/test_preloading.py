@@ -18,7 +18,7 @@ def test_a_trial_finds_it_imported(tmp_path: Path, variables: dict[str, str]) ->
     """Forked from the server that looked at the workload, or from one with other variables that started later."""
     study = prepare(reference("lazy", "Lazy"), tmp_path, with_reference=False)
     try:
-        assert "colorsys" in load_imports(StudyFiles(tmp_path).imports)
+        assert "tabnanny" in load_imports(StudyFiles(tmp_path).imports)
         (result,) = study.run(study.spec(guard=False, profile=False, environment_variables=variables))
         assert result.failure is None, result.failure
     finally:
@@ -30,11 +30,11 @@ class TestWhatIsNoted:
     def new_modules(self, monkeypatch: pytest.MonkeyPatch) -> set[str]:
         """The names known before two modules were imported, one from the folder of tests' workloads."""
         known = set(sys.modules)
-        import colorsys
+        import tabnanny
 
         for name, file in (("some_library", "/usr/lib/some_library.py"), ("own_helper", f"{WORKLOADS}/own_helper.py")):
             module = ModuleType(name)
-            module.__file__, module.__spec__ = file, colorsys.__spec__
+            module.__file__, module.__spec__ = file, tabnanny.__spec__
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setitem(sys.modules, "made_up", ModuleType("made_up"))
         return known

@@ -145,7 +145,7 @@ class TestTransformers:
     def test_a_config_becomes_a_workload_that_trains(
         self, reference: str, task: str, unit: str, num_units: int
     ) -> None:
-        workload: Any = load_workload(f"zoo:transformers?batch=2&sequence=8&{reference}")
+        workload: Any = load_workload(f"zoo:transformers?batch=2&sequence=8&lr=0.01&{reference}")
         assert (workload.task, workload.sample_unit, workload.global_batch) == (task, unit, 2)
         job = assemble(workload, Plan(), device=torch.device("cpu"))
         batch = next(iter(job))

@@ -11,13 +11,13 @@ class Lazy(Regression):
 
     def __init__(self):
         super().__init__()
-        self.was_imported = "colorsys" in sys.modules
+        self.was_imported = "tabnanny" in sys.modules
 
     def prepare(self, directory):
         (directory / "prepared_by").write_text(str(os.getpid()))
 
     def model(self):
-        import colorsys  # noqa: F401
+        import tabnanny  # noqa: F401
 
         return super().model()
 

@@ -144,7 +144,8 @@ class _Inspection:
 
         on_device = workload.initialises_on_device and self._request.device != "cpu"
         torch.manual_seed(self._request.seed)
-        with torch.device("meta") if on_device else nullcontext():  # meta: for its imports
+        nowhere: Any = torch.device("meta") if on_device else nullcontext()  # for its imports
+        with nowhere:
             model = workload.model()
         imports = imported_since(known_modules, self._request.workload)
         if on_device:

@@ -82,8 +82,9 @@ class DenseDetector(nn.Module):
         super().__init__()
         self.backbone = Stages(width, len(STRIDES), depth)
         num_anchors = len(ANCHORS[0])
-        self.heads = nn.ModuleList(nn.Conv2d(w, num_anchors * (5 + num_classes), 1) for w in self.backbone.widths)
-        for head, stride in zip(self.heads, STRIDES, strict=True):
+        heads: list[Any] = [nn.Conv2d(w, num_anchors * (5 + num_classes), 1) for w in self.backbone.widths]
+        self.heads = nn.ModuleList(heads)
+        for head, stride in zip(heads, STRIDES, strict=True):
             with torch.no_grad():  # as many objects an image as usual, so that training begins calmly
                 bias = head.bias.view(num_anchors, -1)
                 bias[:, 4] += math.log(8 / (size / stride) ** 2)

@@ -37,8 +37,9 @@ class MonocularHead(nn.Module):
         super().__init__()
         self.backbone = Stages(width, len(STRIDES), depth)
         self.parts = (num_classes, num_attributes, BOX_PARTS, 2, 1)
-        self.heads = nn.ModuleList(nn.Conv2d(w, sum(self.parts), 1) for w in self.backbone.widths)
-        for head in self.heads:
+        heads: list[Any] = [nn.Conv2d(w, sum(self.parts), 1) for w in self.backbone.widths]
+        self.heads = nn.ModuleList(heads)
+        for head in heads:
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
             nn.init.constant_(head.bias[:num_classes], -math.log((1 - PRIOR) / PRIOR))

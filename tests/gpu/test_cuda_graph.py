@@ -32,6 +32,8 @@ DEVICE = torch.device("cuda", 0)
 STEPS = 20
 SAME = 1e-4
 """Relative, of losses: kernels are the same, and library products may choose another algorithm within a graph."""
+SAME_IN_16_BITS = 4e-3
+"""One unit in the last place of bfloat16."""
 RECORDED = Candidate(choices={"cuda_graph": {"scope": "step"}})
 WAITING = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)
 
@@ -111,7 +113,7 @@ class TestSameTraining:
         make_workload, make_plan = CASES[case]
         eager_losses, eager_state, eager = trained(make_workload(), make_plan(), captured=False)
         losses, state, job = trained(make_workload(), make_plan(), captured=True)
-        assert losses == pytest.approx(eager_losses, rel=SAME)
+        assert losses == pytest.approx(eager_losses, rel=SAME if "16" not in case else SAME_IN_16_BITS)
         assert job.captured is not None
         assert (job.captured.num_replays, job.captured.num_recordings) == (STEPS, 1)
         assert job.skipped_steps == eager.skipped_steps

@@ -15,9 +15,13 @@ pytestmark = pytest.mark.xdist_group("recipes")
 TEXTS = reference("texts", "Reading")
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
+one_and_two_ranks = pytest.mark.parametrize("study", [1, 2], indirect=True, ids=["one_rank", "two_ranks"])
+
+
+@pytest.fixture(scope="module")
 def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
-    prepared = prepare(TEXTS, tmp_path_factory.mktemp("study"), num_ranks=request.param, num_horizon=64)
+    num_ranks = getattr(request, "param", 1)
+    prepared = prepare(TEXTS, tmp_path_factory.mktemp("study"), num_ranks=num_ranks, num_horizon=64)
     yield prepared
     prepared.runner.close()
 
@@ -47,6 +51,7 @@ class TestFacts:
 
 
 class TestLargerBatch:
+    @one_and_two_ranks
     def test_its_windows_count_every_sample_and_its_epochs_have_fewer_steps(self, study: Prepared) -> None:
         """So that rates, in samples or tokens per second, are compared and not steps."""
         plain = study.run_baseline()
@@ -87,6 +92,7 @@ class TestLargerBatch:
 
 
 class TestLengthBalancing:
+    @one_and_two_ranks
     def test_windows_span_whole_pools_with_less_padding(self, study: Prepared) -> None:
         result = run(study, lossy=True, guard=False, length_balancing={"pool_batches": 16})
         assert result.failure is None, result.failure
@@ -122,9 +128,9 @@ class TestOptimizers:
 class TestSameTraining:
     """Choices that need no consent, judged step by step."""
 
-    @pytest.mark.parametrize("implementation", [None, "fused"])
-    def test_contiguous_parameters(self, study: Prepared, implementation: str | None) -> None:
-        choice = {"implementation": implementation, "contiguous": True}
+    @one_and_two_ranks
+    def test_contiguous_parameters(self, study: Prepared) -> None:
+        choice = {"implementation": "fused", "contiguous": True}
         result = run(study, lossy=False, optimizer_implementation=choice)
         assert result.failure is None, result.failure
         assert result.guard is not None

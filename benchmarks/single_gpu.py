@@ -116,10 +116,10 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def by_hand(row: Row) -> dict[str, Choices]:
-    """The columns of the table, as choices."""
+def by_hand(row: Row, *, on_cpu: bool = False) -> dict[str, Choices]:
+    """The columns of the table, as choices; on a CPU, where there is no cuDNN, those that a dry run can try."""
     common: Choices = {"optimizer_implementation": {"implementation": "fused"}}
-    if row.convolves:
+    if row.convolves and not on_cpu:
         common["backend_flags"] = {"cudnn_benchmark": True}
 
     def at(level: str, dtype: str | None, more: Choices | None = None) -> Choices:
@@ -144,7 +144,8 @@ def run(row: Row, allow: str, small: bool, tune_minutes: float, minutes: float) 
         ours = study.recommendation.candidate
         columns: dict[str, Candidate] = {}
         impossible: dict[str, str] = {}
-        for name, choices in by_hand(row).items():
+        on_cpu = study.recommendation.hardware.device_kind == "cpu"
+        for name, choices in by_hand(row, on_cpu=on_cpu).items():
             candidate, reason = study.candidate(choices)
             if candidate is None:
                 impossible[name] = reason

@@ -155,7 +155,8 @@ class ExpertLayer(nn.Module):
         done = self.experts(buffer[:spare].view(self._num_experts, capacity, -1)).flatten(0, 1)
         weights = torch.where(routing.kept, routing.weights, 0.0)
         picked = done[slots.clamp(max=spare - 1)]
-        return (picked * weights[..., None].to(picked.dtype)).sum(dim=1).to(tokens.dtype)
+        out: torch.Tensor = (picked * weights[..., None].to(picked.dtype)).sum(dim=1)
+        return out.to(tokens.dtype)
 
     def _looped(self, tokens: torch.Tensor, routing: Routing, capacity: int) -> torch.Tensor:
         out = torch.zeros_like(tokens)

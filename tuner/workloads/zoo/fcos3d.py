@@ -97,8 +97,7 @@ def make_points(sizes: Sequence[tuple[int, int]], strides: Sequence[int], device
         x = torch.arange(columns, device=device).float() * stride + stride // 2
         places.append(torch.stack([x.repeat(rows), y.repeat_interleave(columns)], dim=1))
         marks.append(torch.tensor([stride, low, high], device=device).expand(rows * columns, 3))
-    stride, low, high = torch.cat(marks).unbind(dim=1)
-    return Points(torch.cat(places), stride, low, high)
+    return Points(torch.cat(places), *torch.cat(marks).unbind(dim=1))
 
 
 def local_yaw(box: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,8 @@ class MixtureOfExperts(Workload):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         tokens = batch["input_ids"]
         logits, balance, _ = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()) + self._balance * balance
+        entropy: torch.Tensor = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return entropy + self._balance * balance
 
     def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
         return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=self._lr)

@@ -347,7 +347,7 @@ class TestCopies:
         assert finding.evidence["cause"] == "pinned"
         assert "another stream" in finding.advice
         assert "pin memory" not in finding.advice
-        assert finding.strategies == ()
+        assert finding.strategies == ("device_prefetch",)
 
     @pytest.mark.parametrize(
         "copies",
@@ -361,7 +361,7 @@ class TestCopies:
     def test_of_others_pinning_is_the_advice(self, copies: tuple[str, ...]) -> None:
         finding = self.finding(*copies)
         assert "pin memory" in finding.advice
-        assert finding.strategies == ("data_loading",)
+        assert finding.strategies == ("data_loading", "device_prefetch")
 
 
 class TestDevices:

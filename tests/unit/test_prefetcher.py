@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from builders import sample_environment, sample_facts
 from tiny_workloads import Everything, image_data
 from torch.utils.data import DataLoader, TensorDataset
 
+from tuner.records import Candidate
+from tuner.strategies.composition import conflict, normalise
 from tuner.strategies.device_prefetch import DevicePrefetch
 from tuner.training.assemble import assemble
 from tuner.training.loader import outstanding_batches
@@ -237,3 +240,20 @@ class TestBytes:
         assert checks["content of samples"].passed
         assert checks["conversion from bytes"].passed is passes
         assert bool(checks["conversion from bytes"].detail) is not passes
+
+
+class TestCombination:
+    AHEAD = Candidate(choices={"device_prefetch": {"ahead": True}})
+
+    def reason(self, candidate: Candidate) -> str | None:
+        return conflict(candidate, sample_environment(), sample_facts(current={}))
+
+    def test_goes_with_pinned_memory_only(self) -> None:
+        reason = self.reason(self.AHEAD)
+        assert reason is not None
+        assert "asynchronous only from pinned memory" in reason
+        assert self.reason(self.AHEAD.with_choice("data_loading", {"pin_memory": True})) is None
+
+    def test_bytes_mean_nothing_where_nothing_is_ahead(self) -> None:
+        candidate = Candidate(choices={"device_prefetch": {"as_bytes": True}})
+        assert normalise(candidate, sample_facts(current={})).is_baseline

@@ -62,6 +62,20 @@ CONFLICTS: tuple[Conflict, ...] = (
         "max-autotune-no-cudagraphs",
     ),
     Conflict(
+        strategies=("activation_compression", "cuda_graph"),
+        applies=lambda c, e: (
+            c["cuda_graph"]["scope"] == "step" and c["activation_compression"]["kept_as"] == "relu_sparse"
+        ),
+        reason="how much of an activation is kept depends on the data, which a graph cannot follow",
+    ),
+    Conflict(
+        strategies=("optimizer_algorithm", "cuda_graph"),
+        applies=lambda c, e: (
+            c["cuda_graph"]["scope"] == "step" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
+        ),
+        reason="that algorithm counts its steps on the host, where a graph would hold the first count for good",
+    ),
+    Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),
         applies=lambda c, e: (
             c["optimizer_algorithm"]["algorithm"] is not None

@@ -140,7 +140,8 @@ class MixtureOfExperts(Workload):
         tokens = batch["input_ids"]
         logits, balance, _ = model(tokens[:, :-1])
         entropy: torch.Tensor = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        return entropy + self._balance * balance
+        loss: torch.Tensor = entropy + self._balance * balance
+        return loss
 
     def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
         return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=self._lr)

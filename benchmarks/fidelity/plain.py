@@ -14,7 +14,7 @@ from rates import report  # noqa: E402
 from tuner.workloads.loading import load_workload  # noqa: E402
 
 workload = load_workload(REFERENCE)
-job = tuner.apply(RECOMMENDATION, workload)
+job = tuner.apply(RECOMMENDATION, workload, directory=RECOMMENDATION.parent / "data-of-the-script")
 
 
 def steps():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -116,7 +117,8 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
     """Runs a study to its recommendation."""
     with tempfile.TemporaryDirectory(prefix="steptune-bench-") as folder:
         reference = format_reference(parse_reference(workload))
-        study = Study(study_id=new_id(), workload=reference, settings=settings, created_at="", directory=folder)
+        now = datetime.now(UTC).isoformat()
+        study = Study(study_id=new_id(), workload=reference, settings=settings, created_at=now, directory=folder)
         store = MemoryStudyStore()
         store.create_study(study)
         gains: list[tuple[float, float]] = []

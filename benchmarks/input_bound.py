@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from stamp import RESULTS, ROOT, stamp
-from tuned import answer, tuned
+from tuned import add_foreign_load, answer, settings_of, tuned
 
 from tuner.estimates import plain_mean
 from tuner.profiling.categories import Category
@@ -41,8 +41,8 @@ WANTED_RATIO, WANTED_WAIT = 2.66, 0.02
 NUM_TURNS = 4
 
 
-def run(name: str, workload: str, minutes: float, num_epochs: int) -> dict:
-    with tuned(workload, StudySettings(budget_s=60 * minutes), say=f"{name}  ") as study:
+def run(name: str, workload: str, settings: StudySettings, num_epochs: int) -> dict:
+    with tuned(workload, settings, say=f"{name}  ") as study:
         found = answer(study)
         if name == "epochs":
             space = study.space
@@ -96,12 +96,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, for each")
     parser.add_argument("--epochs", type=int, default=20, help="whole epochs of each timed process")
     parser.add_argument("--small", action="store_true")
+    add_foreign_load(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "input_bound.jsonl")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "benchmarks/input_bound.py", *sys.argv[1:]])
     for name in arguments.only:
-        found = run(name, (SMALL if arguments.small else FULL)[name], arguments.minutes, arguments.epochs)
+        settings = settings_of(arguments.minutes, arguments.foreign_load)
+        found = run(name, (SMALL if arguments.small else FULL)[name], settings, arguments.epochs)
         row = {"row": name, "small": arguments.small, **stamp(command), **found}
         with arguments.out.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stamp import RESULTS, ROOT, stamp
-from tuned import answer, tuned
+from tuned import add_foreign_load, answer, settings_of, tuned
 
 from tuner.profiling.categories import CATEGORIES
-from tuner.records import StudySettings
 
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "launch_bound.py"
 FULL, SMALL = f"{WORKLOAD}:LaunchBound", f"{WORKLOAD}:LaunchBound?batch=8&width=16&depth=4"
@@ -36,10 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=4.0, help="of tuning")
     parser.add_argument("--small", action="store_true")
+    add_foreign_load(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "launch_bound.jsonl")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with tuned(SMALL if arguments.small else FULL, StudySettings(budget_s=60 * arguments.minutes)) as study:
+    settings = settings_of(arguments.minutes, arguments.foreign_load)
+    with tuned(SMALL if arguments.small else FULL, settings) as study:
         found = answer(study)
     before, after = gaps(found["shares_before"]), gaps(found["shares_after"])
     command = " ".join(["python", "benchmarks/launch_bound.py", *sys.argv[1:]])

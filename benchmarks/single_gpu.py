@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stamp import RESULTS, stamp
-from tuned import answer, compared, side_by_side, tuned
+from tuned import add_foreign_load, answer, compared, settings_of, side_by_side, tuned
 
-from tuner.records import Candidate, Choice, Numerics, StudySettings
+from tuner.records import Candidate, Choice, StudySettings
 
 Choices = dict[str, Choice]
 BEST_O1, BEST_PURE = "best by hand, O1", "best by hand, pure bf16"
@@ -135,10 +135,9 @@ def by_hand(row: Row, *, on_cpu: bool = False) -> dict[str, Choices]:
     return {**columns, BEST_PURE: at("O3", "bfloat16", row.best)} if row.pure else columns
 
 
-def run(row: Row, allow: str, small: bool, tune_minutes: float, minutes: float) -> dict:
+def run(row: Row, settings: StudySettings, allow: str, small: bool, minutes: float) -> dict:
     """Tunes one row and times it beside what was done by hand."""
     deadline = time.monotonic() + 60 * minutes
-    settings = StudySettings(budget_s=60 * tune_minutes, allow=(Numerics(allow),) if allow else ())
     workload = row.small if small else row.workload
     with tuned(workload, settings, say=f"{row.name}  ") as study:
         ours = study.recommendation.candidate
@@ -218,6 +217,7 @@ def main() -> None:
     parser.add_argument("--tune-minutes", type=float, default=6.0)
     parser.add_argument("--minutes", type=float, default=9.5, help="for a row: the study, and what is timed beside it")
     parser.add_argument("--small", action="store_true", help="shapes for a dry run")
+    add_foreign_load(parser)
     parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
     parser.add_argument("--out", type=Path, default=RESULTS / "single_gpu.jsonl")
     arguments = parser.parse_args()
@@ -225,7 +225,8 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         command = " ".join(["python", "benchmarks/single_gpu.py", *sys.argv[1:]])
         for row in (row for row in ROWS if row.name in arguments.only):
-            found = run(row, arguments.allow, arguments.small, arguments.tune_minutes, arguments.minutes)
+            settings = settings_of(arguments.tune_minutes, arguments.foreign_load, arguments.allow)
+            found = run(row, settings, arguments.allow, arguments.small, arguments.minutes)
             line = {"row": row.name, "allow": arguments.allow, "small": arguments.small, **stamp(command), **found}
             with arguments.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")

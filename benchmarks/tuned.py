@@ -7,6 +7,7 @@ and batches, with its compile cache, and are compared in blocks of fresh process
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 import tempfile
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -26,6 +28,7 @@ from tuner.records import (
     Choice,
     Deadlines,
     MeasureSettings,
+    Numerics,
     Phase,
     Purpose,
     Recommendation,
@@ -49,7 +52,8 @@ NEARLY = 0.95
 INPUT_STRATEGIES = ("data_loading", "dataset_cache", "device_prefetch", "cpu_threads")
 """What a figure obtained with inputs that lie on the device has no need of."""
 MAX_BLOCKS = 8
-MEASURE = MeasureSettings(cap_s=3.0)
+CAP_S = 3.0
+"""Seconds of windows of one start."""
 LEAST_S = 20.0
 """No process is started with less time left, but for the first block."""
 OTHER_S = 12.0
@@ -108,7 +112,22 @@ class Tuned:
             msgspec.structs.replace(self._specs.spec(c, Purpose.CONFIRM, number), deadlines=deadlines)
             for c in candidates
         ]
-        return self.runner.run(specs, [Purpose.CONFIRM] * len(specs), MEASURE, new_id(), lambda progress: None)
+        measure = msgspec.structs.replace(self.study.settings.measure, cap_s=CAP_S)
+        return self.runner.run(specs, [Purpose.CONFIRM] * len(specs), measure, new_id(), lambda progress: None)
+
+
+def settings_of(minutes: float, foreign_load: float, allow: str = "") -> StudySettings:
+    """Of a study of so many minutes; `foreign_load` as of `steptune tune --foreign-load`."""
+    return StudySettings(
+        budget_s=60 * minutes,
+        allow=(Numerics(allow),) if allow else (),
+        measure=MeasureSettings(foreign_cpu_share=foreign_load),
+    )
+
+
+def add_foreign_load(parser: argparse.ArgumentParser) -> None:
+    usual = MeasureSettings().foreign_cpu_share
+    parser.add_argument("--foreign-load", type=float, default=usual, help="share of the cores that others may use")
 
 
 @contextmanager
@@ -116,7 +135,8 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
     """Runs a study to its recommendation."""
     with tempfile.TemporaryDirectory(prefix="steptune-bench-") as folder:
         reference = format_reference(parse_reference(workload))
-        study = Study(study_id=new_id(), workload=reference, settings=settings, created_at="", directory=folder)
+        now = datetime.now(UTC).isoformat()
+        study = Study(study_id=new_id(), workload=reference, settings=settings, created_at=now, directory=folder)
         store = MemoryStudyStore()
         store.create_study(study)
         gains: list[tuple[float, float]] = []

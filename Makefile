@@ -57,8 +57,9 @@ soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
 	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
 
-gpu-test: install
-	$(BIN)/python -m pytest -m gpu tests/gpu
+# In the environment of `make install`, else in the interpreter that `make offline-install` filled.
+gpu-test:
+	$(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu tests/gpu
 
 # Wheels for a host without network that has PyTorch for Python 3.12 already.
 PLATFORMS := $(foreach tag,2_28 2_27 2_17,--platform manylinux_$(tag)_x86_64) --platform manylinux2014_x86_64

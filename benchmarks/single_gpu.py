@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stamp import RESULTS, stamp
-from tuned import add_foreign_load, answer, compared, settings_of, side_by_side, tuned
+from tuned import add_foreign_load, answer, compared, settings_of, side_by_side, told, tuned
 
 from tuner.records import Candidate, Choice, StudySettings
 
@@ -135,11 +135,13 @@ def by_hand(row: Row, *, on_cpu: bool = False) -> dict[str, Choices]:
     return {**columns, BEST_PURE: at("O3", "bfloat16", row.best)} if row.pure else columns
 
 
-def run(row: Row, settings: StudySettings, allow: str, small: bool, minutes: float) -> dict:
-    """Tunes one row and times it beside what was done by hand."""
+def run(row: Row, settings: StudySettings, small: bool, minutes: float, trials: Path | None) -> dict:
+    """Tunes one row and times it beside what was done by hand; all trials go to the file `trials`."""
     deadline = time.monotonic() + 60 * minutes
     workload = row.small if small else row.workload
     with tuned(workload, settings, say=f"{row.name}  ") as study:
+        if trials is not None:
+            trials.write_text("".join(json.dumps(line, default=str) + "\n" for line in told(study)))
         ours = study.recommendation.candidate
         columns: dict[str, Candidate] = {}
         impossible: dict[str, str] = {}
@@ -150,7 +152,9 @@ def run(row: Row, settings: StudySettings, allow: str, small: bool, minutes: flo
                 impossible[name] = reason
             else:
                 columns[name] = candidate
-        first = [columns[name] for name in (BEST_O1, BEST_PURE) if name in columns and (allow or name == BEST_O1)]
+        first = [
+            columns[name] for name in (BEST_O1, BEST_PURE) if name in columns and (settings.allow or name == BEST_O1)
+        ]
         contenders = distinct([ours, *first])
         others = [c for c in distinct(list(columns.values())) if c not in contenders]
         blocks = side_by_side(study, contenders, others, deadline)
@@ -220,13 +224,15 @@ def main() -> None:
     add_foreign_load(parser)
     parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
     parser.add_argument("--out", type=Path, default=RESULTS / "single_gpu.jsonl")
+    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a row")
     arguments = parser.parse_args()
     if not arguments.summary:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         command = " ".join(["python", "benchmarks/single_gpu.py", *sys.argv[1:]])
         for row in (row for row in ROWS if row.name in arguments.only):
             settings = settings_of(arguments.tune_minutes, arguments.foreign_load, arguments.allow)
-            found = run(row, settings, arguments.allow, arguments.small, arguments.minutes)
+            trials = arguments.trials and arguments.trials / f"{row.name}{arguments.allow}.jsonl"
+            found = run(row, settings, arguments.small, arguments.minutes, trials)
             line = {"row": row.name, "allow": arguments.allow, "small": arguments.small, **stamp(command), **found}
             with arguments.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")

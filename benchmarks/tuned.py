@@ -281,5 +281,30 @@ def answer(study: Tuned) -> dict:
     }
 
 
+def told(study: Tuned) -> list[dict]:
+    """Every trial in a line: what was tried when, how fast it was, and what became of it."""
+    began = datetime.fromisoformat(study.study.created_at)
+    lines = []
+    for trial in study.store.trials(study.study.study_id):
+        result = trial.result
+        started_s = (datetime.fromisoformat(trial.started_at) - began).total_seconds()
+        line: dict = {"at_s": round(started_s, 1), "purpose": trial.purpose.value, "choices": trial.candidate.choices}
+        if result is not None:
+            line |= {
+                "group": result.group,
+                "units_per_s": _rate([result]),
+                "failure": None if result.ok else _told(result),
+                "guard": result.guard and result.guard.reason,
+                "effects": {e.strategy: e.detail for e in result.effects if e.strategy in trial.candidate.choices},
+                "phases_s": {name: round(ns / 1e9, 2) for name, ns in result.phases_ns.items()},
+                "compile_s": result.startup and round(result.startup.compile_ns / 1e9, 1),
+                "peak_mib": result.peak_memory_bytes >> 20,
+                "void": [window.void for window in result.windows if window.void],
+                "unmeasured": result.unmeasured,
+            }
+        lines.append(line)
+    return lines
+
+
 def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: round(share, 4) for name, share in shares.items() if share > 0}

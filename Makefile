@@ -70,7 +70,7 @@ wheelhouse: install
 
 # On that host, into its own interpreter: never touches its torch, triton or numpy.
 offline-install:
-	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --requirement wheelhouse.txt
+	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --upgrade --requirement wheelhouse.txt
 
 clean:
 	rm -rf $(VENV) .venv-exports-* build dist *.egg-info

@@ -23,7 +23,7 @@ class Block(nn.Module):
 class LaunchBound(tuner.Workload):
     """Regression with a deep and narrow network."""
 
-    def __init__(self, batch=64, width=128, depth=64):
+    def __init__(self, batch=256, width=256, depth=64):
         self.global_batch = batch
         self.width, self.depth = width, depth
 

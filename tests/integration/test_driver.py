@@ -238,7 +238,7 @@ class TestBudget:
         assert answer.gain is not None
         assert machine.now_s <= budget_s + ROUNDING_S
         search_s = sum(t.result.duration_ns for t in study.trials if t.purpose is not Purpose.CONFIRM) / 1e9
-        assert search_s <= 0.62 * budget_s + ROUNDING_S
+        assert search_s <= (1 - LEAST_RESERVE) * budget_s + ROUNDING_S
 
     def test_windows_are_shorter_where_time_is_short(self):
         caps_s = {}

@@ -46,7 +46,14 @@ from tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
 from tuner.search.sampler import suggest_candidates
 from tuner.search.space import Space
 
-BASELINE_STARTS = 4
+MAX_BASELINE_STARTS, MIN_BASELINE_STARTS = 4, 2
+BASELINE_SHARE = 0.06
+"""Of the budget after which the baseline is not started once more."""
+LEAST_RESERVE, LARGEST_RESERVE = 0.2, 0.38
+"""Of the budget that is kept for the confirmation."""
+RESERVE_MARGIN = 1.25
+WINDOW_S = 1.5
+"""Of a start of the confirmation, beside the start itself."""
 SURE = 0.95
 CLEARLY = 0.9
 LIKELY = 0.7
@@ -65,7 +72,8 @@ class Designer:
     Args:
         reference: The configuration that gains are measured against: the user's own, or the nearest
             feasible one where that does not fit into memory.
-        budget_s: Seconds of trials that the search may spend.
+        budget_s: Seconds of trials that the search and the confirmation may spend.
+        confirm_blocks: Blocks of the confirmation, for which a part of the budget is kept; 0 keeps nothing.
         max_trials: Suggestions that the search may make.
     """
 
@@ -75,6 +83,7 @@ class Designer:
         *,
         budget_s: float,
         max_trials: int,
+        confirm_blocks: int = 0,
         seed: int = 0,
         priors: Priors | None = None,
         reference: Candidate = BASELINE,
@@ -88,6 +97,7 @@ class Designer:
         self.failed: TrialResult | None = None
         self._budget_s = budget_s
         self._max_trials = max_trials
+        self._confirm_blocks = confirm_blocks
         self._seed = seed
         self._priors = priors or Priors()
         self._audits = self._violations = self._groups_tried = 0
@@ -168,22 +178,29 @@ class Designer:
     def _baseline(self) -> Story:
         if not self.reference.is_baseline:
             yield from self._what_does_not_fit()
-        for start in range(BASELINE_STARTS):
+        starts = 0
+        while self._wants_baseline(starts):
             outcome = yield Suggestion(
                 candidate=self.reference,
                 purpose=Purpose.BASELINE,
                 stage="baseline",
                 reason="the configuration that gains are measured against; restarts show the noise",
-                replicate=start,
+                replicate=starts,
                 companion=self.reference,
             )
+            starts += 1
             if not outcome.result.ok:
                 self.failed = outcome.result
                 self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])
                 return
         situation = self.knowledge.situation(self.reference)
         self.findings = diagnose(Evidence(situation=situation)) if situation else ()
-        self._record("baseline", "measured", f"{BASELINE_STARTS} starts", self.reference)
+        self._record("baseline", "measured", f"{starts} starts", self.reference)
+
+    def _wants_baseline(self, starts: int) -> bool:
+        if starts < MIN_BASELINE_STARTS:
+            return True
+        return starts < MAX_BASELINE_STARTS and self.knowledge.spent_s < BASELINE_SHARE * self._budget_s
 
     def _what_does_not_fit(self) -> Story:
         reason = "what you run today, although it did not fit into memory when the reference was made"
@@ -357,17 +374,26 @@ class Designer:
             self.knowledge,
             self._priors,
             self.incumbent,
-            left_s=self._left_s if self.knowledge.num_trials < self._max_trials else -1.0,
+            left_s=self.left_s if self.knowledge.num_trials < self._max_trials else -1.0,
             seed=self._seed,
             groups_tried=self._groups_tried,
         )
 
     @property
-    def _left_s(self) -> float:
-        return self._budget_s - self.knowledge.spent_s
+    def left_s(self) -> float:
+        """Seconds that trials of the search may still take."""
+        return self._budget_s - self.knowledge.spent_s - self._reserve_s()
+
+    def _reserve_s(self) -> float:
+        """For the confirmation of what is best so far."""
+        if not self._confirm_blocks:
+            return 0.0
+        starts_s = sum(self.knowledge.start_s(c) + WINDOW_S for c in (self.reference, self.incumbent))
+        least, largest = LEAST_RESERVE * self._budget_s, LARGEST_RESERVE * self._budget_s
+        return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * starts_s))
 
     def _affordable(self, candidate: Candidate) -> bool:
-        within = self.knowledge.expected_cost_s(candidate, self.incumbent) <= self._left_s
+        within = self.knowledge.expected_cost_s(candidate, self.incumbent) <= self.left_s
         return within and self.knowledge.num_trials < self._max_trials
 
     # --- the record ---------------------------------------------------------------------------

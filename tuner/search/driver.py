@@ -43,16 +43,17 @@ from tuner.search.memory_model import MemoryModel, memory_model, pieces_of
 from tuner.search.priors import gather_priors
 from tuner.search.recommend import recommend
 from tuner.search.space import Space
-from tuner.search.specs import SpecMaker, guard_protocol, measure_settings, usual_start_s
+from tuner.search.specs import SpecMaker, guard_protocol, measure_settings
+from tuner.search.starts import usual_start_s
 from tuner.strategies import STRATEGIES, Strategy
 from tuner.strategies.composition import environment_variables
 from tuner.trials.reference import ReferenceRequest
 
 SEARCH_SHARE = 0.62
-"""Of the budget left after looking at the workload; the rest is for the confirmation."""
+"""Of the budget left after looking at the workload that windows are planned for."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
-REFERENCE_SHARE = 0.10
+REFERENCE_SHARE = 0.06
 """Of the budget that the guard's reference runs may take."""
 MANY_TRIALS = 500
 MOVED_STARTS = 2
@@ -198,12 +199,13 @@ class StudyDriver:
         reference = self._make_reference()
         self._specs = SpecMaker(self.study, self._space, reference)
         # What trials took before a restart counts as it did then, so that the story ends where it would have.
-        search_s = SEARCH_SHARE * (self._left_s() + self._spent_before_s)
-        cap = max(MIN_CAP_S, search_s / TRIALS_WANTED / 3)
+        trials_s = self._left_s() + self._spent_before_s
+        cap = max(MIN_CAP_S, SEARCH_SHARE * trials_s / TRIALS_WANTED / 3)
         self._measure = measure_settings(self.study.settings.measure, cap)
         self._designer = Designer(
             self._space,
-            budget_s=search_s,
+            budget_s=trials_s,
+            confirm_blocks=self.study.settings.confirm_blocks,
             max_trials=self.study.settings.max_trials or MANY_TRIALS,
             seed=self.study.settings.seed,
             priors=self._priors(),
@@ -295,7 +297,8 @@ class StudyDriver:
                     pair, purposes = [companion, suggestion.candidate], [Purpose.COMPANION, suggestion.purpose]
                 else:
                     pair, purposes = [suggestion.candidate], [suggestion.purpose]
-                result = self._run_group(pair, purposes, suggestion.replicate)[-1]
+                longest_s = None if suggestion.purpose is Purpose.BASELINE else designer.left_s
+                result = self._run_group(pair, purposes, suggestion.replicate, longest_s)[-1]
             if suggestion.purpose is Purpose.BASELINE:
                 self._specs.learn(result)
             designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
@@ -350,11 +353,15 @@ class StudyDriver:
         return cheap and self._runner.fits_together([own, peak])
 
     def _run_group(
-        self, candidates: Sequence[Candidate], purposes: Sequence[Purpose], replicate: int
+        self,
+        candidates: Sequence[Candidate],
+        purposes: Sequence[Purpose],
+        replicate: int,
+        longest_s: float | None = None,
     ) -> list[TrialResult]:
-        """Runs candidates in turns and stores their results."""
+        """Runs candidates in turns and stores their results; no phase takes longer than `longest_s`."""
         self._before_trials()
-        specs = [self._specs.spec(c, p, replicate) for c, p in zip(candidates, purposes, strict=True)]
+        specs = [self._specs.spec(c, p, replicate, longest_s) for c, p in zip(candidates, purposes, strict=True)]
         group = new_id()
         trials = self._ledger.begin(specs, purposes, group, replicate)
         self._store.add_event(

@@ -12,6 +12,7 @@ from tuner.search.effects import Difference, EffectModel, Observation
 from tuner.search.memory_model import memory_model, pieces_of
 from tuner.search.profile_evidence import profile_log_ratio
 from tuner.search.space import Space
+from tuner.search.starts import WARM_SHARE, cold_compile_s, usual_start_s
 
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
@@ -55,6 +56,7 @@ class Knowledge:
         self.unpaired_since_sentinel = 0
         self._observations: list[Observation] = []
         self._costs: dict[str, list[float]] = {}
+        self._cold_s: dict[str, float] = {}
         self._situations: dict[str, Situation] = {}
         self._profiled_in: dict[str, str] = {}
         self._profiled_pairs: set[tuple[str, str]] = set()
@@ -67,7 +69,7 @@ class Knowledge:
         result, companion = outcome.result, outcome.companion
         self.num_trials += 1
         self.spent_s += outcome.spent_s
-        self._costs.setdefault(result.candidate.key, []).append(outcome.spent_s)
+        self._note_cost(outcome)
         self.results.setdefault(result.candidate.key, []).append(result)
         self.unpaired_since_sentinel += 1
         self._memory.take_in(result, pieces_of(self.space, result.candidate))
@@ -83,6 +85,12 @@ class Knowledge:
             self._observe_rate(result)
         if compared_with is not None and compared_with != result.candidate:
             self._observe_profiles(result.candidate, compared_with)
+
+    def _note_cost(self, outcome: Outcome) -> None:
+        """As it would be with what was compiled found in the cache; and what compiling it took."""
+        key, cold_s = outcome.result.candidate.key, cold_compile_s(outcome.result)
+        self._costs.setdefault(key, []).append(outcome.spent_s - (1 - WARM_SHARE) * cold_s)
+        self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
 
     def take_in_beside(self, result: TrialResult) -> None:
         """A start that the search did not ask for: it costs time and tells a rate, and counts for no limit."""
@@ -265,13 +273,22 @@ class Knowledge:
         return 0.0
 
     def expected_cost_s(self, candidate: Candidate, incumbent: Candidate) -> float:
-        """Of one trial: as measured for this candidate, or the incumbent's plus what its choices add."""
+        """Of one trial: as measured for this candidate, or the incumbent's plus what its choices add: compiling again
+        where the model is another one.
+        """
         own = self._costs.get(candidate.key)
         if own:
             return sum(own) / len(own)
         base = self._costs.get(incumbent.key) or self._costs.get(self.reference.key) or [1.0]
-        added = self.space.trial_cost_s(candidate) - self.space.trial_cost_s(incumbent)
-        return sum(base) / len(base) + max(0.0, added)
+        usual, added = self.space.trial_cost_s(incumbent), self.space.trial_cost_s(candidate)
+        if not self.space.compiles_again(candidate, incumbent):
+            return sum(base) / len(base) + max(0.0, added - usual)
+        slowness = self._cold_s.get(incumbent.key, 0.0) / usual if usual else 1.0
+        return sum(base) / len(base) + added * max(1.0, slowness)
+
+    def start_s(self, candidate: Candidate) -> float:
+        """Seconds from the request of a trial to its first window, without a guard, once compiled."""
+        return usual_start_s(self.results.get(candidate.key, []))
 
     def own_situation(self, candidate: Candidate) -> Situation | None:
         """Of this very candidate, or None while it has no profile."""

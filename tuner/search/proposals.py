@@ -16,7 +16,7 @@ from tuner.search.knowledge import WORTHWHILE, Knowledge, Priors, move_key
 from tuner.search.space import Space
 from tuner.strategies.composition import TOGETHER
 
-EXPENSIVE_S = 20.0
+EXPENSIVE_S = 10.0
 """Choices whose trials cost more than this are tried alone only."""
 HARMFUL = -0.09
 """Choices that seemed worse than this alone are not tried in company."""
@@ -290,4 +290,4 @@ class Proposals:
         return self._realisation(name) if known else 0.0
 
     def _expensive(self, move: Move) -> bool:
-        return self._space.strategy(move.strategy).trial_cost_s > EXPENSIVE_S
+        return self._space.trial_cost_s(Candidate(choices={move.strategy: move.choice})) > EXPENSIVE_S

@@ -110,7 +110,19 @@ class Space:
 
     def trial_cost_s(self, candidate: Candidate) -> float:
         """What a trial costs beyond an ordinary one, before any was measured."""
-        return sum(self.strategy(name).trial_cost_s for name in candidate.choices)
+        return sum(
+            self.strategy(name).cost_s(self.strategy(name).complete(choice, self.workload))
+            for name, choice in candidate.choices.items()
+        )
+
+    def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
+        """Whether the model of a candidate is not the one that was compiled for another."""
+        names = candidate.choices.keys() | compiled.choices.keys()
+        return any(
+            self.strategy(name).recompiles
+            for name in names
+            if candidate.choices.get(name) != compiled.choices.get(name)
+        )
 
     # --- bounds -------------------------------------------------------------------------------
 

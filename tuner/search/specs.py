@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tuner.records import (
     Candidate,
     Deadlines,
@@ -45,7 +43,11 @@ class SpecMaker:
         for name, duration in result.phases_ns.items():
             self._phases_s[name] = max(self._phases_s.get(name, 0.0), duration / 1e9)
 
-    def spec(self, candidate: Candidate, purpose: Purpose, replicate: int) -> TrialSpec:
+    def spec(self, candidate: Candidate, purpose: Purpose, replicate: int, longest_s: float | None = None) -> TrialSpec:
+        """
+        Args:
+            longest_s: What is left for the trial: no phase may take longer.
+        """
         space, settings = self._space, self._study.settings
         choices = space.complete(candidate)
         numerics = space.numerics(candidate)
@@ -69,10 +71,10 @@ class SpecMaker:
             keep_trace=first,
             environment_variables=environment_variables(choices, space.strategies),
             memory_limit_bytes=settings.memory_limit_bytes,
-            deadlines=self._deadlines(candidate),
+            deadlines=self._deadlines(candidate, longest_s),
         )
 
-    def _deadlines(self, candidate: Candidate) -> Deadlines:
+    def _deadlines(self, candidate: Candidate, longest_s: float | None) -> Deadlines:
         """Generous multiples of what the reference took; the reference itself gets a fixed time."""
         added = COMPILE_PATIENCE * self._space.trial_cost_s(candidate)
         fixed = self._study.settings.phase_timeout_s
@@ -80,7 +82,8 @@ class SpecMaker:
         for phase in Phase:
             usual = self._phases_s.get(phase.value)
             limit = FIRST_DEADLINE_S if usual is None else max(MIN_DEADLINE_S, PATIENCE * usual)
-            limits[f"{phase.value}_s"] = fixed if fixed is not None else limit + added
+            limit = fixed if fixed is not None else limit + added
+            limits[f"{phase.value}_s"] = limit if longest_s is None else min(limit, max(MIN_DEADLINE_S, longest_s))
         return Deadlines(**limits)
 
 
@@ -104,9 +107,3 @@ def guard_protocol(facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, 
         randomness=facts.randomness,
         seed=seed,
     )
-
-
-def usual_start_s(results: Sequence[TrialResult]) -> float:
-    """Mean seconds from the request of a trial to its first window."""
-    starts = [(r.startup.build_ns + r.startup.warm_up_ns) / 1e9 for r in results if r.startup]
-    return sum(starts) / len(starts) if starts else 0.0

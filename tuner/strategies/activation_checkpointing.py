@@ -52,6 +52,7 @@ class ActivationCheckpointing(Strategy):
         "save": (None, "attention", "products"),
     }
     attacks = ()
+    recompiles = True
     usual_realisation = 0.5
     memory = True
 

@@ -36,6 +36,7 @@ class ActivationCompression(Strategy):
     defaults: ClassVar[Choice] = {"kept_as": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"kept_as": (None, *FORMS)}
     attacks = ()
+    recompiles = True
     usual_realisation = 0.3
     memory = True
 

@@ -48,6 +48,7 @@ class AttentionBackend(Strategy):
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"backend": (None, *_BACKENDS)}
     attacks = (Category.ATTENTION,)
     touches = COMPUTE
+    recompiles = True
     usual_realisation = 0.2
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -58,6 +58,7 @@ class Strategy(ABC):
         touches: Categories whose time it can change, for better or worse; what a profile shows of the
             others happened to all alike. None where that could be any.
         trial_cost_s: What a trial of it costs beyond an ordinary one, before any was measured.
+        recompiles: Where it changes, a compiled model is compiled again.
         usual_realisation: Part of its bound that a choice realises, before any was measured; orders trials.
         exchange_realisation: The same of a choice that would replace another one of the incumbent. None where what
             one choice began another may finish: halfway from the usual part to all of it.
@@ -71,6 +72,7 @@ class Strategy(ABC):
     memory: ClassVar[bool] = False
     touches: ClassVar[tuple[Category, ...] | None] = None
     trial_cost_s: ClassVar[float] = 0.0
+    recompiles: ClassVar[bool] = False
     usual_realisation: ClassVar[float] = 0.2
     exchange_realisation: ClassVar[float | None] = None
 
@@ -91,6 +93,10 @@ class Strategy(ABC):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         """Whether a choice can be tried here, from what is known without running it."""
         return Supported()
+
+    def cost_s(self, choice: Choice) -> float:
+        """What a trial of a choice costs beyond an ordinary one, before any was measured."""
+        return self.trial_cost_s
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:

@@ -55,6 +55,7 @@ class LargerGlobalBatch(Strategy):
         "rule": ("linear", "sqrt", "none"),
     }
     attacks = PER_STEP
+    recompiles = True
     usual_realisation = 0.4
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -39,6 +39,7 @@ class LengthBalancing(Strategy):
     defaults: ClassVar[Choice] = {"pool_batches": 0}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"pool_batches": (range(1025),)}
     attacks = (*COMPUTE, Category.COMMUNICATION)
+    recompiles = True
     usual_realisation = 0.6
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -41,6 +41,7 @@ class MemoryFormat(Strategy):
     }
     attacks = COMPUTE
     touches = (*COMPUTE, Category.COPY_D2D)
+    recompiles = True
     usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

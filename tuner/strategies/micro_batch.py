@@ -35,6 +35,7 @@ class MicroBatch(Strategy):
     defaults: ClassVar[Choice] = {"num_micro_batches": 1}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"num_micro_batches": (range(1, 65537),)}
     attacks = COMPUTE
+    recompiles = True
     usual_realisation = 0.05
     memory = True
 

@@ -46,6 +46,7 @@ class ModelRecipe(Strategy):
         "pooled_classifier": (False, True),
     }
     attacks = COMPUTE
+    recompiles = True
     usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

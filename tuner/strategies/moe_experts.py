@@ -34,6 +34,7 @@ class MoeExperts(Strategy):
     defaults: ClassVar[Choice] = {"execution": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"execution": (None, "looped", "batched", "grouped")}
     attacks = (*COMPUTE, Category.SYNCHRONISATION, Category.COPY_D2H, Category.HOST, Category.LAUNCH_LATENCY)
+    recompiles = True
     usual_realisation = 0.3
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

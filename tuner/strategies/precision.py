@@ -58,6 +58,7 @@ class Precision(Strategy):
         "dtype": (None, "bfloat16", "float16"),
     }
     attacks = COMPUTE
+    recompiles = True
     usual_realisation = 0.4
     exchange_realisation = 0.1
 

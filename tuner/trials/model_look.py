@@ -89,6 +89,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         num_parameter_tensors=len(state),
         module_types=dict(Counter(type(module).__name__ for module in job.model.modules())),
         num_blocks=len(blocks),
+        num_block_kinds=len({tuple(tuple(p.shape) for p in block.parameters()) for block in blocks}),
         uses_attention=attention.seen,
         has_batch_statistics=any(
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from tuner.training.compilation import num_graphs
+from tuner.training.compilation import end_compile_workers, num_graphs
 from tuner.trials.coordination import Coordinator
 from tuner.trials.measure import Stepper
 
@@ -38,7 +38,8 @@ class WarmUp:
 
 def warm_up(stepper: Stepper, coordinator: Coordinator) -> WarmUp:
     """Runs steps until two successive groups of steps take the same time within a tenth, and no graph
-    was compiled during them; or until a cap, which is reported.
+    was compiled during them; or until a cap, which is reported. What compiles is ended after the first step that
+    compiled nothing.
 
     The cap counts from the last compilation, so that a long compilation does not use it up.
     """
@@ -55,6 +56,8 @@ def warm_up(stepper: Stepper, coordinator: Coordinator) -> WarmUp:
         if compilations() != compiled:
             compiled = compilations()
             quiet_since, quiet_from = time.perf_counter(), len(durations)
+        else:
+            end_compile_workers()
         steady = _is_steady(durations[quiet_from:]) and time.perf_counter() - began >= MIN_S
         quiet_steps = len(durations) - quiet_from
         spent = quiet_steps >= MIN_STEPS and (time.perf_counter() - quiet_since > CAP_S or quiet_steps >= MAX_STEPS)

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, InvalidatePoolError, Pr
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from service.interrupts import held_back
 from tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
 
 BUSY_TIMEOUT_S = 30.0
@@ -85,7 +86,7 @@ def without_password(url: str) -> str:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Session]:
     """One transaction that writes nothing."""
-    with storage_errors(place_of(engine)), Session(engine) as session, session.begin():
+    with held_back(), storage_errors(place_of(engine)), Session(engine) as session, session.begin():
         yield session
 
 
@@ -96,7 +97,7 @@ def querying(engine: Engine) -> Iterator[Connection]:
     On PostgreSQL each statement is a transaction of its own, which sees no less there and saves two questions to the
     server.
     """
-    with storage_errors(place_of(engine)), engine.connect() as connection:
+    with held_back(), storage_errors(place_of(engine)), engine.connect() as connection:
         if connection.dialect.name == "postgresql":
             connection.execution_options(isolation_level="AUTOCOMMIT")
         yield connection
@@ -106,6 +107,7 @@ def querying(engine: Engine) -> Iterator[Connection]:
 def writing(engine: Engine) -> Iterator[Session]:
     """One transaction; on SQLite the only writing one from its beginning, so nothing it read is stale."""
     with (
+        held_back(),
         storage_errors(place_of(engine)),
         Session(engine.execution_options(**_WRITES)) as session,
         session.begin(),

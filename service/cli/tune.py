@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +23,7 @@ from service.cli.options import (
     parse_allowed,
     parse_names,
 )
+from service.interrupts import interruptible
 from service.quantities import parse_bytes, parse_duration_s
 from service.settings import Settings
 from service.store import SqlStudyStore
@@ -159,7 +159,7 @@ def _run(
     folder = folder or RESULTS / study.study_id
     say(f"study {study.study_id}", style="dim")
     try:
-        with _terminated_as_interrupt(), live_progress(errors, quiet=as_json) as progress:
+        with interruptible(), live_progress(errors, quiet=as_json) as progress:
             recommendation = run_study(
                 study,
                 store,
@@ -188,17 +188,3 @@ def _run(
     output.print(f"study    {study.study_id}  (`steptune show {study.study_id[-8:]}`)", soft_wrap=True)
     if store.get_study(study.study_id).state is StudyState.INTERRUPTED:
         say(f"interrupted: `steptune resume {study.study_id}` goes on with the search", style="yellow")
-
-
-class _terminated_as_interrupt:
-    """SIGTERM ends a study as Ctrl-C does: what was measured is kept, and the best is reported."""
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, self._interrupt)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-    @staticmethod
-    def _interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt

@@ -77,6 +77,7 @@ EVERYTHING = WorkloadFacts(
         module="torch.optim.adamw",
         implementation="for_loop",
         implementations=("for_loop", "foreach", "fused"),
+        capturable=True,
     ),
     max_global_batch=Everything.max_global_batch,
     sampling="sampler",
@@ -488,7 +489,7 @@ def test_the_facts_used_here_are_those_of_the_workload(tmp_path: Path) -> None:
             "unaligned_linears",
         ),
         "dataset": ("kind", "length", "deterministic", "sample_bytes"),
-        "optimizer": ("name", "implementation", "implementations"),
+        "optimizer": ("name", "implementation", "implementations", "capturable"),
     }.items():
         for name in names:
             assert getattr(getattr(found, part), name) == getattr(getattr(EVERYTHING, part), name), name

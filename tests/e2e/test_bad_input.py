@@ -59,13 +59,13 @@ def test_wrong_arguments_are_refused_before_anything_runs(inside, arguments, sai
         ("Fine", ["--device", "cuda"], ["no CUDA device", "--device cpu"]),
     ],
 )
-def test_a_workload_that_cannot_be_tuned_is_refused_and_remembered(steptune, workload, options, said):
+def test_a_workload_that_cannot_be_tuned_is_refused_and_remembered(steptune, inside, workload, options, said):
     message = steptune.refused(
         "tune", f"{FLAWED}:{workload}", *PATIENT, *options, variables={"CUDA_VISIBLE_DEVICES": ""}
     )
     for part in said:
         assert part in message
-    [entry] = steptune.studies()
+    [entry] = inside("list", "--json").json
     assert entry["study"]["state"] == "failed"
     assert entry["study"]["message"] == message
     assert entry["recommendation"] is None

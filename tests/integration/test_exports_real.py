@@ -21,6 +21,7 @@ from report_builders import make_story, make_study
 from tuner.export import exporter_named
 from tuner.export.optuna_study import optuna_journal
 from tuner.records import Recommendation
+from tuner.strategies import strategy_named
 from tuner.strategies.precision import Precision
 
 ROOT = Path(__file__).parents[2]
@@ -174,7 +175,7 @@ def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path
     """The script of benchmarks/export_fidelity.py, for a few steps."""
     python = python_of("accelerate")
     recommendation = RECOMMENDATIONS["everything_on_cpu"]
-    choices = {**recommendation.choices, "compile": {"mode": None, "scope": "whole"}}
+    choices = {**recommendation.choices, "compile": dict(strategy_named("compile").defaults)}
     recommendation = msgspec.structs.replace(recommendation, choices=choices)
     for name in ("accelerate", "accelerate_python"):
         exporter = exporter_named(name)
@@ -345,8 +346,10 @@ def torchtitan_means(found: dict, recommendation: Recommendation) -> None:
         "bfloat16" if level in ("O1", "O3") and half else "float32",
     ]
     assert not found["cuda_graphs"]
-    assert found["checkpointing"] == ("FullAC.Config" if choices["activation_checkpointing"]["every"] == 1 else None)
-    assert found["compile"][0] == (choices["compile"] == {"mode": "default", "scope": "regional"})
+    recomputed = choices["activation_checkpointing"] == {"every": 1, "save": None}
+    assert found["checkpointing"] == ("FullAC.Config" if recomputed else None)
+    compile_ = choices["compile"]
+    assert found["compile"][0] == ((compile_["mode"], compile_["scope"]) == ("default", "regional"))
     implementation = choices["optimizer_implementation"]["implementation"]
     assert found["optimizer"] == {"for_loop": "for-loop", "foreach": "foreach"}.get(implementation, "fused")
     loading = choices["data_loading"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 from trial_builders import Prepared, prepare, reference
@@ -19,11 +21,22 @@ one_and_two_ranks = pytest.mark.parametrize("study", [1, 2], indirect=True, ids=
 
 
 @pytest.fixture(scope="module")
-def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
-    num_ranks = getattr(request, "param", 1)
-    prepared = prepare(TEXTS, tmp_path_factory.mktemp("study"), num_ranks=num_ranks, num_horizon=64)
-    yield prepared
-    prepared.runner.close()
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Prepared]]:
+    """The study of a number of ranks, prepared once."""
+    with ExitStack() as stack:
+
+        @cache
+        def prepared(num_ranks: int) -> Prepared:
+            made = prepare(TEXTS, tmp_path_factory.mktemp("study"), num_ranks=num_ranks, num_horizon=64)
+            stack.callback(made.runner.close)
+            return made
+
+        yield prepared
+
+
+@pytest.fixture
+def study(request: pytest.FixtureRequest, studies: Callable[[int], Prepared]) -> Prepared:
+    return studies(getattr(request, "param", 1))
 
 
 def run(study: Prepared, *, lossy: bool, guard: bool = True, **choices: dict[str, object]) -> TrialResult:

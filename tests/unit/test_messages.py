@@ -23,6 +23,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
         m.Start(job="j", entry="trial", payload=RAW, num_ranks=2, log="/tmp/log"),
         m.Tell(job="j", command=RAW),
         m.Kill(job="j"),
+        m.Preload(path="/tmp/imports"),
         m.Exit(),
     ),
     FromServer: (

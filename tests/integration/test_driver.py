@@ -10,6 +10,7 @@ from tuner.errors import BaselineFailed, BudgetError, ChoiceError, StoreError
 from tuner.memory_store import MemoryStudyStore
 from tuner.profiling.categories import Category
 from tuner.records import FailureKind, Numerics, Purpose, StudyState, TrialState, Verdict
+from tuner.search.designer import LEAST_RESERVE
 from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
 
 ROUNDING_S = 1e-6

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from analysed import GEMM, loop_events
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from trace_events import OTHER, kernel, operator, step, trace_of
 from traces import NAMES, needs_traces, trace_file
@@ -39,6 +39,7 @@ def spans_of(parts, low=0):
 
 
 @given(parts=PARTS, max_spans=st.integers(1, 100), low=st.integers(-(10**12), 10**15))
+@example(parts=[(0, 1, 0), (0, 1, 0)], max_spans=1, low=-1)  # around zero
 def test_thinned_spans_keep_time_and_events_and_do_not_overlap(parts, max_spans, low):
     spans = spans_of(parts, low)
     found = thinned(spans, max_spans)

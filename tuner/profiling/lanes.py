@@ -120,7 +120,7 @@ def _touching(spans: Spans, intervals: Intervals) -> npt.NDArray[np.bool_]:
 def _runs(spans: Spans, width: int, apart: npt.NDArray[np.bool_]) -> Ints:
     """Number of the run that each span belongs to: a long one, or short neighbours in one stretch of this width."""
     short = ((spans.end - spans.start) < width) & ~apart
-    bucket = spans.start // width
+    bucket = (spans.start - spans.start[0]) // width  # from the first one: no width joins what lies around zero
     begins = ~(short[1:] & short[:-1] & (bucket[1:] == bucket[:-1]))
     run: Ints = np.concatenate([[0], np.cumsum(begins)])
     return run

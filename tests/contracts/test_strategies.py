@@ -281,13 +281,6 @@ UNSUPPORTED = [
         "cuda_graph",
         {"scope": "step"},
         ONE_GPU,
-        changed(host_read="aten::nonzero (train.py, line 12: mask.nonzero())"),
-        "waits for a value of the device in aten::nonzero .train.py, line 12",
-    ),
-    (
-        "cuda_graph",
-        {"scope": "step"},
-        ONE_GPU,
         changed(optimizer={"name": "Lion", "capturable": False}),
         "Lion has no capturable form",
     ),

@@ -127,7 +127,7 @@ class TestSameTraining:
 
         def checkpointed_plan() -> Plan:
             plan = plan_of("fused")()
-            strategy_named("activation_checkpointing").contribute(plan, {"every": 1})
+            strategy_named("activation_checkpointing").contribute(plan, {"every": 1, "save": None})
             return plan
 
         eager_losses, _, _ = trained(Dropping(), checkpointed_plan(), captured=False)

@@ -27,7 +27,7 @@ from tuner.strategies.composition import (
     unit_roundoff_of,
 )
 
-PLAIN = sample_facts(current={})
+PLAIN = sample_facts(current={}, host_read="")
 USERS = sample_facts(
     current={
         "data_loading": {"num_workers": 4, "persistent_workers": True},
@@ -49,6 +49,7 @@ PARTIAL = {
 }
 CANDIDATES = st.fixed_dictionaries({}, optional=PARTIAL).map(lambda choices: Candidate(choices=choices))
 WORKLOADS = st.sampled_from([PLAIN, USERS])
+READS = "aten::nonzero (train.py, line 12: mask.nonzero())"
 
 
 class TestNormalise:
@@ -168,6 +169,17 @@ class TestConflict:
         found = conflict(recorded, CUDA, PLAIN)
         assert found is None if reason is None else reason in (found or "")
         assert conflict(Candidate(choices=others), CUDA, PLAIN) is None
+
+    def test_a_step_that_reads_from_the_device_is_recorded_compiled_as_a_whole_only(self) -> None:
+        """The reason names the operator and the line; what is compiled may do without them, which a trial shows."""
+        reading = replace(PLAIN, host_read=READS)
+        recorded = Candidate(choices={"cuda_graph": {"scope": "step"}})
+        for regional in (recorded, recorded.with_choice("compile", {"mode": "default", "scope": "regional"})):
+            found = conflict(regional, CUDA, reading)
+            assert found is not None
+            assert READS in found
+        assert conflict(recorded.with_choice("compile", {"mode": "default"}), CUDA, reading) is None
+        assert conflict(recorded, CUDA, PLAIN) is None
 
     @given(WORKLOADS, st.sampled_from([CPU, CUDA]))
     def test_the_baseline_never_conflicts(self, workload: Any, environment: Any) -> None:

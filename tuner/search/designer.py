@@ -49,10 +49,10 @@ from tuner.search.space import Space
 MAX_BASELINE_STARTS, MIN_BASELINE_STARTS = 4, 2
 BASELINE_SHARE = 0.06
 """Of the budget after which the baseline is not started once more."""
-LEAST_RESERVE, LARGEST_RESERVE = 0.2, 0.38
+LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
 """Of the budget that is kept for the confirmation."""
-RESERVE_MARGIN = 1.25
-WINDOW_S = 1.5
+RESERVE_MARGIN = 1.1
+WINDOW_S = 1.2
 """Of a start of the confirmation, beside the start itself."""
 SURE = 0.95
 CLEARLY = 0.9

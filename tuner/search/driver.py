@@ -53,6 +53,8 @@ SEARCH_SHARE = 0.62
 """Of the budget left after looking at the workload that windows are planned for."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
+CONFIRM_CAPS = 1.5
+"""Longest windows of the confirmation, in those of the search."""
 REFERENCE_SHARE = 0.06
 """Of the budget that the guard's reference runs may take."""
 MANY_TRIALS = 500
@@ -418,6 +420,7 @@ class StudyDriver:
         blocks = plan_blocks(designer.reference, self._finalists, count, settings.seed)
         measuring_s = self._left_s() / max(1, count - stored) - self._starts_s()
         cap = max(MIN_CAP_S, measuring_s / len(self._groups([designer.reference, *self._finalists])))
+        cap = min(cap, CONFIRM_CAPS * self._measure.cap_s)  # starts differ more than windows of one start
         self._measure = measure_settings(settings.measure, cap)
         for block in blocks:
             self._say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")

@@ -111,7 +111,7 @@ class Space:
     def trial_cost_s(self, candidate: Candidate) -> float:
         """What a trial costs beyond an ordinary one, before any was measured."""
         return sum(
-            self.strategy(name).cost_s(self.strategy(name).complete(choice, self.workload))
+            self.strategy(name).cost_s(self.strategy(name).complete(choice, self.workload), self.workload)
             for name, choice in candidate.choices.items()
         )
 

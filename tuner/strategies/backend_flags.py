@@ -37,6 +37,7 @@ class BackendFlags(Strategy):
     }
     attacks = COMPUTE
     touches = (*COMPUTE, Category.OPTIMIZER)
+    recompiles = True
     usual_realisation = 0.03
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

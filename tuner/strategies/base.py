@@ -94,7 +94,7 @@ class Strategy(ABC):
         """Whether a choice can be tried here, from what is known without running it."""
         return Supported()
 
-    def cost_s(self, choice: Choice) -> float:
+    def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
         """What a trial of a choice costs beyond an ordinary one, before any was measured."""
         return self.trial_cost_s
 

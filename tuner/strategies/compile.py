@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 REGIONAL_S, WHOLE_S, AUTOTUNING_S = 15.0, 55.0, 180.0
-"""Seconds of a first compilation."""
+"""Seconds of a first compilation: of a kind of blocks, and of a model."""
 FEW_KINDS = 4
 """So many blocks of a kind, at the least, make compiling them one by one cheaper than the whole model."""
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -97,13 +97,13 @@ class Compile(Strategy):
             return ("whole",)
         return ("regional", "whole") if kinds <= blocks / FEW_KINDS else ("whole", "regional")
 
-    def cost_s(self, choice: Choice) -> float:
-        """As seen on an H200 with 16 cores: transformers of 12 to 24 layers."""
+    def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
+        """As seen on an H200 with 16 cores: transformers of 12 to 24 layers, a ResNet and a Swin."""
         if choice.get("mode") is None:
             return 0.0
         if str(choice["mode"]).startswith("max-autotune"):
             return AUTOTUNING_S
-        return REGIONAL_S if choice.get("scope") == "regional" else WHOLE_S
+        return REGIONAL_S * max(1, workload.model.num_block_kinds) if choice.get("scope") == "regional" else WHOLE_S
 
     def numerics(self, choice: Choice) -> Numerics:
         return Numerics.ROUNDING

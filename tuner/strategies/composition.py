@@ -20,11 +20,16 @@ Choices = Mapping[str, Choice]
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """A combination that cannot be run."""
+    """A combination that cannot be run.
+
+    Attributes:
+        detail: What the reason is in this workload.
+    """
 
     strategies: tuple[str, str]
-    applies: Callable[[Choices, Environment], bool]
+    applies: Callable[[Choices, Environment, WorkloadFacts], bool]
     reason: str
+    detail: Callable[[WorkloadFacts], str] = lambda workload: ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class Together:
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("attention_backend", "precision"),
-        applies=lambda c, e: (
+        applies=lambda c, e, w: (
             e.hardware.device_kind == "cuda"
             and c["attention_backend"]["backend"] in ("flash", "cudnn")
             and c["precision"]["level"] in ("fp32", "tf32")
@@ -57,27 +62,38 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("compile", "cuda_graph"),
-        applies=lambda c, e: c["cuda_graph"]["scope"] == "step" and c["compile"]["mode"] in MODES_WITH_GRAPHS,
+        applies=lambda c, e, w: c["cuda_graph"]["scope"] == "step" and c["compile"]["mode"] in MODES_WITH_GRAPHS,
         reason="both record CUDA graphs, and a graph cannot be recorded within another: compile with mode default, or "
         "max-autotune-no-cudagraphs",
     ),
     Conflict(
+        strategies=("cuda_graph", "compile"),
+        applies=lambda c, e, w: (
+            c["cuda_graph"]["scope"] == "step"
+            and bool(w.host_read)
+            and not (c["compile"]["mode"] is not None and c["compile"]["scope"] == "whole")
+        ),
+        reason="the host waits for a value of the device, which no graph can hold; compiling the whole model may do "
+        "without it",
+        detail=lambda w: f" ({w.host_read})",
+    ),
+    Conflict(
         strategies=("activation_compression", "cuda_graph"),
-        applies=lambda c, e: (
+        applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["activation_compression"]["kept_as"] == "relu_sparse"
         ),
         reason="how much of an activation is kept depends on the data, which a graph cannot follow",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "cuda_graph"),
-        applies=lambda c, e: (
+        applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
         ),
         reason="that algorithm counts its steps on the host, where a graph would hold the first count for good",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),
-        applies=lambda c, e: (
+        applies=lambda c, e, w: (
             c["optimizer_algorithm"]["algorithm"] is not None
             and c["optimizer_implementation"]["implementation"]
             not in (None, *IMPLEMENTATIONS.get(str(c["optimizer_algorithm"]["algorithm"]), ()))
@@ -86,7 +102,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),
-        applies=lambda c, e: (
+        applies=lambda c, e, w: (
             c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
             and bool(c["optimizer_implementation"]["contiguous"])
         ),
@@ -94,17 +110,17 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("device_prefetch", "data_loading"),
-        applies=lambda c, e: bool(c["device_prefetch"]["ahead"]) and not c["data_loading"]["pin_memory"],
+        applies=lambda c, e, w: bool(c["device_prefetch"]["ahead"]) and not c["data_loading"]["pin_memory"],
         reason="a copy is asynchronous only from pinned memory",
     ),
     Conflict(
         strategies=("device_prefetch", "dataset_cache"),
-        applies=lambda c, e: bool(c["device_prefetch"]["as_bytes"]) and c["dataset_cache"]["where"] == "disk",
+        applies=lambda c, e, w: bool(c["device_prefetch"]["as_bytes"]) and c["dataset_cache"]["where"] == "disk",
         reason="the cache on disk holds converted samples",
     ),
     Conflict(
         strategies=("activation_compression", "compile"),
-        applies=lambda c, e: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
+        applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",
     ),
 )
@@ -191,8 +207,8 @@ def conflict(
     """Why a candidate's combination cannot be run, or None."""
     complete = complete_choices(candidate, workload, strategies)
     for row in CONFLICTS:
-        if complete.keys() >= set(row.strategies) and row.applies(complete, environment):
-            return f"{' with '.join(row.strategies)}: {row.reason}"
+        if complete.keys() >= set(row.strategies) and row.applies(complete, environment, workload):
+            return f"{' with '.join(row.strategies)}: {row.reason}{row.detail(workload)}"
     return None
 
 

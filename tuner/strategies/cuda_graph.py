@@ -46,8 +46,6 @@ class CudaGraph(Strategy):
             return Unsupported("the workload has its own training_step, of which nothing is known")
         if workload.varying_shapes:
             return Unsupported("batches vary in shape: a graph holds one")
-        if workload.host_read:
-            return Unsupported(f"the host waits for a value of the device in {workload.host_read}")
         if not workload.optimizer.capturable:
             return Unsupported(f"{workload.optimizer.name} has no capturable form: it decides on the host")
         if environment.num_ranks > 1:

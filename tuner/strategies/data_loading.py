@@ -45,7 +45,7 @@ class DataLoading(Strategy):
         "persistent_workers": (False, True),
         "pin_memory": (False, True),
     }
-    attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D)
+    attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D, Category.QUEUED)
     usual_realisation = 0.6
     trial_cost_s = 2.0
 
@@ -85,7 +85,8 @@ class DataLoading(Strategy):
         current = situation.choices[self.name]
         gain = pipelined_input(situation, int(choice["num_workers"] or 0)) if choice["num_workers"] else 0.0
         if choice["pin_memory"] and not current["pin_memory"]:
-            gain += removable(situation, Category.COPY_H2D)
+            # The host waits for a copy of pageable memory, and launches late what comes after it.
+            gain += removable(situation, Category.COPY_H2D, Category.QUEUED)
         return min(1.0, gain)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class DevicePrefetch(Strategy):
     summary = "next batch copied on a side stream, as bytes where the workload has them"
     defaults: ClassVar[Choice] = {"ahead": False, "as_bytes": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"ahead": (False, True), "as_bytes": (False, True)}
-    attacks = (Category.COPY_H2D,)
+    attacks = (Category.COPY_H2D, Category.QUEUED)
     usual_realisation = 0.8
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
@@ -62,7 +62,8 @@ class DevicePrefetch(Strategy):
             return 0.0
         # Bytes are a quarter of the data for whoever loads them, too.
         waits = (Category.DATA_WAIT,) if choice["as_bytes"] else ()
-        return removable(situation, Category.COPY_H2D, *waits)
+        # The host waits for a copy on the stream that computes, and launches late what comes after it.
+        return removable(situation, Category.COPY_H2D, Category.QUEUED, *waits)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.prefetcher import PrefetchingLoader

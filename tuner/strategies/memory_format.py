@@ -42,13 +42,16 @@ class MemoryFormat(Strategy):
     attacks = COMPUTE
     touches = (*COMPUTE, Category.COPY_D2D)
     recompiles = True
-    usual_realisation = 0.1
+    usual_realisation = 0.3
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         attends = "MultiheadAttention" in workload.model.module_types
         tokens: tuple[Choice, ...] = ({"layout": "contiguous", "batch_second": True},) if attends else ()
+        # After a single convolution, which cuts an image into patches, nothing goes on in its layout.
+        convolves = workload.model.module_types.get("Conv2d", 0) > 1
+        images: tuple[Choice, ...] = ({"layout": "channels_last", "batch_second": False},) if convolves else ()
         return (
-            {"layout": "channels_last", "batch_second": False},
+            *images,
             *tokens,
             {"layout": "contiguous", "batch_second": False},
         )

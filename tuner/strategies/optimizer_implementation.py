@@ -41,6 +41,7 @@ class OptimizerImplementation(Strategy):
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.7
+    exchange_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         ways = [("fused", False), ("foreach", False), ("for_loop", False), ("fused", True), (None, True)]

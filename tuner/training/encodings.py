@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """Values that share a scale."""
-LEVELS = 127
+LEVELS = 124
 """Of int8 on either side of zero, which stays zero."""
+INFINITE, NOT_A_NUMBER = 127, 126
+"""What stands for infinity (its negative for the negative one) and for what is not a number."""
 BLOCKS_AT_ONCE = 1 << 14
 """So many are encoded at a time: what that takes for a moment must stay far below what it saves."""
 WORTHWHILE = 0.75
@@ -154,9 +156,10 @@ class Half:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """int8 with a float32 scale for each block of 256 values; error at most the block's largest magnitude over 254.
+    """int8 with a float32 scale for each block of 256 values; error at most the largest finite of a block over 248.
 
-    Zero stays zero, so masks and padding stay what they are; an infinite value becomes the largest finite one.
+    Zero stays zero and infinite stays infinite, so masks and padding stay what they are (attention on CUDA pads what it
+    keeps with infinities), and what is not a number stays none.
 
     Attributes:
         values: (b, 256) int8.
@@ -178,10 +181,12 @@ class Blocks:
         for first in range(0, count, BLOCKS_AT_ONCE):
             blocks = _blocks(flat[first * BLOCK : (first + BLOCKS_AT_ONCE) * BLOCK])
             rows = slice(first, first + BLOCKS_AT_ONCE)
-            largest = blocks.abs().amax(dim=1, keepdim=True).clamp_(max=torch.finfo(torch.float32).max)
+            finite = blocks.isfinite()
+            largest = torch.where(finite, blocks.abs(), 0.0).amax(dim=1, keepdim=True)
             scales[rows] = largest / LEVELS
-            steps = blocks / torch.where(largest == 0, 1.0, scales[rows])
-            values[rows] = steps.round_().clamp_(-LEVELS, LEVELS)
+            steps = (blocks / torch.where(largest == 0, 1.0, scales[rows])).round_().clamp_(-LEVELS, LEVELS)
+            odd = torch.where(blocks.isnan(), NOT_A_NUMBER, torch.where(blocks > 0, INFINITE, -INFINITE))
+            values[rows] = torch.where(finite, steps, odd).to(torch.int8)
         return cls(Layout.of(tensor), values, scales)
 
     @property
@@ -189,8 +194,10 @@ class Blocks:
         return self.values.numel() + 4 * self.scales.numel()
 
     def decode(self) -> torch.Tensor:
-        flat = (self.values * self.scales).view(-1)[: math.prod(self.layout.shape)]
-        return self.layout.shaped(flat.to(self.layout.dtype))
+        numbers = self.values * self.scales
+        numbers.masked_fill_(self.values == INFINITE, math.inf).masked_fill_(self.values == -INFINITE, -math.inf)
+        numbers.masked_fill_(self.values == NOT_A_NUMBER, math.nan)
+        return self.layout.shaped(numbers.view(-1)[: math.prod(self.layout.shape)].to(self.layout.dtype))
 
 
 def _blocks(flat: torch.Tensor) -> torch.Tensor:

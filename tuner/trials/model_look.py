@@ -234,8 +234,8 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
     current = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "default"
     if current == "default" and group.get("foreach") is False:
         current = "for_loop"
-    if current == "default" and job.device.type == "cpu" and "foreach" in arguments:
-        current = "for_loop"  # torch chooses foreach by itself for CUDA parameters only
+    if current == "default" and "foreach" in arguments:
+        current = "for_loop" if job.device.type == "cpu" else "foreach"  # which torch chooses by itself
     return OptimizerFacts(
         name=cls.__name__,
         module=cls.__module__,

@@ -32,6 +32,7 @@ from tuner.trials.fake import SEPARABLE, FakeRunner, Surface
 
 CREATED_AT = "2026-11-21T10:00:00+00:00"
 NO_LIMIT_S = 1e9
+RECOMPILING = ("fusion", "products")
 
 SMALL = Surface(
     name="small",
@@ -81,6 +82,7 @@ class Machine(FakeRunner):
 
     Attributes:
         broken: How a trial of a candidate fails, by (strategy, level).
+        compile_s: What compiling a model takes that has a choice of these strategies, first; then a tenth of that.
         interrupt_at: The number of the run, from 0, at which the person presses Ctrl-C; None for never.
         runs: Candidates and purposes of every run that was begun.
         caps_s: The caps of their windows.
@@ -95,16 +97,19 @@ class Machine(FakeRunner):
         seed: int = 0,
         paired: bool = False,
         broken: Mapping[tuple[str, int], FailureKind] | None = None,
+        compile_s: Mapping[str, float] | None = None,
         interrupt_at: int | None = None,
         facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
     ) -> None:
         super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired)
         self.broken = dict(broken or {})
+        self.compile_s = dict(compile_s or {})
         self.interrupt_at = interrupt_at
         self.runs: list[list[tuple[Candidate, Purpose]]] = []
         self.caps_s: list[float] = []
         self.now_s = 0.0
         self._facts = facts
+        self._compiled: set[str] = set()
 
     def inspect(self) -> WorkloadFacts:
         return self._facts(super().inspect())
@@ -118,13 +123,29 @@ class Machine(FakeRunner):
             raise KeyboardInterrupt
         self.runs.append([(spec.candidate, purpose) for spec, purpose in zip(specs, purposes, strict=True)])
         self.caps_s.append(settings.cap_s)
-        results = [self._break(result) for result in super().run(specs, purposes, settings, group, listener)]
+        results = [
+            self._break(self._compile(result)) for result in super().run(specs, purposes, settings, group, listener)
+        ]
         self.now_s += sum(result.duration_ns for result in results) / 1e9
         return results
 
     @property
     def candidates_run(self) -> list[Candidate]:
         return [candidate for run in self.runs for candidate, _ in run]
+
+    def _compile(self, result: TrialResult) -> TrialResult:
+        """Models differ by the choices of strategies that say so; what was compiled once is in a cache."""
+        choices = result.candidate.choices
+        seconds = sum(s for name, s in self.compile_s.items() if name in choices)
+        if not seconds or result.startup is None:
+            return result
+        recompiling = {s.name for s in self.surface.strategies if s.name in RECOMPILING}
+        model = Candidate(choices={name: c for name, c in choices.items() if name in recompiling}).key
+        cold = model not in self._compiled
+        self._compiled.add(model)
+        taken_ns = int((seconds if cold else seconds / 10) * 1e9)
+        startup = replace(result.startup, compile_ns=taken_ns, warm_up_ns=taken_ns, compile_cold=cold)
+        return replace(result, startup=startup, phases_ns={**result.phases_ns, Phase.WARM_UP.value: taken_ns})
 
     def _break(self, result: TrialResult) -> TrialResult:
         kinds = [

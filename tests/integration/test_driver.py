@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from search_builders import SMALL, Machine, StudyRun, candidate
+from search_builders import RECOMPILING, SMALL, Machine, StudyRun, candidate
 
 from tuner.errors import BaselineFailed, BudgetError, ChoiceError, StoreError
 from tuner.memory_store import MemoryStudyStore
@@ -240,6 +240,22 @@ class TestBudget:
         assert machine.now_s <= budget_s + ROUNDING_S
         search_s = sum(t.result.duration_ns for t in study.trials if t.purpose is not Purpose.CONFIRM) / 1e9
         assert search_s <= (1 - LEAST_RESERVE) * budget_s + ROUNDING_S
+
+    def test_what_is_compiled_already_is_not_expected_to_be_compiled_again(self):
+        """A compilation takes a fifth of the budget: on top of it everything that leaves the model alone is tried, and
+        what would compile it anew only where there is time for that.
+        """
+        machine = Machine(SEPARABLE, noise_sd=0.004, compile_s={"fusion": 55.0})
+        strategies = machine.surface.strategies
+        for strategy in strategies:
+            strategy.recompiles = strategy.name in RECOMPILING
+            strategy.trial_cost_s = 55.0 if strategy.name == "fusion" else 0.0
+        study = StudyRun(machine, strategies, budget_s=260.0, max_trials=None)
+        answer = study.run()
+        assert answer.candidate == candidate(loader=2, fusion=1, products=2, update=1)
+        assert machine.now_s <= 260.0 + ROUNDING_S
+        cold = [trial for trial in study.trials if trial.result.startup.compile_cold]
+        assert len(cold) <= 2
 
     def test_windows_are_shorter_where_time_is_short(self):
         caps_s = {}

@@ -27,7 +27,7 @@ def gather_priors(store: StudyStore, space: Space) -> Priors:
     audits = [d for d in decisions if d.stage == "audit"]
     return Priors(
         past_winners=tuple(winners.values())[:MAX_WINNERS],
-        realisation=realised_shares(decisions, {s.name: s.usual_realisation for s in space.strategies}),
+        realisation=realised_shares(decisions, {s.name: s.likely_part(space.workload) for s in space.strategies}),
         audits=len(audits),
         audit_violations=sum(_violated(decision) for decision in audits),
     )

@@ -274,7 +274,7 @@ class Proposals:
         return min(1.0, sum(self._knowledge.bound(move, self._incumbent) for move in moves))
 
     def _realisation(self, name: str) -> float:
-        return self._priors.realisation.get(name, self._space.strategy(name).usual_realisation)
+        return self._priors.realisation.get(name, self._space.strategy(name).likely_part(self._space.workload))
 
     def _likely_part(self, name: str) -> float:
         """Part of its bound that a single choice is expected to realise on the incumbent."""

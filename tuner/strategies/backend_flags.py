@@ -61,6 +61,10 @@ class BackendFlags(Strategy):
             return Unsupported("batches vary in shape: cuDNN would time its algorithms again and again")
         return Supported()
 
+    def likely_part(self, workload: WorkloadFacts) -> float:
+        """CuDNN has several algorithms for every convolution."""
+        return 0.15 if workload.model.module_types.get("Conv2d", 0) > 1 else self.usual_realisation
+
     def numerics(self, choice: Choice) -> Numerics:
         return Numerics.ROUNDING
 

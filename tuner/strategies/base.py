@@ -98,6 +98,10 @@ class Strategy(ABC):
         """What a trial of a choice costs beyond an ordinary one, before any was measured."""
         return self.trial_cost_s
 
+    def likely_part(self, workload: WorkloadFacts) -> float:
+        """Part of its bound that a choice realises in a workload, before any was measured."""
+        return self.usual_realisation
+
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
         """What a choice other than the neutral one does to the numbers."""

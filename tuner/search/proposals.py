@@ -87,8 +87,7 @@ class Proposals:
                 continue
             bound = self._knowledge.bound(move, self._incumbent)
             if bound > self._knowledge.threshold:
-                likely = self._likely_part(move.strategy)
-                expected = bound * likely * 0.5 ** self._knowledge.failures(move.strategy)
+                expected = self._expected(move, bound) * 0.5 ** self._knowledge.failures(move.strategy)
                 reason = f"could save at most {bound:.0%} of the step"
                 found.append(self._proposal(candidate, [move], reason, expected, bound))
         return found
@@ -283,6 +282,15 @@ class Proposals:
             return usual
         exchange = self._space.strategy(name).exchange_realisation
         return (1 + usual) / 2 if exchange is None else exchange
+
+    def _expected(self, move: Move, bound: float) -> float:
+        """What a single choice is expected to save on the incumbent."""
+        situation = self._knowledge.situation(self._incumbent)
+        strategy = self._space.strategy(move.strategy)
+        known = (
+            strategy.expected(situation, strategy.complete(move.choice, self._space.workload)) if situation else None
+        )
+        return bound * self._likely_part(move.strategy) if known is None else min(known, bound)
 
     def _realisation_of(self, name: str) -> float:
         """0 for a strategy that this space does not have."""

@@ -126,6 +126,12 @@ class Strategy(ABC):
     def bound(self, situation: Situation, choice: Choice) -> float:
         """The most that the choice could save, as a share of the incumbent's step."""
 
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """What the choice is expected to save, as a share of the incumbent's step, where more is known than a usual
+        part of the bound; else None.
+        """
+        return None
+
     # --- whether it did -----------------------------------------------------------------------
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

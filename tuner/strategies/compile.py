@@ -37,6 +37,8 @@ REGIONAL_S, WHOLE_S, AUTOTUNING_S = 15.0, 55.0, 180.0
 """Seconds of a first compilation: of a kind of blocks, and of a model."""
 FEW_KINDS = 4
 """So many blocks of a kind, at the least, make compiling them one by one cheaper than the whole model."""
+GRAPHS_PART = 0.7
+"""Of the time in which the device waits for launches, CUDA graphs usually save."""
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """They record CUDA graphs of the compiled regions."""
 
@@ -141,6 +143,13 @@ class Compile(Strategy):
     def bound(self, situation: Situation, choice: Choice) -> float:
         fused = removable(situation, *self.attacks, Category.COPY_D2D, Category.ALLOCATION)
         return min(1.0, fused + above_roofline(situation, Category.MATMUL, Category.ATTENTION))
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """CUDA graphs on top of what is compiled already take away most of the waiting for launches, and no more."""
+        current = situation.choices[self.name]["mode"]
+        if current is None or current in MODES_WITH_GRAPHS or choice["mode"] not in MODES_WITH_GRAPHS:
+            return None
+        return GRAPHS_PART * removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.compilation import compilation

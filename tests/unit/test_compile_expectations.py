@@ -1,0 +1,50 @@
+"""What another choice of compile is expected to bring, and what it costs to find out."""
+
+import pytest
+from builders import sample_facts
+from msgspec.structs import replace
+from profiled import breakdown_of, situation
+
+from tuner.profiling.categories import Category
+from tuner.records import Choice
+from tuner.strategies import STRATEGIES, strategy_named
+
+COMPILE = strategy_named("compile")
+DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
+WAITING = breakdown_of(
+    {Category.MATMUL: 0.4, Category.HOST: 0.2, Category.LAUNCH_LATENCY: 0.3, Category.OPTIMIZER: 0.1}
+)
+REGIONAL: Choice = {"mode": "default", "scope": "regional", "dynamic": False}
+WHOLE: Choice = {"mode": "default", "scope": "whole", "dynamic": None}
+GRAPHS: Choice = {"mode": "reduce-overhead", "scope": "whole", "dynamic": None}
+
+
+def expected(choice: Choice, current: Choice | None = None) -> float | None:
+    choices = {**DEFAULTS, "compile": current or COMPILE.defaults}
+    return COMPILE.expected(replace_choices(choices), choice)
+
+
+def replace_choices(choices: dict[str, Choice]):
+    from dataclasses import replace as with_fields
+
+    return with_fields(situation(WAITING), choices=choices)
+
+
+def test_graphs_take_away_most_of_the_waiting_that_compiled_code_left():
+    assert expected(GRAPHS, REGIONAL) == pytest.approx(0.7 * 0.5)
+    assert expected(GRAPHS, WHOLE) == pytest.approx(0.7 * 0.5)
+
+
+def test_elsewhere_the_usual_part_of_the_bound_is_expected():
+    assert expected(GRAPHS) is None
+    assert expected(WHOLE, REGIONAL) is None
+    assert expected({**GRAPHS, "mode": "max-autotune"}, GRAPHS) is None
+
+
+def test_blocks_of_many_kinds_cost_as_much_as_the_model():
+    def facts(kinds: int):
+        workload = sample_facts()
+        return replace(workload, model=replace(workload.model, num_blocks=12, num_block_kinds=kinds))
+
+    assert COMPILE.cost_s(REGIONAL, facts(1)) < COMPILE.cost_s(WHOLE, facts(1)) / 2
+    assert COMPILE.cost_s(REGIONAL, facts(12)) > COMPILE.cost_s(WHOLE, facts(12))

@@ -11,23 +11,15 @@ from tuner.strategies import STRATEGIES, strategy_named
 
 COMPILE = strategy_named("compile")
 DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
-WAITING = breakdown_of(
-    {Category.MATMUL: 0.4, Category.HOST: 0.2, Category.LAUNCH_LATENCY: 0.3, Category.OPTIMIZER: 0.1}
-)
+WAITING = breakdown_of({Category.MATMUL: 0.5, Category.HOST: 0.2, Category.LAUNCH_LATENCY: 0.3})
 REGIONAL: Choice = {"mode": "default", "scope": "regional", "dynamic": False}
 WHOLE: Choice = {"mode": "default", "scope": "whole", "dynamic": None}
 GRAPHS: Choice = {"mode": "reduce-overhead", "scope": "whole", "dynamic": None}
 
 
 def expected(choice: Choice, current: Choice | None = None) -> float | None:
-    choices = {**DEFAULTS, "compile": current or COMPILE.defaults}
-    return COMPILE.expected(replace_choices(choices), choice)
-
-
-def replace_choices(choices: dict[str, Choice]):
-    from dataclasses import replace as with_fields
-
-    return with_fields(situation(WAITING), choices=choices)
+    now = {**DEFAULTS, "compile": current or COMPILE.defaults}
+    return COMPILE.expected(situation(WAITING, choices=now), choice)
 
 
 def test_graphs_take_away_most_of_the_waiting_that_compiled_code_left():

@@ -37,7 +37,8 @@ class Block(nn.Module):
 
 def training(device: torch.device, *, width: int, depth: int, recompute: bool = False, compiled: bool = False):
     blocks = nn.ModuleList(Block(width) for _ in range(depth)).to(device)
-    optimizer = torch.optim.AdamW(blocks.parameters(), fused=device.type == "cuda")
+    on_cuda = device.type == "cuda"
+    optimizer = torch.optim.AdamW(blocks.parameters(), fused=on_cuda, capturable=on_cuda)
     batch = torch.randn(512, width, device=device)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -68,9 +69,71 @@ def with_item(device: torch.device) -> Callable[[], None]:
     return step
 
 
+class Slow(torch.utils.data.Dataset):
+    """Samples that take a millisecond each."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.001)
+        return torch.full((256,), float(index % 7))
+
+
+def with_slow_input(device: torch.device) -> Callable[[], None]:
+    """Eight samples a step, loaded where the step runs."""
+    model = nn.Sequential(*(Block(256) for _ in range(2))).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
+    batches = iter(torch.utils.data.DataLoader(Slow(), batch_size=8))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(next(batches).to(device)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def with_copies_beside(device: torch.device) -> Callable[[], None]:
+    """32 MB from pinned memory, on a stream of their own, while matrix products run."""
+    host = torch.randn(8 << 20, pin_memory=True)
+    target = torch.empty_like(host, device=device)
+    matrix = torch.randn(4096, 4096, device=device)
+    side = torch.cuda.Stream()
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            target.copy_(host, non_blocking=True)
+        for _ in range(4):
+            torch.mm(matrix, matrix)
+        torch.cuda.current_stream().wait_stream(side)
+
+    return step
+
+
+def replayed(device: torch.device) -> Callable[[], None]:
+    """The launch-bound step, recorded once."""
+    step = training(device, width=64, depth=12)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
 def captures(device: torch.device) -> dict[str, tuple[Callable[[], None], dict[str, bool]]]:
     detailed = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    on_cuda = {"copies_beside": (with_copies_beside(device), {}), "cuda_graph": (replayed(device), {})}
     return {
+        **(on_cuda if device.type == "cuda" else {}),
+        "launch_bound": (training(device, width=64, depth=12), {}),
+        "input_bound": (with_slow_input(device), {}),
         "checkpointed": (training(device, width=1024, depth=3, recompute=True), {"record_shapes": True}),
         "detailed": (training(device, width=512, depth=2), detailed),
         "compiled": (training(device, width=1024, depth=2, compiled=True), {}),
@@ -100,7 +163,8 @@ def main() -> None:
     device = torch.device("cuda" if cuda else "cpu")
     synchronise = torch.cuda.synchronize if cuda else lambda: None
     prefix = torch.cuda.get_device_name().split()[1].lower() if cuda else "cpu"
-    known = {}
+    index = arguments.out / "captures.json"
+    known = json.loads(index.read_text()) if index.exists() else {}
     for name, (step, options) in captures(device).items():
         if arguments.names and name not in arguments.names:
             continue
@@ -117,7 +181,7 @@ def main() -> None:
         print(
             name, known[path.stem]["unprofiled_step_ms"], (arguments.out / f"{path.name}.gz").stat().st_size, flush=True
         )
-    (arguments.out / "captures.json").write_text(json.dumps(known, indent=2) + "\n")
+    index.write_text(json.dumps(known, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -129,9 +129,11 @@ def replayed(device: torch.device) -> Callable[[], None]:
 
 def captures(device: torch.device) -> dict[str, tuple[Callable[[], None], dict[str, bool]]]:
     detailed = {"record_shapes": True, "profile_memory": True, "with_stack": True}
-    on_cuda = {"copies_beside": (with_copies_beside(device), {}), "cuda_graph": (replayed(device), {})}
+    found: dict[str, tuple[Callable[[], None], dict[str, bool]]] = {}
+    if device.type == "cuda":
+        found = {"copies_beside": (with_copies_beside(device), {}), "cuda_graph": (replayed(device), {})}
     return {
-        **(on_cuda if device.type == "cuda" else {}),
+        **found,
         "launch_bound": (training(device, width=64, depth=12), {}),
         "input_bound": (with_slow_input(device), {}),
         "checkpointed": (training(device, width=1024, depth=3, recompute=True), {"record_shapes": True}),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from search_builders import candidate
 
-from tuner.search.effects import MAIN_EFFECT_SD, OWN_EFFECT_SD, Difference, EffectModel, Observation
+from tuner.search.effects import PRIORS, Difference, EffectModel, Observation
 
+MAIN_EFFECT_SD, OWN_EFFECT_SD = PRIORS[0].main_sd, PRIORS[0].own_sd
 BASE = candidate()
 A, B, BOTH = candidate(a=1), candidate(b=1), candidate(a=1, b=1)
 NOISE_SD = 0.02
@@ -63,6 +64,15 @@ class TestPlantedEffects:
         loud = EffectModel(rates([BASE, A] * 6, self.GAINS, noise_sd=0.06))
         assert quiet.noise_sd < 0.01 < 0.04 < loud.noise_sd
         assert quiet.smallest_detectable() < loud.smallest_detectable()
+
+    def test_a_factor_of_seven_does_not_make_the_others_noisy(self):
+        """Sixteen bits on a GPU: what follows is told apart as finely as replicates agree."""
+        gains = gains_of(base=0.0, a=1.95, b=0.0, both=1.98)
+        model = EffectModel(rates([BASE, BASE, BASE, A, A, BOTH, BOTH, A], gains, noise_sd=0.004))
+        found = model.difference(BOTH, A)
+        assert model.noise_sd < 0.01
+        assert found.mean == pytest.approx(0.03, abs=0.012)
+        assert found.probability_above() > 0.95
 
 
 def test_a_choice_measured_in_company_says_something_of_it_alone():

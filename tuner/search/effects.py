@@ -6,13 +6,13 @@ put into one Gaussian model of logarithms:
     log rate of trial t  =  gain(candidate)  +  level(place, t)  +  noise
     log ratio in a group =  gain(candidate) - gain(reference)  +  noise
 
-`gain` has a prior in which candidates that share a choice share its effect (main effects), and every
-candidate has a small part of its own (interaction). `level` is the drift of a shared machine over
-the order of trials: none, a random walk, or something smooth. The kind of drift and the widths of drift
-and noise are taken from the data by maximum likelihood over a grid. So replicates, restarts of the
-baseline, sentinels and trials of other combinations all sharpen one comparison, and a machine that
-slows down does not look like a slow candidate. Each place (a machine, some devices of it) has a level of its own that
-says nothing about another's: where a study moves, rates are compared with rates of their place only.
+`gain` has a prior in which candidates that share a choice share its effect (main effects), and every candidate has a
+small part of its own (interaction). `level` is the drift of a shared machine over the order of trials: none, a random
+walk, or something smooth. How large effects are, the kind of drift, and the widths of drift and noise are taken from
+the data by maximum likelihood over a grid. So replicates, restarts of the baseline, sentinels and trials of other
+combinations all sharpen one comparison, and a machine that slows down does not look like a slow candidate. Each place
+(a machine, some devices of it) has a level of its own that says nothing about another's: where a study moves, rates are
+compared with rates of their place only.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2 and 5.
 """
@@ -32,13 +32,28 @@ from tuner.records import Candidate
 
 Floats = npt.NDArray[np.float64]
 
-MAIN_EFFECT_SD = 0.20
-"""A typical choice changes the rate by a fifth; a factor of two is three and a half of these."""
-OWN_EFFECT_SD = 0.10
 NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
 """What the noise is thought to be before replicates show it, with the weight of two of them."""
 LEVEL_SD = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior:
+    """What choices are thought to change, before anything is measured: standard deviations of logarithms.
+
+    Attributes:
+        main_sd: Of what a choice changes wherever it is made.
+        own_sd: Of what is a candidate's own.
+    """
+
+    main_sd: float
+    own_sd: float
+
+
+PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
+"""On CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five. Taken for an unlikely fifth,
+such a factor would look like noise that all the other trials do not show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +132,18 @@ class EffectModel:
         self._design = self._design_matrix()
         self._same_place = _same_place(self._observations)
         self._values = _centred(self._observations)
-        self._gains = self._design @ _prior_covariance(self._candidates, self._candidates) @ self._design.T
-        self.noise_sd, self.drift = self._fit()
+        self.prior = PRIORS[0]
+        self._gains = self._explained_by(self.prior)
+        self.prior, self.noise_sd, self.drift = self._fit()
+        self._gains = self._explained_by(self.prior)
         self._factor = cho_factor(self._covariance(self.noise_sd, self.drift), lower=True)
         self._weights = cho_solve(self._factor, self._values)
 
     def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
         """Posterior of one difference; the prior's where neither was observed."""
         both = [candidate, reference]
-        prior = _prior_covariance(both, both)
-        cross = _prior_covariance(both, self._candidates) @ self._design.T
+        prior = _prior_covariance(both, both, self.prior)
+        cross = _prior_covariance(both, self._candidates, self.prior) @ self._design.T
         contrast = np.array([1.0, -1.0])
         mean = float(contrast @ cross @ self._weights)
         explained = cross @ cho_solve(self._factor, cross.T)
@@ -159,14 +176,26 @@ class EffectModel:
         covariance: Floats = self._gains + np.outer(rates, rates) * level + np.diag(own + 1e-10)
         return covariance
 
-    def _fit(self) -> tuple[float, Drift]:
+    def _explained_by(self, prior: Prior) -> Floats:
+        covariance: Floats = (
+            self._design @ _prior_covariance(self._candidates, self._candidates, prior) @ self._design.T
+        )
+        return covariance
+
+    def _fit(self) -> tuple[Prior, float, Drift]:
+        """The prior of choices first, without drift: what is far from the others is no reason to take all for noisy."""
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
-        best, chosen = -math.inf, (NOISE_GRID[0], DRIFTS[0])
-        for noise_sd, drift in product(NOISE_GRID, drifts):
-            score = _log_likelihood(self._covariance(noise_sd, drift), self._values) + _log_prior(noise_sd, drift)
-            if score > best:
-                best, chosen = score, (noise_sd, drift)
-        return chosen
+        scores = {}
+        for prior in PRIORS:
+            self._gains = self._explained_by(prior)
+            scores[prior] = max(self._score(noise_sd, DRIFTS[0]) for noise_sd in NOISE_GRID)
+        prior = max(PRIORS, key=lambda prior: scores[prior])
+        self._gains = self._explained_by(prior)
+        noise_sd, drift = max(product(NOISE_GRID, drifts), key=lambda pair: self._score(*pair))
+        return prior, noise_sd, drift
+
+    def _score(self, noise_sd: float, drift: Drift) -> float:
+        return _log_likelihood(self._covariance(noise_sd, drift), self._values) + _log_prior(noise_sd, drift)
 
 
 def _distinct(observations: Sequence[Observation]) -> list[Candidate]:
@@ -194,15 +223,15 @@ def _centred(observations: Sequence[Observation]) -> Floats:
     return np.array([o.value - (first[o.place] if o.reference is None else 0.0) for o in observations])
 
 
-def _prior_covariance(left: Sequence[Candidate], right: Sequence[Candidate]) -> Floats:
+def _prior_covariance(left: Sequence[Candidate], right: Sequence[Candidate], prior: Prior) -> Floats:
     """Shared choices share their effect; a candidate shares its own part only with itself."""
     covariance = np.zeros((len(left), len(right)))
     for i, a in enumerate(left):
         for j, b in enumerate(right):
             shared = sum(1 for name, choice in a.choices.items() if b.choices.get(name) == choice)
-            covariance[i, j] = shared * MAIN_EFFECT_SD**2
+            covariance[i, j] = shared * prior.main_sd**2
             if a == b and not a.is_baseline:
-                covariance[i, j] += OWN_EFFECT_SD**2
+                covariance[i, j] += prior.own_sd**2
     return covariance
 
 

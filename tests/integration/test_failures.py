@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from marked import VARIABLE, marked, new_mark, none_left
+from marked import VARIABLE, marked, new_mark, none_left, wait_until
 from trial_builders import THREE_THREADS, Prepared, prepare, reference
 
 from tuner.errors import WorkloadError
@@ -188,7 +188,7 @@ class TestHarmless:
     def test_children_that_outlive_the_trial_are_gone_when_it_ends(self, study: Prepared) -> None:
         """Those in its session, in one of their own, and orphans; the server itself lives on."""
         study.run_baseline()
+        wait_until(lambda: len(marked(MARK)) == 1, "nothing but the server lives")
         server = [process.pid for process in marked(MARK)]
-        assert len(server) == 1
         assert run_deed(study, "children", **NO_GUARD).ok
-        assert [process.pid for process in marked(MARK)] == server
+        wait_until(lambda: [process.pid for process in marked(MARK)] == server, "its children are gone")

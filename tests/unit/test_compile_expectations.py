@@ -27,8 +27,12 @@ def test_graphs_take_away_most_of_the_waiting_that_compiled_code_left():
     assert expected(GRAPHS, WHOLE) == pytest.approx(0.7 * 0.5)
 
 
-def test_elsewhere_the_usual_part_of_the_bound_is_expected():
-    assert expected(GRAPHS) is None
+def test_a_model_that_waits_for_launches_gains_most_by_graphs_from_the_start():
+    graphs, whole, regional = (expected(choice) for choice in (GRAPHS, WHOLE, REGIONAL))
+    assert graphs > whole > regional > 0
+
+
+def test_between_compiled_forms_the_usual_part_of_the_bound_is_expected():
     assert expected(WHOLE, REGIONAL) is None
     assert expected({**GRAPHS, "mode": "max-autotune"}, GRAPHS) is None
 

@@ -74,6 +74,22 @@ class TestPlantedEffects:
         assert found.mean == pytest.approx(0.03, abs=0.012)
         assert found.probability_above() > 0.95
 
+    def test_what_does_not_feel_the_host_is_told_apart_as_finely_as_it_repeats(self):
+        """Eager steps that wait for launches differ by a tenth from start to start, replayed ones hardly at all."""
+        gains = gains_of(base=0.0, a=0.6, b=0.0, both=0.65)
+        loud = rates([BASE] * 8, gains, noise_sd=0.09)
+        calm = [replace(o, calm=True, order=o.order + 8) for o in rates([A, BOTH, A, BOTH], gains, noise_sd=0.003)]
+        model = EffectModel([*loud, *calm])
+        found = model.difference(BOTH, A)
+        assert found.mean == pytest.approx(0.05, abs=0.02)
+        assert found.probability_above(0.01) > 0.95
+        assert model.noise_sd > 0.04
+
+    def test_calm_trials_alone_are_like_others(self):
+        observed = rates([BASE, A] * 4, self.GAINS)
+        same = EffectModel([replace(o, calm=True) for o in observed])
+        assert same.difference(A, BASE) == EffectModel(observed).difference(A, BASE)
+
 
 def test_a_choice_measured_in_company_says_something_of_it_alone():
     gains = gains_of(base=0.0, b=0.0, both=0.3)

@@ -36,6 +36,8 @@ NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
 """What the noise is thought to be before replicates show it, with the weight of two of them."""
 LEVEL_SD = 1.0
+CALM_SHARES = (1.0, 0.3, 0.1)
+"""Noise of trials in which the device hardly waited, in that of those in which it did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,9 @@ class Observation:
     reference: Candidate | None = None
     standard_error: float = 0.0
     """Known part of the error: of the windows within the process."""
+    calm: bool = False
+    """The device was hardly ever without work, so that the host's moods did not matter."""
+    reference_calm: bool = False
     noisy: bool = True
     """The noise of process starts comes on top; not so for what profiles say."""
     place: str = ""
@@ -132,10 +137,7 @@ class EffectModel:
         self._design = self._design_matrix()
         self._same_place = _same_place(self._observations)
         self._values = _centred(self._observations)
-        self.prior = PRIORS[0]
-        self._gains = self._explained_by(self.prior)
-        self.prior, self.noise_sd, self.drift = self._fit()
-        self._gains = self._explained_by(self.prior)
+        self.prior, self.calm_share, self.noise_sd, self.drift = self._fit()
         self._factor = cho_factor(self._covariance(self.noise_sd, self.drift), lower=True)
         self._weights = cho_solve(self._factor, self._values)
 
@@ -170,9 +172,7 @@ class EffectModel:
         order = np.array([o.order for o in self._observations], dtype=float)
         level = (LEVEL_SD**2 + drift.covariance(order)) * self._same_place
         known = np.array([o.standard_error**2 for o in self._observations])
-        # A ratio carries the start-to-start noise of two processes.
-        noisy = np.array([o.noisy for o in self._observations])
-        own = noisy * np.where(rates, 1.0, 2.0) * noise_sd**2 + known
+        own = self._noise_of_starts * noise_sd**2 + known
         covariance: Floats = self._gains + np.outer(rates, rates) * level + np.diag(own + 1e-10)
         return covariance
 
@@ -182,17 +182,29 @@ class EffectModel:
         )
         return covariance
 
-    def _fit(self) -> tuple[Prior, float, Drift]:
+    def _noise(self, calm_share: float) -> Floats:
+        """Of the starts of each observation, in variances; a ratio carries that of two."""
+        calm = calm_share**2
+        noise: Floats = np.array(
+            [
+                o.noisy * ((calm if o.calm else 1.0) + (o.reference is not None) * (calm if o.reference_calm else 1.0))
+                for o in self._observations
+            ]
+        )
+        return noise
+
+    def _fit(self) -> tuple[Prior, float, float, Drift]:
         """The prior of choices first, without drift: what is far from the others is no reason to take all for noisy."""
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
+        shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
         scores = {}
-        for prior in PRIORS:
-            self._gains = self._explained_by(prior)
-            scores[prior] = max(self._score(noise_sd, DRIFTS[0]) for noise_sd in NOISE_GRID)
-        prior = max(PRIORS, key=lambda prior: scores[prior])
-        self._gains = self._explained_by(prior)
+        for prior, share in product(PRIORS, shares):
+            self._gains, self._noise_of_starts = self._explained_by(prior), self._noise(share)
+            scores[prior, share] = max(self._score(noise_sd, DRIFTS[0]) for noise_sd in NOISE_GRID)
+        prior, share = max(scores, key=lambda pair: scores[pair])
+        self._gains, self._noise_of_starts = self._explained_by(prior), self._noise(share)
         noise_sd, drift = max(product(NOISE_GRID, drifts), key=lambda pair: self._score(*pair))
-        return prior, noise_sd, drift
+        return prior, share, noise_sd, drift
 
     def _score(self, noise_sd: float, drift: Drift) -> float:
         return _log_likelihood(self._covariance(noise_sd, drift), self._values) + _log_prior(noise_sd, drift)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tuner.estimates import log_rate, log_ratio
 from tuner.profiling.bounds import Situation, situation_of
+from tuner.profiling.categories import Category
 from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
 from tuner.search.effects import Difference, EffectModel, Observation
 from tuner.search.memory_model import memory_model, pieces_of
@@ -17,6 +18,15 @@ from tuner.search.starts import WARM_SHARE, cold_compile_s, usual_start_s
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
 UNKNOWN_WINDOW_ERROR = 0.05
+WAITING = (
+    Category.HOST,
+    Category.LAUNCH_LATENCY,
+    Category.OPTIMIZER_HOST,
+    Category.SYNCHRONISATION,
+    Category.DATA_WAIT,
+)
+CALM = 0.1
+"""Share of the step that a device may wait for its host, of a trial that does not feel the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +156,17 @@ class Knowledge:
                 reference=reference,
                 standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
                 noisy=noisy,
+                calm=self._is_calm(candidate),
+                reference_calm=reference is not None and self._is_calm(reference),
                 place=place,
                 companion=companion,
             )
         )
+
+    def _is_calm(self, candidate: Candidate) -> bool:
+        """Whether its profile shows a device that hardly ever waited for the host."""
+        situation = self._situations.get(candidate.key)
+        return situation is not None and situation.time_ns(WAITING) < CALM * situation.step_ns
 
     # --- candidates ---------------------------------------------------------------------------
 

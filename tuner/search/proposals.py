@@ -290,7 +290,10 @@ class Proposals:
         known = (
             strategy.expected(situation, strategy.complete(move.choice, self._space.workload)) if situation else None
         )
-        return bound * self._likely_part(move.strategy) if known is None else min(known, bound)
+        if known is None:
+            return bound * self._likely_part(move.strategy)
+        learned = self._realisation(move.strategy) / strategy.likely_part(self._space.workload)
+        return min(known * learned, bound)
 
     def _realisation_of(self, name: str) -> float:
         """0 for a strategy that this space does not have."""

@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from tuner.workloads.workload import Workload
 
 
-REGIONAL_S, WHOLE_S, AUTOTUNING_S = 15.0, 55.0, 180.0
-"""Seconds of a first compilation: of a kind of blocks, and of a model."""
+SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 5.0, 5.0, 2.0, 55.0
+"""Seconds of a first compilation, on a host with 16 cores: beforehand, of each kind of block compiled by itself, of
+each block of a model that is compiled as a whole, and of a model without blocks. Once for each training mode."""
+AUTOTUNING = 4.0
+"""So many times as long takes choosing kernels by timing them."""
 FEW_KINDS = 4
 """So many blocks of a kind, at the least, make compiling them one by one cheaper than the whole model."""
+WHOLE_PART = 0.4
+"""Of the bound, compiling the whole model usually realises; blocks alone realise less."""
 GRAPHS_PART = 0.7
 """Of the time in which the device waits for launches, CUDA graphs usually save."""
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -100,12 +105,16 @@ class Compile(Strategy):
         return ("regional", "whole") if kinds <= blocks / FEW_KINDS else ("whole", "regional")
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """As seen on an H200 with 16 cores: transformers of 12 to 24 layers, a ResNet and a Swin."""
+        """As seen on an H200: GPT-2, ViT-L, a ResNet and a Swin."""
         if choice.get("mode") is None:
             return 0.0
-        if str(choice["mode"]).startswith("max-autotune"):
-            return AUTOTUNING_S
-        return REGIONAL_S * max(1, workload.model.num_block_kinds) if choice.get("scope") == "regional" else WHOLE_S
+        training_modes = 2 if workload.randomness == "switchable" else 1  # the guard begins with dropout off
+        model = workload.model
+        if choice.get("scope") == "regional":
+            seconds = KIND_S * max(1, model.num_block_kinds) * training_modes
+        else:
+            seconds = BLOCK_S * model.num_blocks * training_modes if model.num_blocks else MODEL_S
+        return SETTING_UP_S + seconds * (AUTOTUNING if str(choice["mode"]).startswith("max-autotune") else 1.0)
 
     def numerics(self, choice: Choice) -> Numerics:
         return Numerics.ROUNDING
@@ -145,11 +154,14 @@ class Compile(Strategy):
         return min(1.0, fused + above_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """CUDA graphs on top of what is compiled already take away most of the waiting for launches, and no more."""
+        """CUDA graphs take away most of the waiting for launches; of what is compiled already, they leave the rest."""
         current = situation.choices[self.name]["mode"]
-        if current is None or current in MODES_WITH_GRAPHS or choice["mode"] not in MODES_WITH_GRAPHS:
-            return None
-        return GRAPHS_PART * removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
+        waiting = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
+        graphs = choice["mode"] in MODES_WITH_GRAPHS
+        if current is not None:
+            return GRAPHS_PART * waiting if graphs and current not in MODES_WITH_GRAPHS else None
+        part = WHOLE_PART if choice["scope"] == "whole" else self.usual_realisation
+        return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.compilation import compilation

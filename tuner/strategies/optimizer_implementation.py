@@ -74,6 +74,11 @@ class OptimizerImplementation(Strategy):
     def bound(self, situation: Situation, choice: Choice) -> float:
         return removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Nothing, of a loop over parameters where they are updated together."""
+        today = situation.choices[self.name]["implementation"] or situation.workload.optimizer.implementation
+        return 0.0 if choice["implementation"] == "for_loop" and today in ("foreach", "fused") else None
+
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         group = job.optimizer.param_groups[0]
         name = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for_loop"

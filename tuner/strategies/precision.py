@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 
 TF32_CAPABILITY = 8.0
+HARDLY = 0.005
+"""What a change is expected to save of which nothing is expected."""
+CASTS_PART, UPDATE_PART = 0.3, 0.4
+"""Of element-wise time, which is casts, and of the update, which reads and writes FP32."""
 
 
 class Precision(Strategy):
@@ -124,6 +128,17 @@ class Precision(Strategy):
             plan.cast.append(lambda model, workload: cast_model(model, str(dtype), keep_fp32=level == "O2"))
             plan.optimizer.master_weights = level == "O2"
             plan.step.loss_scaler = level == "O2" and dtype == "float16"
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Between levels of 16 bits: weights need no casts, the update moves fewer bytes. Another dtype is as fast."""
+        levels = ("O1", "O2", "O3")
+        current = situation.choices[self.name]["level"]
+        if current not in levels:
+            return None
+        if choice["level"] not in levels or levels.index(str(choice["level"])) <= levels.index(str(current)):
+            return HARDLY
+        saved = CASTS_PART * removable(situation, Category.ELEMENTWISE, Category.COPY_D2D)
+        return saved + (UPDATE_PART * removable(situation, Category.OPTIMIZER) if choice["level"] == "O3" else 0.0)
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""

@@ -58,8 +58,12 @@ soak: install
 	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.
+# Side by side, but for those that compare with the device's clock.
+GPU_JOBS ?= 6
+ALONE := tests/gpu/test_device_truth.py
 gpu-test:
-	$(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu tests/gpu
+	$(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu -n $(GPU_JOBS) --dist loadfile --ignore $(ALONE) tests/gpu
+	$(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu $(ALONE)
 
 # Wheels for a host without network that has PyTorch for Python 3.12 already.
 PLATFORMS := $(foreach tag,2_28 2_27 2_17,--platform manylinux_$(tag)_x86_64) --platform manylinux2014_x86_64

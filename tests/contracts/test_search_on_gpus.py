@@ -1,0 +1,93 @@
+"""Five and a half minutes on a GPU, as a model: as fast as what an expert would set by hand, and nothing wasted."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_model import Step, by_hand, searched
+
+from tuner.profiling.categories import Category as C
+from tuner.records import Choice
+
+BUDGET_S = 330.0
+O1: Choice = {"level": "O1", "dtype": "bfloat16"}
+FUSED: Choice = {"implementation": "fused"}
+GRAPHS: Choice = {"mode": "reduce-overhead"}
+
+LANGUAGE_MODEL = Step(
+    name="a small language model whose eager step reads from the device",
+    gpu_ms={C.MATMUL: 64, C.ATTENTION: 13, C.NORMALISATION: 1, C.REDUCTION: 3, C.ELEMENTWISE: 8, C.OPTIMIZER: 3},
+    host_ms=22,
+    optimizer_host_ms=8,
+    in_16_bits={C.MATMUL: 0.09, C.ATTENTION: 0.18},
+    whole_s=50,
+    regional_s=12,
+    prepare_s=30,
+    num_blocks=12,
+    num_block_kinds=1,
+    modules={"Conv1D": 48, "LayerNorm": 25},
+    host_read="aten::_local_scalar_dense (masks.py, line 776: (mask[:, -1] == 0).all())",
+)
+CONVOLUTIONS = Step(
+    name="a ResNet that waits for launches",
+    gpu_ms={C.MATMUL: 3.6, C.NORMALISATION: 2.6, C.REDUCTION: 0.2, C.ELEMENTWISE: 2.3, C.OPTIMIZER: 0.7},
+    host_ms=15,
+    optimizer_host_ms=3,
+    in_16_bits={C.MATMUL: 0.6, C.NORMALISATION: 0.9},
+    channels_last={C.MATMUL: 0.7, C.NORMALISATION: 0.8},
+    whole_s=45,
+    regional_s=43,
+    prepare_s=28,
+    num_blocks=16,
+    num_block_kinds=8,
+    modules={"Conv2d": 53, "BatchNorm2d": 53, "Linear": 1},
+)
+VISION = Step(
+    name="a large vision transformer that keeps the device busy",
+    gpu_ms={C.MATMUL: 890, C.ATTENTION: 80, C.NORMALISATION: 12, C.REDUCTION: 12, C.ELEMENTWISE: 25, C.OPTIMIZER: 7},
+    host_ms=25,
+    optimizer_host_ms=10,
+    in_16_bits={C.MATMUL: 0.08, C.ATTENTION: 0.15},
+    whole_s=53,
+    regional_s=8,
+    prepare_s=50,
+    num_blocks=24,
+    num_block_kinds=1,
+    modules={"Conv2d": 1, "Linear": 145, "LayerNorm": 49},
+)
+EXPERT: dict[str, tuple[Step, dict[str, Choice]]] = {
+    "language model": (LANGUAGE_MODEL, {"precision": O1, "optimizer_implementation": FUSED, "compile": GRAPHS}),
+    "convolutions": (
+        CONVOLUTIONS,
+        {
+            "precision": O1,
+            "optimizer_implementation": FUSED,
+            "compile": GRAPHS,
+            "memory_format": {"layout": "channels_last"},
+        },
+    ),
+    "vision": (VISION, {"precision": O1, "optimizer_implementation": FUSED, "compile": {"mode": "default"}}),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", EXPERT)
+def test_finds_within_minutes_what_an_expert_sets_by_hand(name: str, seed: int) -> None:
+    step, choices = EXPERT[name]
+    answer, runner, driver = searched(step, budget_s=BUDGET_S, seed=seed)
+    found = by_hand(step, driver, **answer.candidate.choices)
+    assert found <= 1.03 * by_hand(step, driver, **choices), answer.candidate.label
+    assert runner.now_s <= 1.05 * BUDGET_S
+    low, high = answer.gain.interval.low, answer.gain.interval.high
+    assert low < by_hand(step, driver) / found < high
+
+
+def test_a_step_that_reads_from_the_device_is_not_recorded_eagerly() -> None:
+    answer, runner, driver = searched(LANGUAGE_MODEL, budget_s=BUDGET_S)
+    recorded = [label for label in runner.labels if "cuda_graph" in label]
+    assert all("compile: mode=default;" in label for label in recorded)
+
+
+def test_nothing_is_expected_of_a_loop_over_parameters_and_of_another_sixteen_bits() -> None:
+    """With everything else still to be tried."""
+    _, runner, _ = searched(VISION, budget_s=200.0)
+    assert not any("for_loop" in label or "float16" in label.replace("bfloat16", "") for label in runner.labels)

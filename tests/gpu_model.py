@@ -205,7 +205,12 @@ class GpuModel:
         return None
 
     def run(
-        self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], settings: MeasureSettings, group: str, listener: Any
+        self,
+        specs: Sequence[TrialSpec],
+        purposes: Sequence[Purpose],
+        settings: MeasureSettings,
+        group: str,
+        listener: Any,
     ) -> list[TrialResult]:
         return [self._trial(s, p, settings, group) for s, p in zip(specs, purposes, strict=True)]
 

@@ -82,7 +82,7 @@ def test_finds_within_minutes_what_an_expert_sets_by_hand(name: str, seed: int) 
 
 
 def test_a_step_that_reads_from_the_device_is_not_recorded_eagerly() -> None:
-    answer, runner, driver = searched(LANGUAGE_MODEL, budget_s=BUDGET_S)
+    _, runner, _ = searched(LANGUAGE_MODEL, budget_s=BUDGET_S)
     recorded = [label for label in runner.labels if "cuda_graph" in label]
     assert all("compile: mode=default;" in label for label in recorded)
 

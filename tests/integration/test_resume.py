@@ -63,7 +63,7 @@ class StudyProcess:
     def tune(self) -> subprocess.Popen[bytes]:
         """Few and cheap trials; load from other tests must not void the windows."""
         return self.start(
-            *("tune", WORKLOAD, "--budget", "30s", "--trials", "5", "--foreign-load", "100"),
+            *("tune", WORKLOAD, "--budget", "90s", "--trials", "5", "--foreign-load", "100"),
             *("--only", "data_loading", "--only", "optimizer_implementation", "--output", "results"),
         )
 

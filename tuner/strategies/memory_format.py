@@ -47,11 +47,8 @@ class MemoryFormat(Strategy):
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
         attends = "MultiheadAttention" in workload.model.module_types
         tokens: tuple[Choice, ...] = ({"layout": "contiguous", "batch_second": True},) if attends else ()
-        # After a single convolution, which cuts an image into patches, nothing goes on in its layout.
-        convolves = workload.model.module_types.get("Conv2d", 0) > 1
-        images: tuple[Choice, ...] = ({"layout": "channels_last", "batch_second": False},) if convolves else ()
         return (
-            *images,
+            {"layout": "channels_last", "batch_second": False},
             *tokens,
             {"layout": "contiguous", "batch_second": False},
         )
@@ -65,6 +62,11 @@ class MemoryFormat(Strategy):
                 "treat every token alike"
             )
         return Supported()
+
+    def likely_part(self, workload: WorkloadFacts) -> float:
+        """Little, after a single convolution, which cuts an image into patches: nothing goes on in its layout."""
+        single = workload.model.module_types.get("Conv2d", 0) == 1
+        return 0.02 if single and not workload.model.can_be_batch_second else self.usual_realisation
 
     def numerics(self, choice: Choice) -> Numerics:
         return Numerics.ROUNDING

@@ -22,7 +22,6 @@ from tuner.records import (
     Breakdown,
     Calibration,
     Candidate,
-    CaptureQuality,
     Choice,
     Environment,
     GuardVerdict,
@@ -40,6 +39,7 @@ from tuner.records import (
     new_id,
 )
 from tuner.search.driver import StudyDriver
+from tuner.trials.fake import known_breakdown, known_window
 
 C = Category
 Choices = Mapping[str, Choice]
@@ -257,38 +257,14 @@ class GpuModel:
         )
 
     def _window(self, number: int, step_ms: float, noise_sd: float) -> Window:
-        step_ns = step_ms * 1e6 * math.exp(self._random.gauss(0, noise_sd / 4))
-        return Window(
-            round=number,
-            position=number,
-            num_steps=10,
-            num_samples=640,
-            num_units=640,
-            duration_ns=int(10 * step_ns),
-            step_p20_ns=int(step_ns),
-            step_p50_ns=int(step_ns),
-            step_p80_ns=int(step_ns),
-            queue_depth_start=0,
-            queue_depth_end=0,
-            foreign_cpu_share=0.0,
-        )
+        return known_window(number, step_ms * 1e6 * math.exp(self._random.gauss(0, noise_sd / 4)))
 
     def _breakdown(self, times_ms: Mapping[Category, float], noise: float) -> Breakdown:
         categories = dict.fromkeys((category.value for category in Category), 0)
         for category, value in times_ms.items():
             own = math.exp(self._random.gauss(0, PROFILE_NOISE_SD))
             categories[category.value] = int(value * noise * own * 1e6)
-        total = sum(categories.values())
-        return Breakdown(
-            rank=0,
-            device="cuda:0",
-            num_steps=1,
-            step_time_ns=total,
-            categories=categories,
-            quality=CaptureQuality(num_events=len(categories), num_steps=1),
-            unprofiled_step_time_ns=total,
-            rescaled=categories,
-        )
+        return known_breakdown(categories, "cuda:0")
 
 
 def searched(step: Step, *, budget_s: float, seed: int = 0) -> tuple[Recommendation, GpuModel, StudyDriver]:

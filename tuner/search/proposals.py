@@ -16,7 +16,7 @@ from tuner.search.knowledge import WORTHWHILE, Knowledge, Priors, move_key
 from tuner.search.space import Space
 from tuner.strategies.composition import TOGETHER
 
-EXPENSIVE_S = 10.0
+EXPENSIVE_S = 8.0
 """Choices whose trials cost more than this are tried alone only."""
 HARMFUL = -0.09
 """Choices that seemed worse than this alone are not tried in company."""

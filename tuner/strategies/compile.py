@@ -38,8 +38,6 @@ SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 5.0, 5.0, 2.0, 55.0
 each block of a model that is compiled as a whole, and of a model without blocks. Once for each training mode."""
 AUTOTUNING = 4.0
 """So many times as long takes choosing kernels by timing them."""
-FEW_KINDS = 4
-"""So many blocks of a kind, at the least, make compiling them one by one cheaper than the whole model."""
 WHOLE_PART = 0.4
 """Of the bound, compiling the whole model usually realises; blocks alone realise less."""
 GRAPHS_PART = 0.7
@@ -96,13 +94,10 @@ class Compile(Strategy):
             return needs_cuda(environment)
         return Supported()
 
-    @staticmethod
-    def _scopes(workload: WorkloadFacts) -> tuple[str, ...]:
+    def _scopes(self, workload: WorkloadFacts) -> list[str]:
         """The one that compiles less code first."""
-        kinds, blocks = workload.model.num_block_kinds, workload.model.num_blocks
-        if blocks < 2:
-            return ("whole",)
-        return ("regional", "whole") if kinds <= blocks / FEW_KINDS else ("whole", "regional")
+        scopes = ["regional", "whole"] if workload.model.num_blocks > 1 else ["whole"]
+        return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
         """As seen on an H200: GPT-2, ViT-L, a ResNet and a Swin."""

@@ -217,7 +217,7 @@ class FakeRunner:
             candidate=spec.candidate,
             purpose=purpose,
             group=group,
-            windows=tuple(_window(number, step_ns) for number in range(NUM_WINDOWS)),
+            windows=tuple(known_window(number, step_ns) for number in range(NUM_WINDOWS)),
             startup=Startup(build_ns=0, user_code_ns=0, first_step_ns=0, warm_up_ns=0, warm_up_steps=1, steady=True),
             memory=(MemoryPeak(rank=0, resident_bytes=int(self.surface.needed_gb(levels) * 1e9)),),
             breakdowns=(self._breakdown(times, noise / drift),),
@@ -231,20 +231,26 @@ class FakeRunner:
         for category, value in times_ms.items():
             noise = math.exp(self._random.gauss(0, PROFILE_NOISE_SD))
             categories[category.value] = int(value * factor * noise * 1e6)
-        total = sum(categories.values())
-        return Breakdown(
-            rank=0,
-            device="cpu",
-            num_steps=1,
-            step_time_ns=total,
-            categories=categories,
-            quality=CaptureQuality(num_events=len(categories), num_steps=1),
-            unprofiled_step_time_ns=total,
-            rescaled=categories,
-        )
+        return known_breakdown(categories)
 
 
-def _window(number: int, step_ns: float) -> Window:
+def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdown:
+    """Of one step with these nanoseconds."""
+    total = sum(categories.values())
+    return Breakdown(
+        rank=0,
+        device=device,
+        num_steps=1,
+        step_time_ns=total,
+        categories=categories,
+        quality=CaptureQuality(num_events=len(categories), num_steps=1),
+        unprofiled_step_time_ns=total,
+        rescaled=categories,
+    )
+
+
+def known_window(number: int, step_ns: float) -> Window:
+    """Of ten steps of this length."""
     return Window(
         round=number,
         position=number,

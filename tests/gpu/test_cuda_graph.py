@@ -165,6 +165,21 @@ class TestSameTraining:
         assert eager.scaler is not None
         assert job.scaler.get_scale() == eager.scaler.get_scale()
 
+    def test_a_rate_that_the_update_holds_is_that_of_its_step(self) -> None:
+        """SGD reads it on the host; with a loss scaler the scheduler's step is made late."""
+
+        class Stepped(Momentum):
+            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+                return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1.0, 0.5, 0.1)[step % 3])
+
+        make_plan = plan_of("foreach", loss_scaler=True)
+        eager_losses, eager_state, _ = trained(Stepped(), make_plan(), captured=False)
+        losses, state, job = trained(Stepped(), make_plan(), captured=True)
+        assert losses == pytest.approx(eager_losses, rel=SAME)
+        torch.testing.assert_close(state, eager_state)
+        assert job.captured is not None
+        assert job.captured.num_recordings == 3
+
     def test_compiled_blocks_are_recorded_too(self) -> None:
         def compiled_plan() -> Plan:
             plan = plan_of("fused")()

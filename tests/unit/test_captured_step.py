@@ -5,6 +5,7 @@ graph does; everything around it (static tensors, rates, skips, warm-up that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +43,29 @@ class Recording(Repeater):
     def warm_up(self, run: Callable[[], object], count: int) -> None:
         self.num_warm_ups += count
         super().warm_up(run, count)
+
+
+class Holding(Repeater):
+    """Holds what the optimizer had on the host when it was recorded, as a graph does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
+        held = [dict(group) for group in self._optimizer.param_groups]
+
+        def with_held(run: Callable[[], object]) -> object:
+            groups = self._optimizer.param_groups
+            now = [dict(group) for group in groups]
+            for group, values in zip(groups, held, strict=True):
+                group.update(values)
+            try:
+                return run()
+            finally:
+                for group, values in zip(groups, now, strict=True):
+                    group.update(values)
+
+        return super().record([partial(with_held, run) for run in runs])
 
 
 class Decaying(Everything):
@@ -189,6 +213,28 @@ class TestSkippedSteps:
         assert job.scaler is not None
         assert eager.scaler is not None
         assert job.scaler.get_scale() == eager.scaler.get_scale()
+
+    def test_a_rate_that_the_update_holds_is_that_of_its_step(self) -> None:
+        """With a loss scaler the scheduler's step is made late, but before the update that needs it."""
+        rates = (1.0, 0.5, 0.1, 0.5, 1.0)
+
+        class Stepped(Line):
+            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+                return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[min(step, 4)])
+
+        def run(captured: bool) -> list[torch.Tensor]:
+            plan = Plan(optimizer=OptimizerArguments(implementation="for_loop"), step=StepArguments(loss_scaler=True))
+            job = job_of(Stepped(), plan, captured=captured)
+            if captured:
+                job.captured = CapturedStep(job, Holding(job.optimizer))
+            batch = next(iter(job))
+            weights = []
+            for _ in rates:
+                job.step(batch)
+                weights.append(job.model.weight.detach().clone())
+            return weights
+
+        torch.testing.assert_close(run(captured=True), run(captured=False))
 
     def test_the_count_can_be_set_back(self) -> None:
         job, batch = captured_job(OverflowingMomentum(), Plan(step=StepArguments(loss_scaler=True)))

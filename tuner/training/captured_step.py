@@ -74,7 +74,7 @@ class CapturedStep:
     @property
     def skipped_steps(self) -> int:
         """Updates that the loss scaler skipped. Reading it waits for the device."""
-        self._settle()
+        self.settle()
         return int(self._skipped)
 
     def step(self, batch: Any) -> torch.Tensor:
@@ -87,10 +87,10 @@ class CapturedStep:
             CannotCapture: The step cannot be recorded, or batches or options differ from step to step.
         """
         job = self._job
+        self.settle()
         weights = job.pieces(batch)[1] if job.plan.step.num_micro_batches > 1 else [1.0]
         recording = self._recording_for(batch)
         recording.take_in(batch, weights)
-        self._settle()
         self._rates.fill()
         recording.gradients.replay()
         loss, gradients = recording.gradients.outputs
@@ -106,7 +106,7 @@ class CapturedStep:
 
     def _schedule(self) -> None:
         """The scheduler's step follows every update that was not skipped. Whether a loss scaler skipped this one is
-        asked as late as possible, when the next step's learning rate is needed.
+        asked as late as possible: when the next step's learning rate is needed, or somebody looks.
         """
         if self._job.scheduler is None:
             return
@@ -115,7 +115,8 @@ class CapturedStep:
         else:
             self._undecided = True
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Makes the scheduler's step that is due, so that the rate is the next update's. It may wait for the device."""
         if not self._undecided:
             return
         self._undecided = False

@@ -89,7 +89,8 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
         ),
-        reason="that algorithm counts its steps on the host, where a graph would hold the first count for good",
+        reason="that algorithm reads its learning rate on the host (LAMB and Adafactor their count of steps too), where a "
+        "graph would hold the first value for good",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),

@@ -89,8 +89,8 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
         ),
-        reason="that algorithm reads its learning rate on the host (LAMB and Adafactor their count of steps too), where a "
-        "graph would hold the first value for good",
+        reason="that algorithm reads its learning rate on the host (LAMB and Adafactor their count of steps too), where "
+        "a graph would hold the first value for good",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),

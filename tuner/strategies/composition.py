@@ -89,7 +89,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
         ),
-        reason="that algorithm reads its learning rate on the host (LAMB and Adafactor their count of steps too), where "
+        reason="that algorithm reads its learning rate on the host, LAMB and Adafactor their count of steps too: "
         "a graph would hold the first value for good",
     ),
     Conflict(

@@ -8,7 +8,9 @@ there; the count is read when somebody asks. Random numbers come from the device
 
 Recording needs steps that warm up libraries and create the optimizer's state. They are run on the first batch and
 undone, so that the first step of a training is a replay like all others. A change of what a graph cannot follow
-(training mode, shapes, options of the optimizer) is recorded again, within limits.
+(training mode, shapes) is recorded again, within limits. So is one of the optimizer's options, which the update reads
+on the host, where that is seldom; where it is often, as with most schedulers and an update that cannot read a tensor,
+the host launches the update, and the gradients alone are replayed.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs ("Whole-network capture")
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import CannotCapture
+from tuner.training.carried_state import CarriedState
 from tuner.training.learning_rates import LearningRates
 from tuner.training.micro_batch import split_batch
 from tuner.training.recorder import Recorded, Recorder, Repeater
@@ -36,7 +39,10 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 """PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
 MAX_RECORDINGS = 4
-"""Shapes, or options of the optimizer, that one training mode may see: each keeps memory of its own."""
+"""Shapes that one training mode may see: each keeps memory of its own."""
+PAYS_AFTER_STEPS = 100
+"""Replays for each change of the optimizer's options after which recording again pays. The first change is free: a
+user who sets an option once is no scheduler."""
 
 Key = tuple[Any, ...]
 
@@ -51,6 +57,8 @@ class CapturedStep:
         num_replays: Steps so far.
         num_recordings: How often the step was recorded.
         record_ns: Time that took.
+        host_options: Options of the optimizer that change too often to be recorded, so that the host launches the
+            update; empty where that is recorded too.
     """
 
     def __init__(self, job: TrainingJob, recorder: Recorder | None = None) -> None:
@@ -59,11 +67,14 @@ class CapturedStep:
         self.num_replays = 0
         self.num_recordings = 0
         self.record_ns = 0
+        self.host_options: tuple[str, ...] = ()
         self._job = job
         self._recorder = recorder or _recorder_for(job.device)
         self._modules = list(job.model.modules())
         self._mode: tuple[bool, ...] = ()
         self._recordings: dict[Key, _Recording] = {}
+        self._options: dict[str, Key] = {}
+        self._num_changes = 0
         self._optimizer_state: Any = None
         self._num_states = 0
         self._rates = LearningRates(job.optimizer, job.device)
@@ -84,7 +95,7 @@ class CapturedStep:
             The loss, detached, on the device.
 
         Raises:
-            CannotCapture: The step cannot be recorded, or batches or options differ from step to step.
+            CannotCapture: The step cannot be recorded, or batches differ from step to step.
         """
         job = self._job
         self.settle()
@@ -93,14 +104,17 @@ class CapturedStep:
         recording.take_in(batch, weights)
         self._rates.fill()
         recording.gradients.replay()
-        loss, gradients = recording.gradients.outputs
+        found: _Gradients = recording.gradients.outputs
         if job.on_gradients:
-            job.on_gradients(gradients)
-        recording.update.replay()
+            job.on_gradients([gradient for gradient in found.values if gradient is not None])
+        if recording.update is not None:
+            recording.update.replay()
+        else:
+            found.give_to(job)
+            self._update()
         self.num_replays += 1
         self._schedule()
-        result: torch.Tensor = loss.clone()
-        return result
+        return found.loss.clone()
 
     # --- the schedule -------------------------------------------------------------------------
 
@@ -129,7 +143,7 @@ class CapturedStep:
 
     def _recording_for(self, batch: Any) -> _Recording:
         self._forget_what_changed()
-        key = (self._options(), signature(batch))
+        key = signature(batch)
         found = self._recordings.get(key)
         if found is not None:
             return found
@@ -142,23 +156,40 @@ class CapturedStep:
         return recording
 
     def _forget_what_changed(self) -> None:
-        """Graphs hold addresses and one training mode: what was recorded of others is dropped."""
+        """Graphs hold addresses, one training mode and what the update reads on the host: what was recorded of others
+        is dropped.
+        """
         mode = tuple(module.training for module in self._modules)
         state = self._job.optimizer.state
         stale = mode != self._mode or state is not self._optimizer_state or len(state) != self._num_states
+        stale |= self._options_changed()
         if stale and self._recordings:
             self._recorder.finish()
             self._recordings.clear()
         self._mode = mode
 
-    def _options(self) -> Key:
-        """What the update reads on the host."""
-        return tuple(
-            (name, id(value) if hasattr(value, "data_ptr") else repr(value))
-            for group in self._job.optimizer.param_groups
-            for name, value in group.items()
-            if name != "params" and not (name == "lr" and self._rates.on_device)
-        )
+    def _options_changed(self) -> bool:
+        """Whether what was recorded holds others. After changes that come too often, nothing holds any."""
+        if self.host_options:
+            return False
+        before, self._options = self._options, self._read_options()
+        names = tuple(name for name, values in self._options.items() if before.get(name, values) != values)
+        self._num_changes += bool(names)
+        if self._num_changes > 1 and self.num_replays < PAYS_AFTER_STEPS * self._num_changes:
+            self.host_options = names
+        return bool(names)
+
+    def _read_options(self) -> dict[str, Key]:
+        """What the update reads on the host, by name: of every group. A tensor on the device is read there."""
+
+        def read(value: Any) -> Any:
+            if not hasattr(value, "data_ptr"):
+                return repr(value)
+            return value.tolist() if value.device.type == "cpu" else id(value)
+
+        optimizer = self._job.optimizer
+        names = [name for name in optimizer.defaults if not (name == "lr" and self._rates.on_device)]
+        return {name: tuple(read(group[name]) for group in optimizer.param_groups if name in group) for name in names}
 
     def _record(self, batch: Any) -> _Recording:
         job = self._job
@@ -168,30 +199,37 @@ class CapturedStep:
         if job.scaler is not None:
             job.scaler.scale(self._skipped.float())  # its tensors are made when it is first used
 
-        def gradients() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        def gradients() -> _Gradients:
             _clear_gradients(job)
             pieces = [static] if weights is None else split_batch(job.workload, static, len(weights))[0]
             loss = job.forward_backward(pieces, [1.0] if weights is None else weights.unbind())
             job.finish_gradients()
-            return loss, job.gradients()
+            return _Gradients.of(job, loss)
 
-        def update() -> None:
-            job.clip()
-            with self._rates.given():
-                self._step_optimizer()
-            if job.masters:
-                job.masters.write_back()
+        carried = CarriedState(job)
 
         def whole() -> None:
-            gradients()
-            update()
+            with carried.step():
+                gradients()
+                self._update()
 
         state = StepState(job, also=[self._skipped])
         self._recorder.warm_up(whole, WARM_UP_STEPS)
         state.restore()
-        recorded = self._recorder.record([gradients, update])
+        carried.restore()
+        recorded = self._recorder.record([gradients] if self.host_options else [gradients, self._update])
         self._optimizer_state, self._num_states = job.optimizer.state, len(job.optimizer.state)
-        return _Recording(batch=static, weights=weights, gradients=recorded[0], update=recorded[1])
+        return _Recording(
+            batch=static, weights=weights, gradients=recorded[0], update=None if self.host_options else recorded[1]
+        )
+
+    def _update(self) -> None:
+        job = self._job
+        job.clip()
+        with self._rates.given():
+            self._step_optimizer()
+        if job.masters:
+            job.masters.write_back()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
         """Of the micro-batches: with tokens they are another in every batch."""
@@ -223,14 +261,40 @@ class CapturedStep:
         scaler.update()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Gradients:
+    """What the first graph leaves to the second one, or to the host: always the same tensors.
+
+    Attributes:
+        values: Of what the optimizer updates, in order.
+        scaling: What the loss scaler knows of them: that they are unscaled, and whether one is not finite.
+    """
+
+    loss: torch.Tensor
+    values: list[torch.Tensor | None]
+    scaling: dict[str, Any]
+
+    @classmethod
+    def of(cls, job: TrainingJob, loss: torch.Tensor) -> _Gradients:
+        scaling = job.scaler._per_optimizer_states[id(job.optimizer)] if job.scaler else {}
+        return cls(loss=loss, values=[p.grad for p in job.parameters()], scaling=dict(scaling))
+
+    def give_to(self, job: TrainingJob) -> None:
+        """Tells the host what a replay, in which no Python runs, has done."""
+        for parameter, value in zip(job.parameters(), self.values, strict=True):
+            parameter.grad = value
+        if job.scaler:
+            job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)
+
+
 @dataclass(kw_only=True)
 class _Recording:
-    """Graphs, and the static tensors that they read."""
+    """Graphs, and the static tensors that they read. Without an update, the host makes it."""
 
     batch: Any
     weights: torch.Tensor | None
     gradients: Recorded
-    update: Recorded
+    update: Recorded | None
     last_weights: Sequence[float] = ()
 
     def take_in(self, batch: Any, weights: Sequence[float]) -> None:
@@ -275,18 +339,9 @@ def signature(batch: Any) -> Key:
     )
 
 
-def _changes(keys: Sequence[Key]) -> str:
+def _changes(signatures: Sequence[Key]) -> str:
     """Why no number of recordings would do."""
-    if len({options for options, _ in keys}) > 1:
-        sets = [dict(options) for options, _ in keys]
-        names = sorted({name for one in sets for name in one if len({other.get(name) for other in sets}) > 1})
-        reason = (
-            f"{', '.join(names)} of the optimizer changed {len(keys) - 1} times, and its update reads it on the host"
-        )
-        return (
-            f"{reason}: use its fused form, if it has one (optimizer_implementation: fused), or schedule it less often"
-        )
-    shapes = [str([leaf[0] for leaf in leaves_ if isinstance(leaf, tuple)]) for _, leaves_ in keys]
+    shapes = [str([leaf[0] for leaf in leaves_ if isinstance(leaf, tuple)]) for leaves_ in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
         return f"batches came in {len(set(shapes))} shapes ({seen}), and a graph holds one: pad them to a few lengths"

@@ -35,13 +35,14 @@ class _Attribute:
 
     Attributes:
         name: With that of its module, for people.
-        slots: The dictionary that holds it under `slot`.
+        value: Which is also in the dictionary `slots`, under `slot`.
         leaves: What it consists of; held, so that no other object can have the identity of one.
         identity: Differs where it was set anew.
         versions: Differ where a tensor was changed in place.
     """
 
     name: str
+    value: Any
     slots: dict[str, Any]
     slot: str
     leaves: tuple[Any, ...]
@@ -49,12 +50,8 @@ class _Attribute:
     versions: tuple[int, ...]
 
     @property
-    def value(self) -> Any:
-        return self.slots[self.slot]
-
-    @property
     def is_tensor(self) -> bool:
-        return len(self.leaves) == 1 and self.leaves[0] is self.value and _is_tensor(self.value)
+        return _is_tensor(self.value)
 
 
 Look = dict[tuple[int, str], _Attribute]
@@ -86,7 +83,7 @@ class CarriedState:
         finally:
             for attribute, stand_in in watched:
                 if attribute.slots.get(attribute.slot) is stand_in:
-                    attribute.slots[attribute.slot] = attribute.leaves[0]
+                    attribute.slots[attribute.slot] = attribute.value
         self._looks.append(_look(self._job))
         if len(self._looks) == 4:
             self._check(harmless={attribute.name for attribute, _ in watched} - read)
@@ -153,7 +150,9 @@ def _set_anew(old: _Attribute | None, new: _Attribute | None) -> str:
 
 
 def _shown(attribute: _Attribute | None) -> str:
-    return "nothing" if attribute is None else repr(attribute.value)[:80]
+    if attribute is None:
+        return "nothing"
+    return repr(attribute.value)[:80] if isinstance(attribute.value, _PLAIN) else f"{len(attribute.leaves)} items"
 
 
 # --- looking --------------------------------------------------------------------------------------
@@ -174,6 +173,7 @@ def _look(job: TrainingJob) -> Look:
                     leaves = tuple(_leaves(value))
                     found[id(slots), slot] = _Attribute(
                         name=f"{owner}.{slot}",
+                        value=value,
                         slots=slots,
                         slot=slot,
                         leaves=leaves,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_workloads import Everything, Line
@@ -513,6 +514,59 @@ def test_what_must_be_equal_in_two_batches() -> None:
         {"a": tensor, "b": [1]},
     )
     assert all(signature(other) != signature({"a": tensor, "b": [tensor]}) for other in others)
+
+
+def test_keys_in_another_order_are_the_same_batch() -> None:
+    """Each tensor goes to the place of its name, not of its number."""
+
+    class Named(Line):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, (batch["x"] + 2 * batch["shift"], batch["y"]))
+
+    def run(captured: bool) -> tuple[list[float], TrainingJob]:
+        job = job_of(Named(), fused_plan(), captured=captured)
+        losses = []
+        for x, y in job:
+            batch = {"x": x, "shift": x.flip(0), "y": y}
+            for order in (("x", "shift", "y"), ("shift", "y", "x")):
+                losses.append(float(job.step({name: batch[name] for name in order})))
+        return losses, job
+
+    (losses, job), (eager, _) = run(captured=True), run(captured=False)
+    assert losses == pytest.approx(eager, rel=1e-6)
+    assert job.captured is not None
+    assert job.captured.num_recordings == 1
+
+
+class Boxed:
+    """Says the same of itself whatever it holds."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __repr__(self) -> str:
+        return "Boxed"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (np.zeros(3), r"holds a numpy\.ndarray at \[2\]"),
+        (Boxed(torch.ones(1)), r"holds a test_captured_step\.Boxed at \[2\]"),
+        (torch.eye(2).to_sparse(), r"holds a torch\.Tensor at \[2\].*dense tensors"),
+    ],
+    ids=["array", "object", "sparse"],
+)
+def test_what_a_graph_would_keep_of_its_first_batch_is_refused(leaf: Any, message: str) -> None:
+    """Two of them look alike, so that every step would have trained on the first."""
+
+    class Ignoring(Line):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, batch[:2])
+
+    job, batch = captured_job(Ignoring(), Plan())
+    with pytest.raises(CannotCapture, match=message):
+        job.step([*batch, leaf])
 
 
 def test_a_recorder_that_fails_ends_the_step_with_its_reason() -> None:

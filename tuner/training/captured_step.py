@@ -17,8 +17,10 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs ("Whole
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,6 @@ from tuner.training.micro_batch import split_batch
 from tuner.training.recorder import Recorded, Recorder, Repeater
 from tuner.training.step_state import StepState
 from tuner.training.structure import map_structure
-from tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,9 @@ PAYS_AFTER_STEPS = 100
 user who sets an option once is no scheduler."""
 
 Key = tuple[Any, ...]
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
+"""Leaves of a batch that a graph may hold, one recording for each."""
 
 
 class CapturedStep:
@@ -298,9 +302,10 @@ class _Recording:
     last_weights: Sequence[float] = ()
 
     def take_in(self, batch: Any, weights: Sequence[float]) -> None:
-        for static, leaf in zip(leaves(self.batch), leaves(batch), strict=True):
+        found = dict(_named_leaves(batch))
+        for name, static in _named_leaves(self.batch):
             if hasattr(static, "copy_"):
-                static.copy_(leaf, non_blocking=True)
+                static.copy_(found[name], non_blocking=True)
         if self.weights is not None and weights != self.last_weights:
             for number, weight in enumerate(weights):
                 self.weights[number].fill_(weight)
@@ -332,16 +337,46 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
 
 
 def signature(batch: Any) -> Key:
-    """What must be equal in two batches for the same graphs to run on both."""
-    return tuple(
-        (tuple(leaf.shape), tuple(leaf.stride()), str(leaf.dtype)) if hasattr(leaf, "stride") else repr(leaf)
-        for leaf in leaves(batch)
+    """What must be equal in two batches for the same graphs to run on both. Mappings may have any order.
+
+    Raises:
+        CannotCapture: The batch holds what can neither be copied into a graph nor compared.
+    """
+    return tuple(sorted((name, _format(name, leaf)) for name, leaf in _named_leaves(batch)))
+
+
+def _format(name: str, leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_nested:
+        return str(tuple(leaf.shape)), str(tuple(leaf.stride())), str(leaf.dtype), str(leaf.device)
+    if isinstance(leaf, _CONSTANTS) or type(leaf).__module__ == "numpy" and leaf.shape == ():
+        return (repr(leaf),)
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    raise CannotCapture(
+        f"a batch holds a {kind}{f' at {name}' if name else ''}, whose contents a graph would keep from the batch that was "
+        "recorded: return dense tensors in dicts, lists, tuples or dataclasses"
     )
+
+
+def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a batch, with their places in it."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _named_leaves(value, f"{name}[{key!r}]")
+    elif isinstance(batch, list | tuple):
+        for number, value in enumerate(batch):
+            yield from _named_leaves(value, f"{name}[{number}]")
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from _named_leaves(getattr(batch, field.name), f"{name}.{field.name}")
+    else:
+        yield name, batch
 
 
 def _changes(signatures: Sequence[Key]) -> str:
     """Why no number of recordings would do."""
-    shapes = [str([leaf[0] for leaf in leaves_ if isinstance(leaf, tuple)]) for leaves_ in signatures]
+    shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
         return f"batches came in {len(set(shapes))} shapes ({seen}), and a graph holds one: pad them to a few lengths"

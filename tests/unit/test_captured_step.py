@@ -317,9 +317,7 @@ class TestOptionsThatChange:
         assert job.captured.num_replays == 24
         assert job.captured.num_recordings == 3
         assert {"lr", "momentum", "betas"} & set(job.captured.host_options)
-        effect = strategy_named("cuda_graph").took_effect(
-            strategy_named("cuda_graph").evidence(job), {"scope": "step"}
-        )
+        effect = strategy_named("cuda_graph").took_effect(strategy_named("cuda_graph").evidence(job), {"scope": "step"})
         assert effect.took
         assert "the host launches the update" in effect.detail
 

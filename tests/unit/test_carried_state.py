@@ -132,7 +132,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("layer", "message"),
         [
-            (AttributeTensor, r"layer\.counter holds a new tensor after every step, which the next one reads.*in place"),
+            (
+                AttributeTensor,
+                r"layer\.counter holds a new tensor after every step, which the next one reads.*in place",
+            ),
             (Buffer, r"layer\.counter holds a new tensor after every step"),
             (Cached, r"layer\.cache holds a new tensor after every step"),
             (Number, r"layer\.calls changes with every step \(from 2 to 3\).*register_buffer"),

@@ -75,10 +75,10 @@ def assemble(
     if not named:
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
-    optimizer, flat = build_optimizer(workload, masters.named() if masters else named, plan.optimizer, device)
+    built = build_optimizer(workload, masters.named() if masters else named, plan.optimizer, device)
     if masters:
-        masters.check(optimizer)
-    scheduler = workload.scheduler(optimizer)
+        masters.check(built.optimizer)
+    scheduler = workload.scheduler(built.optimizer)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:
@@ -112,10 +112,11 @@ def assemble(
         plan=plan,
         device=device,
         model=model,
-        optimizer=optimizer,
+        optimizer=built.optimizer,
         scheduler=scheduler,
         masters=masters,
-        flat=flat,
+        flat=built.flat,
+        user_flags=built.user_flags,
         loader=loader,
     )
 

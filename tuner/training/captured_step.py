@@ -350,12 +350,12 @@ def _format(name: str, leaf: Any) -> Any:
 
     if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_nested:
         return str(tuple(leaf.shape)), str(tuple(leaf.stride())), str(leaf.dtype), str(leaf.device)
-    if isinstance(leaf, _CONSTANTS) or type(leaf).__module__ == "numpy" and leaf.shape == ():
+    if isinstance(leaf, _CONSTANTS) or (type(leaf).__module__ == "numpy" and leaf.shape == ()):
         return (repr(leaf),)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     raise CannotCapture(
-        f"a batch holds a {kind}{f' at {name}' if name else ''}, whose contents a graph would keep from the batch that was "
-        "recorded: return dense tensors in dicts, lists, tuples or dataclasses"
+        f"a batch holds a {kind}{f' at {name}' if name else ''}, whose contents a graph would keep from the batch that "
+        "was recorded: return dense tensors in dicts, lists, tuples or dataclasses"
     )
 
 

@@ -1,9 +1,9 @@
 """What a step leaves on modules for the next one, other than in tensors that stay where they are.
 
-A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew: a
-replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the same
-step only (a loss that a layer leaves for the training loop, a weight that a hook computes) is no such state. The steps
-that warm up tell: in the last of them, what the step before left is a tensor that knows when it is read.
+A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
+a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
+same step only (a loss that a layer leaves for the training loop, a weight that a hook computes) is no such state. The
+steps that warm up tell: in the last of them, what the step before left is a tensor that knows when it is read.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
 from tuner.training.micro_batch import split_batch
+from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class TrainingJob:
         masters: MasterWeights | None,
         loader: Any,
         flat: FlatParameters | None = None,
+        user_flags: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         import torch
 
@@ -60,6 +63,7 @@ class TrainingJob:
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.captured = CapturedStep(self) if plan.step.captured else None
         self._flat = flat
+        self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
 
@@ -204,13 +208,27 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as the user's own optimizer has it, one entry a parameter, whatever it runs over."""
+        """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
+        implementation, step counts on the CPU, whatever it runs over and however.
+        """
         state = self.optimizer.state_dict()
-        return self._flat.split(state) if self._flat else state
+        return with_flags(self._flat.split(state) if self._flat else state, self._user_flags)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `optimizer_state_dict` gave, here or in a job of other settings."""
-        self.optimizer.load_state_dict(self._flat.join(state_dict) if self._flat else state_dict)
+        """Takes what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
+        optimizer. It runs on as it does here.
+
+        Raises:
+            WorkloadRejected: It has another number of groups.
+        """
+        groups = self.optimizer.param_groups
+        if len(state_dict["param_groups"]) != len(groups):
+            raise WorkloadRejected(
+                f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
+                "load it into one with the same groups"
+            )
+        state = self._flat.join(state_dict) if self._flat else state_dict
+        self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.errors import UnsupportedHere
 from tuner.training.captured_step import make_capturable
 from tuner.training.flat_parameters import FlatParameters
+from tuner.training.optimizer_state import implementation_flags
 
 if TYPE_CHECKING:
     import torch
@@ -15,19 +18,36 @@ if TYPE_CHECKING:
     from tuner.workloads.workload import NamedParameters, Workload
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuiltOptimizer:
+    """An optimizer as a plan has it.
+
+    Attributes:
+        flat: The buffers that it runs over, or None.
+        user_flags: How each group would run without the plan; checkpoints have these.
+    """
+
+    optimizer: torch.optim.Optimizer
+    flat: FlatParameters | None
+    user_flags: list[dict[str, Any]]
+
+
 def build_optimizer(
     workload: Workload, named: NamedParameters, arguments: OptimizerArguments, device: torch.device
-) -> tuple[torch.optim.Optimizer, FlatParameters | None]:
+) -> BuiltOptimizer:
     """Another algorithm first, then how it runs, then the buffers that it runs over, then its rates.
 
-    Returns:
-        The optimizer, and the buffers where the plan has them.
+    Raises:
+        UnsupportedHere: The optimizer has to be built again and holds what would be lost.
     """
     optimizer = workload.optimizer(named)
+    if arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous:
+        _check_new(optimizer)
     if arguments.algorithm is not None:
         from tuner.training.optimizers.exchange import exchanged
 
         optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
+    user_flags = [implementation_flags(group) for group in optimizer.param_groups]
     flags = _flags(arguments)
     if flags:
         optimizer = _rebuilt(optimizer, optimizer.param_groups, flags)
@@ -39,7 +59,22 @@ def build_optimizer(
             group["lr"] = group["lr"] * arguments.rate_factor
     if arguments.capturable:
         make_capturable(optimizer, device)
-    return optimizer, flat
+    return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags)
+
+
+def _check_new(optimizer: torch.optim.Optimizer) -> None:
+    """Another one in its place has its groups and options, and nothing else of it."""
+    hooks = sorted(name for name, value in vars(optimizer).items() if name.endswith("_hooks") and value)
+    # Adagrad makes its state when it is made, at step 0.
+    stepped = [values for values in optimizer.state.values() if values and float(values.get("step", 1))]
+    lost = [f"state of {len(stepped)} parameters"] if stepped else []
+    lost += [f"hooks ({', '.join(hooks)})"] if hooks else []
+    if lost:
+        raise UnsupportedHere(
+            f"{type(optimizer).__name__} comes from Workload.optimizer with {' and '.join(lost)}, which would be lost "
+            "when it is built again to run otherwise: return it as its constructor makes it, and load a state with "
+            "load_optimizer_state_dict"
+        )
 
 
 def _flags(arguments: OptimizerArguments) -> dict[str, bool]:

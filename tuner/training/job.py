@@ -10,6 +10,7 @@ from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
 from tuner.training.micro_batch import split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
+from tuner.training.seen_formats import SeenFormats
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class TrainingJob:
         masters: FP32 copies of 16-bit parameters, where the plan has them.
         scaler: Of the loss, where the plan has one.
         captured: The step as CUDA graphs, where the plan has it recorded.
+        formats: What was seen of the number formats of its products.
+        num_pieces: Of the last step's batch; None before the first step, and where the workload has its own.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
@@ -62,6 +65,8 @@ class TrainingJob:
         self.masters = masters
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.captured = CapturedStep(self) if plan.step.captured else None
+        self.formats = SeenFormats()
+        self.num_pieces: int | None = None
         self._flat = flat
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0
@@ -110,7 +115,9 @@ class TrainingJob:
                 # A graph would hold casts of weights that the cache made before it was recorded.
                 cached = None if self.captured is None else False
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype, cache_enabled=cached))
-            return self.workload.loss(self.model, batch)
+            loss = self.workload.loss(self.model, batch)
+            self.formats.look(loss, self.device)
+            return loss
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulates gradients, scaled where the plan has a loss scaler."""
@@ -145,6 +152,7 @@ class TrainingJob:
         Returns:
             The loss of the whole batch, detached.
         """
+        self.num_pieces = len(pieces)
         if len(pieces) == 1:
             loss = self.loss(pieces[0])
             self.backward(loss)

@@ -425,8 +425,51 @@ class TestWhoLooksOn:
         assert job.captured.num_recordings == 2
         assert {float(s["step"]) for s in job.optimizer.state.values()} == {2.0 if replaced else 1.0}
 
+    @pytest.mark.parametrize("how", ["frozen", "moved"])
+    def test_parameters_that_are_frozen_or_moved_are_recorded_anew(self, how: str) -> None:
+        """A graph would go on training the one, and write to where the other was."""
+
+        def run(captured: bool) -> TrainingJob:
+            job = job_of(Everything(), fused_plan(), captured=captured)
+            batch = next(iter(job))
+            job.step(batch)
+            if how == "frozen":
+                job.model.head.requires_grad_(False)
+            else:
+                with torch.no_grad():
+                    job.model.head.weight.data = torch.zeros_like(job.model.head.weight)
+            job.step(batch)
+            return job
+
+        job, eager = run(captured=True), run(captured=False)
+        torch.testing.assert_close(job.model.head.weight, eager.model.head.weight, rtol=1e-5, atol=1e-7)
+        assert job.captured is not None
+        assert job.captured.num_recordings == 2
+
+    def test_a_checkpoint_has_the_rate_of_the_next_update(self) -> None:
+        """The scheduler's step, which a loss scaler makes late, is made before."""
+        job, batch = captured_job(Overflowing(), Plan(step=StepArguments(loss_scaler=True)))
+        job.step([*batch, torch.tensor(1.0)])
+        state = job.optimizer_state_dict()
+        assert state["param_groups"][0]["lr"] == pytest.approx(0.05)
+        job.step([*batch, torch.tensor(1.0)])
+        job.load_optimizer_state_dict(state)
+        assert job.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+        assert job.skipped_steps == 0
+        assert job.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
 
 class TestLimits:
+    def test_hooks_of_the_optimizer_are_refused(self) -> None:
+        job, batch = captured_job(Everything())
+
+        def average(*_: Any) -> None:
+            """Of the weights, say."""
+
+        job.optimizer.register_step_post_hook(average)
+        with pytest.raises(CannotCapture, match=r"AdamW calls hooks around its update \(.*average\)"):
+            job.step(batch)
+
     def test_a_few_shapes_are_recorded_and_no_more(self) -> None:
         job, (images, labels) = captured_job(Everything())
         for length in range(1, MAX_RECORDINGS + 1):

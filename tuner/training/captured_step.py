@@ -75,7 +75,8 @@ class CapturedStep:
         self._job = job
         self._recorder = recorder or _recorder_for(job.device)
         self._modules = list(job.model.modules())
-        self._mode: tuple[bool, ...] = ()
+        self._tensors = [*job.model.parameters(), *job.model.buffers()]
+        self._mode: Key = ()
         self._recordings: dict[Key, _Recording] = {}
         self._options: dict[str, Key] = {}
         self._num_changes = 0
@@ -160,10 +161,13 @@ class CapturedStep:
         return recording
 
     def _forget_what_changed(self) -> None:
-        """Graphs hold addresses, one training mode and what the update reads on the host: what was recorded of others
-        is dropped.
+        """Graphs hold addresses, one training mode, what is trained and what the update reads on the host: what was
+        recorded of others is dropped.
         """
-        mode = tuple(module.training for module in self._modules)
+        mode = (
+            *(module.training for module in self._modules),
+            *((tensor.requires_grad, tensor.data_ptr()) for tensor in self._tensors),
+        )
         state = self._job.optimizer.state
         stale = mode != self._mode or state is not self._optimizer_state or len(state) != self._num_states
         stale |= self._options_changed()
@@ -197,6 +201,7 @@ class CapturedStep:
 
     def _record(self, batch: Any) -> _Recording:
         job = self._job
+        _check_hooks(job.optimizer)
         static = map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, batch)
         weights = self._weights(batch)
         self._rates.fill()
@@ -306,6 +311,11 @@ class _Recording:
         for name, static in _named_leaves(self.batch):
             if hasattr(static, "copy_"):
                 static.copy_(found[name], non_blocking=True)
+        if len(weights) > 1 and not all(weights):
+            raise CannotCapture(
+                f"micro-batch {list(weights).index(0) + 1} of {len(weights)} has no token, so that its loss is not a "
+                "number, and a graph can leave none out: use fewer micro-batches (micro_batch), or drop such samples"
+            )
         if self.weights is not None and weights != self.last_weights:
             for number, weight in enumerate(weights):
                 self.weights[number].fill_(weight)
@@ -334,6 +344,16 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
     optimizer.defaults["capturable"] = True
     # Warm-up runs it without recording, which is not worth a warning.
     optimizer._warned_capturable_if_run_uncaptured = True
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    hooks = {**optimizer._optimizer_step_pre_hooks, **optimizer._optimizer_step_post_hooks}
+    if hooks:
+        names = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values()}))
+        raise CannotCapture(
+            f"{type(optimizer).__name__} calls hooks around its update ({names}), and a replay would not: do their "
+            "work in the workload, or remove them"
+        )
 
 
 def signature(batch: Any) -> Key:

@@ -67,7 +67,8 @@ class CarriedState:
         self._looks = [_look(job)]
         tensors = [leaf for found in self._looks[0].values() for leaf in found.leaves if _is_tensor(leaf)]
         registered = {id(tensor) for tensor in [*job.model.parameters(), *job.model.buffers()]}
-        self._kept = [(t, t.detach().clone(), _version(t)) for t in tensors if id(t) not in registered]
+        own = [t for t in tensors if id(t) not in registered and t.device.type == job.device.type]
+        self._kept = [(t, t.detach().clone(), _version(t)) for t in own]
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
-from tuner.training.micro_batch import split_batch
+from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
 from tuner.training.structure import map_structure
@@ -34,7 +34,7 @@ class TrainingJob:
         scaler: Of the loss, where the plan has one.
         captured: The step as CUDA graphs, where the plan has it recorded.
         formats: What was seen of the number formats of its products.
-        num_pieces: Of the last step's batch; None before the first step, and where the workload has its own.
+        num_pieces: Of the batch that had most; None before the first step, and where the workload has its own.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
@@ -142,8 +142,9 @@ class TrainingJob:
     # --- what a step consists of --------------------------------------------------------------
 
     def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
-        """The micro-batches of a batch, and their weights in its loss."""
+        """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
         count = self.plan.step.num_micro_batches
+        count = min(count, batch_length(batch) or count)
         return ([batch], [1.0]) if count == 1 else split_batch(self.workload, batch, count)
 
     def forward_backward(self, pieces: list[Any], weights: Sequence[Any]) -> torch.Tensor:
@@ -152,12 +153,16 @@ class TrainingJob:
         Returns:
             The loss of the whole batch, detached.
         """
-        self.num_pieces = len(pieces)
+        self.num_pieces = max(len(pieces), self.num_pieces or 0)
         if len(pieces) == 1:
             loss = self.loss(pieces[0])
             self.backward(loss)
             return loss.detach()
         total: Any = 0.0
+        # A piece without a token has no mean, and not a number times nothing is none either.
+        if any(isinstance(weight, float) and weight > 0 for weight in weights):
+            pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
+            weights = [weight for weight in weights if weight]
         for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
             with ExitStack() as stack:
                 if number < len(pieces) - 1 and hasattr(self.model, "no_sync"):
@@ -219,6 +224,8 @@ class TrainingJob:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
         implementation, step counts on the CPU, whatever it runs over and however.
         """
+        if self.captured:
+            self.captured.settle()
         state = self.optimizer.state_dict()
         return with_flags(self._flat.split(state) if self._flat else state, self._user_flags)
 
@@ -229,6 +236,8 @@ class TrainingJob:
         Raises:
             WorkloadRejected: It has another number of groups.
         """
+        if self.captured:
+            self.captured.settle()
         groups = self.optimizer.param_groups
         if len(state_dict["param_groups"]) != len(groups):
             raise WorkloadRejected(

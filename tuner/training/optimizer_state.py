@@ -36,5 +36,5 @@ def with_flags(state_dict: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]
 
 
 def _with_step_on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
-    step = values.get("step")
+    step: Any = values.get("step")
     return {**values, "step": step.cpu()} if hasattr(step, "data_ptr") else dict(values)

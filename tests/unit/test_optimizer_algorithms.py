@@ -350,6 +350,25 @@ class TestExchange:
         assert [g["lr"] for g in job_with("lars", Named()).optimizer.param_groups] == [4.0, 2.0]
         assert [g["lr"] for g in job_with("lamb", Named()).optimizer.param_groups] == [1e-3, 5e-4]
 
+    @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
+    def test_a_scheduler_with_rates_of_its_own_is_refused_where_the_rate_is_another(
+        self, arguments: dict[str, Any]
+    ) -> None:
+        """The rate that was asked for would be overwritten before the first step."""
+
+        class Cycled(Groups):
+            learning_rates = {"lars": 4.0}  # noqa: RUF012
+
+            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+                return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+        device = torch.device("cpu")
+        with pytest.raises(
+            UnsupportedHere, match=r"OneCycleLR begins with a learning rate of its own, 0\.004, instead"
+        ):
+            assemble(Cycled(), Plan(optimizer=OptimizerArguments(**arguments)), device=device)
+        assemble(Cycled(), Plan(optimizer=OptimizerArguments(algorithm="lamb")), device=device)
+
     def test_the_scheduler_moves_the_new_optimizer(self) -> None:
         class Decays(Groups):
             def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:

@@ -9,7 +9,7 @@ from tuner.errors import WorkloadRejected
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
-from tuner.training.optimizer import build_optimizer
+from tuner.training.optimizer import build_optimizer, check_rates
 from tuner.training.prefetcher import PrefetchingLoader, copy_stream
 from tuner.training.regrouping import LengthOf, regroup
 
@@ -78,7 +78,11 @@ def assemble(
     built = build_optimizer(workload, masters.named() if masters else named, plan.optimizer, device)
     if masters:
         masters.check(built.optimizer)
+    other_rates = plan.optimizer.rate_factor != 1.0 or plan.optimizer.algorithm in workload.learning_rates
+    rates = [float(group["lr"]) for group in built.optimizer.param_groups] if other_rates else []
     scheduler = workload.scheduler(built.optimizer)
+    if other_rates:
+        check_rates(built.optimizer, rates, scheduler)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:

@@ -108,6 +108,8 @@ def cast_model(model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool) -> t
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
+        if isinstance(module, torch.nn.RNNBase):
+            module.flatten_parameters()  # in one piece, as cuDNN wants them
     model.register_forward_pre_hook(
         lambda _, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), with_kwargs=True
     )

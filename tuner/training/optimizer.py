@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,25 @@ def build_optimizer(
     if arguments.capturable:
         make_capturable(optimizer, device)
     return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags)
+
+
+def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
+    """Refuses a scheduler that sets rates of its own, where the plan has changed the user's.
+
+    Args:
+        rates: Of each group, before the scheduler was made, which keeps the first of them as `initial_lr`.
+
+    Raises:
+        UnsupportedHere: The plan's rates would not be trained with.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        first = float(group.get("initial_lr", rate))
+        if first != rate:
+            raise UnsupportedHere(
+                f"{type(scheduler).__name__} begins with a learning rate of its own, {first:g}, instead of the "
+                f"optimizer's, {rate:g}, so that no other rate can be given to it: compute its rates from the "
+                "optimizer's groups, or leave the learning rate as it is (larger_global_batch: rule none)"
+            )
 
 
 def _check_new(optimizer: torch.optim.Optimizer) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _PRODUCT = re.compile(
-    r"^(Addmm|Mm|Bmm|Baddbmm|Addbmm|Mv|Addmv|Dot|Linear|\w*Convolution|\w*Rnn\w*|ScaledDot\w+)Backward"
+    r"^(Addmm|Mm|\w*GroupedMm|Bmm|Baddbmm|Addbmm|Mv|Addmv|Dot|Linear|\w*Convolution|\w*Rnn\w*|ScaledDot\w+)Backward"
 )
 _HIDDEN = re.compile(r"^(CompiledFunction|CheckpointFunction)")
 

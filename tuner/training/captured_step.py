@@ -192,7 +192,7 @@ class CapturedStep:
 
         def read(value: Any) -> Any:
             if not hasattr(value, "data_ptr"):
-                return repr(value)
+                return tuple(value) if isinstance(value, list) else value
             return value.tolist() if value.device.type == "cpu" else id(value)
 
         optimizer = self._job.optimizer

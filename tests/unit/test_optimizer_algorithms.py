@@ -350,6 +350,12 @@ class TestExchange:
         assert [g["lr"] for g in job_with("lars", Named()).optimizer.param_groups] == [4.0, 2.0]
         assert [g["lr"] for g in job_with("lamb", Named()).optimizer.param_groups] == [1e-3, 5e-4]
 
+    @pytest.mark.parametrize(("algorithm", "implementation"), [("lamb", "foreach"), ("adafactor", "fused")])
+    def test_an_implementation_that_it_has_not_is_refused(self, algorithm: str, implementation: str) -> None:
+        """Its groups would have said that it ran."""
+        with pytest.raises(UnsupportedHere, match=rf"has no {implementation} implementation"):
+            job_with(algorithm, implementation=implementation)
+
     @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
     def test_a_scheduler_with_rates_of_its_own_is_refused_where_the_rate_is_another(
         self, arguments: dict[str, Any]

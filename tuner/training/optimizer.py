@@ -39,7 +39,8 @@ def build_optimizer(
     """Another algorithm first, then how it runs, then the buffers that it runs over, then its rates.
 
     Raises:
-        UnsupportedHere: The optimizer has to be built again and holds what would be lost.
+        UnsupportedHere: The optimizer has to be built again and holds what would be lost, or has no such
+            implementation.
     """
     optimizer = workload.optimizer(named)
     if arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous:
@@ -49,7 +50,7 @@ def build_optimizer(
 
         optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
     user_flags = [implementation_flags(group) for group in optimizer.param_groups]
-    flags = _flags(arguments)
+    flags = _flags(optimizer, arguments.implementation)
     if flags:
         optimizer = _rebuilt(optimizer, optimizer.param_groups, flags)
     flat = FlatParameters(optimizer) if arguments.contiguous else None
@@ -97,10 +98,16 @@ def _check_new(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _flags(arguments: OptimizerArguments) -> dict[str, bool]:
+def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict[str, bool]:
     """Source: https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and fused")."""
-    name = arguments.implementation
-    return {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
+    if implementation is None:
+        return {}
+    offered = inspect.signature(type(optimizer).__init__).parameters
+    if implementation != "for_loop" and implementation not in offered:
+        raise UnsupportedHere(
+            f"{type(optimizer).__name__} has no {implementation} implementation: leave optimizer_implementation out"
+        )
+    return {name: name == implementation for name in ("foreach", "fused") if name in offered}
 
 
 def _rebuilt(

@@ -147,7 +147,9 @@ def _compute_in_fp32(name: str, module: torch.nn.Module, dtype: torch.dtype) -> 
     import torch
 
     batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-    if not batch_norm and (_has_state(module) or not type(module).__module__.startswith("torch.nn.")):
+    if type(module).__module__.startswith("torch.nn.") and (batch_norm or not _has_state(module)):
+        return
+    if not batch_norm:
         module.register_forward_pre_hook(
             lambda _, args, kwargs: (_cast(args, torch.float32), _cast(kwargs, torch.float32)), with_kwargs=True
         )

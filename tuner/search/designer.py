@@ -151,7 +151,7 @@ class Designer:
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
             status="audited" if audits >= ENOUGH_AUDITS else "estimated",
-            noise=self.knowledge.noise,
+            noise=self.knowledge.noise(self.incumbent),
             ended=self.ended,
             not_tried=tuple(decision for decision in self.decisions if decision.verdict == "not_tried"),
             audits=audits,
@@ -250,7 +250,8 @@ class Designer:
                 return
 
     def _sampler(self) -> Story:
-        worth = [m for m in self.space.moves if self.knowledge.bound(m, self.incumbent) > self.knowledge.threshold]
+        threshold = self.knowledge.threshold(self.incumbent)
+        worth = [m for m in self.space.moves if self.knowledge.bound(m, self.incumbent) > threshold]
         while len({move.strategy for move in worth}) > 1:
             suggested = suggest_candidates(
                 self.space,
@@ -429,7 +430,7 @@ class Designer:
         left = 0
         spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
         for move, bound in self.knowledge.untried(self.incumbent):
-            above = bound > self.knowledge.threshold
+            above = bound > self.knowledge.threshold(self.incumbent)
             impossible = self._why_impossible(move)
             if impossible is not None:
                 why = impossible

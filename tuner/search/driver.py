@@ -410,7 +410,7 @@ class StudyDriver:
         best = knowledge.difference(self._finalists[0], designer.reference)
         wanted = num_blocks(
             at_least=settings.confirm_blocks,
-            noise_sd=knowledge.model.noise_sd,
+            noise_sd=knowledge.noise_sd(designer.reference, self._finalists[0]),
             expected_gain=best.ratio - 1,
             num_finalists=len(self._finalists),
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from tuner.estimates import log_rate, log_ratio
 from tuner.profiling.bounds import Situation, situation_of
-from tuner.profiling.categories import Category
 from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
-from tuner.search.effects import Difference, EffectModel, Observation
+from tuner.search.calm import is_calm
+from tuner.search.effects import Difference, EffectModel, Observation, uncontradicted
 from tuner.search.memory_model import memory_model, pieces_of
 from tuner.search.profile_evidence import profile_log_ratio
 from tuner.search.space import Space
@@ -18,15 +20,6 @@ from tuner.search.starts import WARM_SHARE, cold_compile_s, usual_start_s
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
 UNKNOWN_WINDOW_ERROR = 0.05
-WAITING = (
-    Category.HOST,
-    Category.LAUNCH_LATENCY,
-    Category.OPTIMIZER_HOST,
-    Category.SYNCHRONISATION,
-    Category.DATA_WAIT,
-)
-CALM = 0.1
-"""Share of the step that a device may wait for its host, of a trial that does not feel the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +159,18 @@ class Knowledge:
     def _is_calm(self, candidate: Candidate) -> bool:
         """Whether its profile shows a device that hardly ever waited for the host."""
         situation = self._situations.get(candidate.key)
-        return situation is not None and situation.time_ns(WAITING) < CALM * situation.step_ns
+        return situation is not None and is_calm(situation)
 
     # --- candidates ---------------------------------------------------------------------------
 
     @property
     def model(self) -> EffectModel:
         """The rates of companions tie those of trials that were measured alone to the ratios; without such trials they
-        would only add the drift that ratios are free of.
+        would only add the drift that ratios are free of. Profiles that contradict what was measured do not count.
         """
         if self._model is None:
             alone = any(o.reference is None and not o.companion for o in self._observations)
-            self._model = EffectModel([o for o in self._observations if alone or not o.companion])
+            self._model = EffectModel(uncontradicted([o for o in self._observations if alone or not o.companion]))
         return self._model
 
     def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
@@ -322,20 +315,22 @@ class Knowledge:
         situation = self.situation(incumbent)
         return self.space.bound(move, situation) if situation else 1.0
 
-    @property
-    def noise(self) -> float:
-        """Smallest gain that is told from none with two starts of each."""
-        return self.model.smallest_detectable() if self._observations else 0.05
+    def noise(self, incumbent: Candidate) -> float:
+        """Smallest gain over an incumbent that is told from none with two starts of each."""
+        return self.model.smallest_detectable(calm=self._is_calm(incumbent)) if self._observations else 0.05
+
+    def noise_sd(self, *candidates: Candidate) -> float:
+        """Between starts of these candidates: the root of their mean variance."""
+        return math.sqrt(fmean(self.model.noise_of(calm=self._is_calm(candidate)) ** 2 for candidate in candidates))
 
     @property
     def drifts(self) -> bool:
         """Whether the machine seems to change its speed over the trials."""
         return bool(self._observations) and self.model.drift.sd > 0
 
-    @property
-    def threshold(self) -> float:
+    def threshold(self, incumbent: Candidate) -> float:
         """A bound below this is not worth a trial: half the noise, but at least what is worthwhile."""
-        return max(WORTHWHILE, min(0.05, self.noise / 2))
+        return max(WORTHWHILE, min(0.05, self.noise(incumbent) / 2))
 
     # --- moves --------------------------------------------------------------------------------
 

@@ -293,6 +293,8 @@ class Proposals:
         )
         if known is None:
             return bound * self._likely_part(move.strategy)
+        if move.strategy in self._incumbent.choices:  # what was learned is of first choices
+            return min(known, bound)
         learned = self._realisation(move.strategy) / strategy.likely_part(self._space.workload)
         return min(known * learned, bound)
 

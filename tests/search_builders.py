@@ -1,6 +1,6 @@
 """Searches over known surfaces, and a machine with a clock that breaks where it is told to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -83,6 +83,7 @@ class Machine(FakeRunner):
     Attributes:
         broken: How a trial of a candidate fails, by (strategy, level).
         compile_s: What compiling a model takes that has a choice of these strategies, first; then a tenth of that.
+        look_s: What each look at the workload takes; those after the last are free.
         interrupt_at: The number of the run, from 0, at which the person presses Ctrl-C; None for never.
         runs: Candidates and purposes of every run that was begun.
         caps_s: The caps of their windows.
@@ -98,12 +99,14 @@ class Machine(FakeRunner):
         paired: bool = False,
         broken: Mapping[tuple[str, int], FailureKind] | None = None,
         compile_s: Mapping[str, float] | None = None,
+        look_s: Sequence[float] = (),
         interrupt_at: int | None = None,
         facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
     ) -> None:
         super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired)
         self.broken = dict(broken or {})
         self.compile_s = dict(compile_s or {})
+        self.look_s = list(look_s)
         self.interrupt_at = interrupt_at
         self.runs: list[list[tuple[Candidate, Purpose]]] = []
         self.caps_s: list[float] = []
@@ -112,6 +115,7 @@ class Machine(FakeRunner):
         self._compiled: set[str] = set()
 
     def inspect(self) -> WorkloadFacts:
+        self.now_s += self.look_s.pop(0) if self.look_s else 0.0
         return self._facts(super().inspect())
 
     def clock(self) -> float:

@@ -113,7 +113,8 @@ class TestStory:
         assert all(trial.state is TrialState.COMPLETED and trial.result for trial in study.trials)
         assert [trial.sequence for trial in study.trials] == list(range(1, len(study.trials) + 1))
         kinds = [event.kind for event in study.store.events(study.study_id)]
-        assert kinds == ["priors", *["trials_began", "trials_ended"] * len(study.machine.runs), "recommended"]
+        trials = ["trials_began", "trials_ended"] * len(study.machine.runs)
+        assert kinds == ["prepared", "priors", *trials, "recommended"]
 
 
 class TestConsent:
@@ -344,6 +345,17 @@ class TestInterruption:
         assert [(d.stage, d.verdict, d.candidate) for d in study.decisions] == [
             (d.stage, d.verdict, d.candidate) for d in whole.decisions
         ]
+
+    @pytest.mark.parametrize("looks_s", [(60.0, 1.0), (1.0, 30.0)])
+    def test_what_a_look_takes_the_next_time_changes_no_story(self, looks_s):
+        """Files are warm, or the machine is busier: the same results make the same next trials."""
+        whole = StudyRun(Machine(SMALL, look_s=[looks_s[0]]), budget_s=110.0, max_trials=None)
+        whole.run()
+        study = StudyRun(Machine(SMALL, look_s=looks_s, interrupt_at=1), budget_s=110.0, max_trials=None)
+        study.run()
+        study.run()
+        searched = [[row for row in run.story() if row[1] != "confirm"] for run in (study, whole)]
+        assert searched[0] == searched[1]
 
     def test_a_completed_study_is_told_again_without_running_anything(self):
         study = StudyRun(Machine(SMALL))

@@ -200,8 +200,8 @@ class StudyDriver:
         self._check_budget(facts.sample_step_ns)
         reference = self._make_reference()
         self._specs = SpecMaker(self.study, self._space, reference)
-        # What trials took before a restart counts as it did then, so that the story ends where it would have.
-        trials_s = self._left_s() + self._spent_before_s
+        # A resumed study tells its story with the seconds that it began with, however long the looks take this time.
+        trials_s = self.study.settings.budget_s - self._prepared_s()
         cap = max(MIN_CAP_S, SEARCH_SHARE * trials_s / TRIALS_WANTED / 3)
         self._measure = measure_settings(self.study.settings.measure, cap)
         self._designer = Designer(
@@ -222,6 +222,15 @@ class StudyDriver:
         priors = gather_priors(self._store, self._space)
         self._store.add_event(self.study.study_id, "priors", msgspec.to_builtins(priors))
         return priors
+
+    def _prepared_s(self) -> float:
+        """What was spent before the first trial when this study began, noted then."""
+        for event in self._store.events(self.study.study_id):
+            if event.kind == "prepared":
+                return float(event.data["seconds"])
+        seconds = self.view.elapsed_s
+        self._store.add_event(self.study.study_id, "prepared", {"seconds": seconds})
+        return seconds
 
     def _check_budget(self, step_ns: int) -> None:
         """A study that has measured something goes on to its answer, however little time is left."""
@@ -280,7 +289,7 @@ class StudyDriver:
 
     def _next_on(self, ladder: list[Candidate], memory: MemoryModel) -> Candidate | None:
         """Takes the first that may fit; what is expected not to comes last, because expectations may be wrong."""
-        ladder.sort(key=lambda candidate: memory.why_not(candidate, pieces_of(self._space, candidate)) is not None)
+        ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(self._space, candidate)))
         return ladder.pop(0) if ladder else None
 
     # --- the search ---------------------------------------------------------------------------

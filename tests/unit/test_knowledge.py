@@ -5,10 +5,22 @@ import math
 import pytest
 from gpu_model import GpuModel, Step
 from msgspec.structs import replace
-from search_builders import SMALL, candidate, surface_space
+from search_builders import SMALL, candidate, move, surface_space
 
 from tuner.profiling.categories import Category as C
-from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, StudySettings, TrialResult, TrialSpec, new_id
+from tuner.records import (
+    BASELINE,
+    Candidate,
+    Failure,
+    FailureKind,
+    MeasureSettings,
+    Phase,
+    Purpose,
+    StudySettings,
+    TrialResult,
+    TrialSpec,
+    new_id,
+)
 from tuner.search.knowledge import Knowledge, Outcome
 from tuner.search.space import Space
 from tuner.trials.fake import FakeRunner
@@ -63,6 +75,48 @@ def test_a_profile_does_not_outvote_the_windows_beside_it() -> None:
         result = replace(claimed, windows=unchanged.windows)
         knowledge.take_in(Outcome(result=result), compared_with=BASELINE)
     assert knowledge.difference(LOADER, BASELINE).mean == pytest.approx(0.0, abs=0.03)
+
+
+class TestOutOfMemory:
+    PRODUCTS, UPDATE = candidate(products=2), candidate(update=1)
+    TWO, THREE = candidate(loader=2, products=2), candidate(loader=2, products=2, update=1)
+
+    @pytest.fixture
+    def knowledge(self) -> Knowledge:
+        knowledge = Knowledge(surface_space(SMALL), BASELINE)
+        self.ran(knowledge, BASELINE)
+        return knowledge
+
+    def ran(self, knowledge: Knowledge, *candidates: Candidate) -> None:
+        for one in candidates:
+            take_in(knowledge, FakeRunner(SMALL), one)
+
+    def ran_out(self, knowledge: Knowledge, what: Candidate) -> None:
+        failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="no memory")
+        result = replace(run_group(FakeRunner(SMALL), what)[0], failure=failure, windows=(), breakdowns=(), memory=())
+        knowledge.take_in(Outcome(result=result))
+
+    def test_of_two_choices_says_nothing_of_either_alone(self, knowledge: Knowledge) -> None:
+        self.ran_out(knowledge, self.TWO)
+        assert not knowledge.known_to_fail(LOADER)
+        assert not knowledge.known_to_fail(self.PRODUCTS)
+        assert not knowledge.ran_out_of_memory(move("loader", 2))
+
+    def test_of_two_choices_keeps_from_both_with_more(self, knowledge: Knowledge) -> None:
+        self.ran_out(knowledge, self.TWO)
+        assert knowledge.known_to_fail(self.THREE)
+
+    def test_is_the_doing_of_the_one_that_never_ran(self, knowledge: Knowledge) -> None:
+        self.ran(knowledge, LOADER)
+        self.ran_out(knowledge, self.TWO)
+        assert knowledge.ran_out_of_memory(move("products", 2))
+        assert knowledge.known_to_fail(self.THREE)
+
+    def test_of_two_that_run_alone_is_of_both_together(self, knowledge: Knowledge) -> None:
+        self.ran(knowledge, LOADER, self.PRODUCTS)
+        self.ran_out(knowledge, self.TWO)
+        assert knowledge.known_to_fail(self.THREE)
+        assert not knowledge.known_to_fail(candidate(products=2, update=1))
 
 
 WAITS = Step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -201,20 +201,28 @@ class Knowledge:
         return told
 
     def ran_out_of_memory(self, move: Move) -> bool:
-        """Whether a candidate with this choice ran out of memory, and none with it ever ran."""
-        with_it = self._results_with(move)
-        return any(_out_of_memory(r) for r in with_it) and not any(r.ok for r in with_it)
+        """Whether memory ran out by this choice: everything that was beside it is known to run."""
+        return any(suspects == {move.strategy: move.choice} for _, suspects in self._out_of_memory())
+
+    def _out_of_memory(self) -> list[tuple[Candidate, dict[str, Choice]]]:
+        """Candidates that ran out of memory, with those of their choices that never ran: one of these or all together
+        are too much.
+        """
+        every = [result for results in self.results.values() for result in results]
+        ran = [result.candidate.choices for result in every if result.ok]
+        return [
+            (r.candidate, {n: c for n, c in r.candidate.choices.items() if not any(o.get(n) == c for o in ran)})
+            for r in every
+            if _is_out_of_memory(r)
+        ]
 
     def known_to_fail(self, candidate: Candidate) -> bool:
         """Whether what failed before says that this candidate will: one of its choices is to blame for a
-        failure, or ran out of memory beside no more than it is beside here; or its micro-batches will not fit.
+        failure, or some ran out of memory beside no more than they are beside here; or its micro-batches will not fit.
         """
-        if self.will_not_fit(candidate) is not None:
+        if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
-        return any(
-            self._to_blame(move) or self._too_large(candidate, move)
-            for move in (Move(strategy=name, choice=choice) for name, choice in candidate.choices.items())
-        )
+        return any(self._to_blame(Move(strategy=name, choice=choice)) for name, choice in candidate.choices.items())
 
     def will_not_fit(self, candidate: Candidate) -> str | None:
         """Why the micro-batches of a candidate need more memory than there is; None where they may fit, or did."""
@@ -229,7 +237,7 @@ class Knowledge:
             return False
         return any(
             not result.ok
-            and not _out_of_memory(result)
+            and not _is_out_of_memory(result)
             and all(
                 any(other.ok for other in self._results_with(Move(strategy=name, choice=choice)))
                 for name, choice in result.candidate.choices.items()
@@ -238,19 +246,26 @@ class Knowledge:
             for result in with_it
         )
 
-    def _too_large(self, candidate: Candidate, move: Move) -> bool:
-        if not self.ran_out_of_memory(move):
-            return False
-        beside = candidate.with_choice(move.strategy, {})
-        unknown = any(
-            self.space.strategy(name).memory and not self._results_with(Move(strategy=name, choice=choice))
-            for name, choice in beside.choices.items()
-        )
-        return not unknown and self.expected_memory_bytes(beside) >= self.smallest_failure(move)
+    def _too_large(self, candidate: Candidate) -> bool:
+        """Whether it has all that ran out of memory together, beside no less than was beside that."""
+        for failed, never_ran in self._out_of_memory():
+            suspects = never_ran or failed.choices
+            if not suspects or any(candidate.choices.get(name) != choice for name, choice in suspects.items()):
+                continue
+            beside = _without(candidate, suspects)
+            unknown = any(
+                self.space.strategy(name).memory and not self._results_with(Move(strategy=name, choice=choice))
+                for name, choice in beside.choices.items()
+            )
+            needed = self.expected_memory_bytes(_without(failed, suspects))
+            if not unknown and self.expected_memory_bytes(beside) >= needed:
+                return True
+        return False
 
     def smallest_failure(self, move: Move) -> float:
-        """Least memory of what was kept beside a choice when it ran out of memory."""
-        beside = [r.candidate.with_choice(move.strategy, {}) for r in self._results_with(move) if _out_of_memory(r)]
+        """Least memory of what was kept beside a choice when memory ran out by it."""
+        only = {move.strategy: move.choice}
+        beside = [_without(failed, only) for failed, suspects in self._out_of_memory() if suspects == only]
         return min((self.expected_memory_bytes(candidate) for candidate in beside), default=0.0)
 
     def needs_less_memory(self, candidate: Candidate, other: Candidate) -> bool:
@@ -349,8 +364,12 @@ class Knowledge:
         return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
 
 
-def _out_of_memory(result: TrialResult) -> bool:
+def _is_out_of_memory(result: TrialResult) -> bool:
     return result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY
+
+
+def _without(candidate: Candidate, names: Container[str]) -> Candidate:
+    return Candidate(choices={name: choice for name, choice in candidate.choices.items() if name not in names})
 
 
 def without_effect(result: TrialResult, candidate: Candidate) -> str:

@@ -274,6 +274,17 @@ class TestBudget:
         assert all(confirmed.count(key) >= 5 for key in confirmed)
         assert study.machine.now_s <= 36.0 + ROUNDING_S
 
+    @pytest.mark.parametrize("start_s", [6.0, 12.0, 20.0])
+    def test_slow_starts_are_confirmed_in_fewer_blocks_and_that_is_said(self, start_s):
+        """Five blocks of two starts would take 60 to 200 s; no more than one block goes over the budget."""
+        study = StudyRun(Machine(SMALL, start_s=start_s), budget_s=150.0, max_trials=None)
+        answer = study.run()
+        assert 2 <= answer.gain.num_blocks < 5
+        block_s = 2 * (start_s + 5.0)
+        assert study.machine.now_s <= 150.0 + block_s
+        reason = next(d.reason for d in study.decisions if d.stage == "confirm")
+        assert "not the 5 asked for, because the budget was spent" in reason
+
     def test_a_budget_too_short_for_one_trial_is_refused_before_anything_runs(self):
         slow = Machine(SMALL, facts=lambda facts: replace(facts, sample_step_ns=2_000_000_000))
         study = StudyRun(slow, budget_s=20.0)

@@ -35,7 +35,7 @@ from tuner.records import (
     TrialSpec,
     new_id,
 )
-from tuner.search.confirmation import Block, Finalist, judge, num_blocks, plan_blocks
+from tuner.search.confirmation import LEAST_BLOCKS, Block, Finalist, judge, num_blocks, plan_blocks
 from tuner.search.designer import Designer, why_not
 from tuner.search.knowledge import Outcome, Priors
 from tuner.search.ledger import Ledger
@@ -146,6 +146,8 @@ class StudyDriver:
         self._designer: Designer | None = None
         self._blocks: list[dict[str, TrialResult]] = []
         self._finalists: list[Candidate] = []
+        self._short_of_time = False
+        """The confirmation has fewer blocks than were asked for."""
 
     def run(self) -> Recommendation:
         """Runs what is left of the study.
@@ -425,13 +427,19 @@ class StudyDriver:
         )
         stored = self._num_blocks_stored()
         affordable = stored + int(self._left_s() / self._least_block_s() + 1e-6)
-        count = max(settings.confirm_blocks, min(wanted, affordable))
+        # Slow starts leave fewer blocks than asked for; fewer than the least say nothing.
+        least = min(LEAST_BLOCKS, settings.confirm_blocks)
+        count = max(least, stored, min(wanted, affordable))
+        self._short_of_time = count < settings.confirm_blocks
         blocks = plan_blocks(designer.reference, self._finalists, count, settings.seed)
         measuring_s = self._left_s() / max(1, count - stored) - self._starts_s()
         cap = max(MIN_CAP_S, measuring_s / len(self._groups([designer.reference, *self._finalists])))
         cap = min(cap, CONFIRM_CAPS * self._measure.cap_s)  # starts differ more than windows of one start
         self._measure = measure_settings(settings.measure, cap)
         for block in blocks:
+            if block.number >= max(least, stored) and self._left_s() <= 0:
+                self._short_of_time = block.number < settings.confirm_blocks
+                break  # starts took longer than in the search
             self._say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
             self._blocks.append(self._run_block(block))
 
@@ -536,12 +544,17 @@ class StudyDriver:
                 sequence=first + number,
                 stage="confirm",
                 verdict="confirmed" if finalist.is_faster else "not_confirmed",
-                reason=f"{len(finalist.log_ratios)} starts against the baseline in random order",
+                reason=self._how_confirmed(len(finalist.log_ratios)),
                 candidate=finalist.candidate,
                 measured_gain=finalist.gain.ratio - 1 if finalist.gain else None,
             )
             for number, finalist in enumerate(judged)
         ]
+
+    def _how_confirmed(self, num_starts: int) -> str:
+        wanted = self.study.settings.confirm_blocks
+        short = f": not the {wanted} asked for, because the budget was spent" if self._short_of_time else ""
+        return f"{num_starts} starts against the baseline in random order{short}"
 
     # --- telling ------------------------------------------------------------------------------
 

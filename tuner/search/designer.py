@@ -192,7 +192,7 @@ class Designer:
                 companion=self.reference,
             )
             number += 1
-            starts += 1 if outcome.companion is None else 2
+            starts += 2 if outcome.companion is not None and outcome.companion.ok else 1
             if not outcome.result.ok:
                 self.failed = outcome.result
                 self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])

@@ -342,7 +342,7 @@ class TestInterruption:
             try:
                 answer = study.run()
             except KeyboardInterrupt:
-                assert cut == 0
+                assert cut == 0 or surface is TOO_LARGE  # its first trial is what does not fit
                 answer = None
         study.machine.interrupt_at = None
         answer = study.run()

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -89,12 +89,12 @@ class ModelRecipe(Strategy):
         """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
-            return above_roofline(situation, *COMPUTE, dtype=arithmetic(situation))
+            return above_roofline(situation, *COMPUTE)
         if choice["pad_multiple"] == today["pad_multiple"]:
             return 0.0
         flops = situation.workload.model.unaligned_flops.get(str(choice["pad_multiple"]), 0.0)
         time = SLOWEST * flops / (SLOWEST * flops + 1 - flops)
-        products = above_roofline(situation, Category.MATMUL, dtype=arithmetic(situation))
+        products = above_roofline(situation, Category.MATMUL)
         return min(products, time * removable(situation, Category.MATMUL))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

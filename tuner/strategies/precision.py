@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.errors import ChoiceError
-from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import (
@@ -145,7 +145,7 @@ class Precision(Strategy):
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""
-        dtype = str(choice["dtype"] or ("tf32" if choice["level"] == "tf32" else "float32"))
+        dtype = arithmetic(situation, precision=choice)
         products = above_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
         if choice["level"] == "tf32":
             return products

@@ -299,11 +299,22 @@ def told(study: Tuned) -> list[dict]:
                 "phases_s": {name: round(ns / 1e9, 2) for name, ns in result.phases_ns.items()},
                 "compile_s": result.startup and round(result.startup.compile_ns / 1e9, 1),
                 "peak_mib": result.peak_memory_bytes >> 20,
+                "step_ms": _step_ms(result),
                 "void": [window.void for window in result.windows if window.void],
                 "unmeasured": result.unmeasured,
             }
         lines.append(line)
     return lines
+
+
+def _step_ms(result: TrialResult) -> dict[str, float]:
+    """By category, of a trial that was profiled."""
+    return {
+        name: round(ns / 1e6, 3)
+        for breakdown in result.breakdowns[:1]
+        for name, ns in breakdown.per_step_ns.items()
+        if ns > 0
+    }
 
 
 def _rounded(shares: Mapping[str, float]) -> dict[str, float]:

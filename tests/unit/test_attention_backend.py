@@ -57,6 +57,7 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
 def test_compiled_code_of_another_one_is_not_taken_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -63,6 +63,8 @@ class Protocol(Record):
     randomness: str
     """As in `WorkloadFacts.randomness`."""
     seed: int = 0
+    num_disturbed: int = 2
+    """Runs that are disturbed by each unit roundoff."""
 
 
 class Curve(Record):

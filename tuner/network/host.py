@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from tuner.network.pci import DEVICES as PCI_DEVICES
 from tuner.network.pci import Function, Pci
 from tuner.network.rdma import DEVICES as RDMA_DEVICES
 from tuner.network.rdma import Port, read_ports
@@ -67,5 +66,7 @@ class Host:
         return [*self.pci.gpus, *(nic for nic in self.nics.values() if nic is not None)]
 
     @property
-    def shows_pci(self) -> bool:
-        return self.tree.exists(PCI_DEVICES)
+    def hides_pci(self) -> bool:
+        """Whether there is more than can be found on the PCI bus: containers and copies may lack it."""
+        num_gpus = max(len(self.gpu_directories), len(self.pci.gpus))
+        return len(self.endpoints) < num_gpus + len(self.rdma_devices)

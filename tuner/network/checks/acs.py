@@ -13,6 +13,8 @@ SHOWN = 4
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
+    if host.hides_pci:
+        yield unknown(NAME, "not all GPUs and NICs are found on the PCI bus", fix="look from the host, not a container")
     if len(host.endpoints) < 2:
         return
     bridges = host.pci.bridges_above(host.endpoints)

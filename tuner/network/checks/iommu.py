@@ -16,7 +16,7 @@ _FIX = "boot with iommu=pt (with intel_iommu=on or amd_iommu=on where virtual ma
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
-    if not host.endpoints:
+    if not host.endpoints and not host.hides_pci:
         return
     types = {endpoint.address: endpoint.iommu_type for endpoint in host.endpoints if endpoint.iommu_type}
     translated = {address: kind for address, kind in types.items() if kind != PASSING}

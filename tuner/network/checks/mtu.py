@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.checks.interfaces import INTERFACES, fast_interfaces
 from tuner.network.finding import NetworkFinding, note, ok, problem, unknown
 from tuner.network.host import Host
+from tuner.network.interfaces import mtu_bytes, speeds
 
 NAME = "MTU"
 FOR_ROCE_OF_4096 = 4200
 """Bytes of an Ethernet frame that carries RoCE's largest message with its headers."""
+FAST_MEGABITS_PER_S = 10_000
+"""From here on the number of packets is what limits TCP."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
@@ -18,10 +20,12 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     for port in host.active_ports:
         if not port.is_ethernet:
             continue
-        mtu = host.tree.number(f"{INTERFACES}/{port.interface}/mtu") if port.interface else None
+        mtu = mtu_bytes(host.tree, port.interface) if port.interface else None
         if mtu is None:
             yield unknown(
-                NAME, f"the interface of {port.name} is not shown", fix="look at `ibv_devinfo` (active_mtu), 4096 is best"
+                NAME,
+                f"the interface of {port.name} is not shown",
+                fix="look at `ibv_devinfo` (active_mtu), 4096 is best",
             )
             continue
         judged.add(port.interface)
@@ -35,9 +39,9 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
             effect="RoCE sends messages of 1024 bytes or less, not of 4096: more headers and more work for the NIC",
             fix=f"ip link set {port.interface} mtu 9000, on both hosts and on every switch between them",
         )
-    for interface in fast_interfaces(host):
-        mtu = host.tree.number(f"{INTERFACES}/{interface}/mtu")
-        if interface in judged or mtu is None or mtu > 1500:
+    for interface, speed in speeds(host.tree).items():
+        mtu = mtu_bytes(host.tree, interface)
+        if interface in judged or (speed or 0) < FAST_MEGABITS_PER_S or mtu is None or mtu > 1500:
             continue
         yield note(
             NAME,

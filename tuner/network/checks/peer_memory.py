@@ -1,7 +1,7 @@
 """Whether a NIC can read and write a GPU's memory: nvidia_peermem, nv_peer_mem or DMA-BUF.
 
-NCCL looks for the modules' version files, and else asks the kernel for DMA-BUF, which needs NVIDIA's open kernel modules
-(515 or newer, with CUDA 11.7) and Linux 5.12.
+NCCL looks for the modules' version files, and else asks the kernel for DMA-BUF, which needs NVIDIA's open kernel
+modules (515 or newer, with CUDA 11.7) and Linux 5.12.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ NAME = "PCIe relaxed ordering"
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
-    nics = {name: nic for name, nic in host.nics.items() if nic is not None}
-    hidden = [name for name, nic in nics.items() if nic.control is None]
-    strict = [name for name, nic in nics.items() if nic.control and nic.control.relaxed_ordering is False]
-    relaxed = [name for name, nic in nics.items() if nic.control and nic.control.relaxed_ordering]
+    controls = {name: nic.control if nic is not None else None for name, nic in host.nics.items()}
+    hidden = [name for name, control in controls.items() if control is None]
+    strict = [name for name, control in controls.items() if control and control.relaxed_ordering is False]
+    relaxed = [name for name, control in controls.items() if control and control.relaxed_ordering]
     if strict:
         yield note(
             NAME,

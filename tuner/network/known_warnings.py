@@ -44,7 +44,7 @@ KNOWN_WARNINGS = (
     ),
     KnownWarning(
         subject="shared memory",
-        pattern=r"attaching to shared memory segment|unlink shared memory",
+        pattern=r"attaching to shared memory segment|unlink shared memory|call to (shm_)?open failed",
         effect="another rank's segment is gone, or in another container: the run ends",
         fix="one container for the ranks of a host (or --ipc=host); with systemd RemoveIPC=no in logind.conf",
     ),
@@ -108,7 +108,8 @@ KNOWN_WARNINGS = (
     ),
     KnownWarning(
         subject="sockets",
-        pattern=r"connection (closed by remote peer|refused|reset)|connect to .* failed|connect(ion)? timed out",
+        pattern=r"connection (closed by remote peer|refused|reset)|connect to .* failed|connect(ion)? timed out"
+        r"|socket recv failed|failed to execute operation",
         effect="another rank is gone, or cannot be reached",
         fix="look for the first warning of the other ranks; if there is none: a firewall between the hosts, or the "
         "wrong interface (NCCL_SOCKET_IFNAME)",

@@ -175,13 +175,16 @@ _COLLNET = re.compile(r"Coll[Nn]et (\d{1,9})(?:/\d+)? : .* via (COLLNET/.+)")
 _OVER_NETWORK = re.compile(r"(?:NET|COLLNET)/(.+?)/\d+(?:\(\d+\))?(.*)")
 _RING = re.compile(r"Channel (\d{1,9})(?:/\d+)? ?:((?:\s+\d{1,9})+)\s*")
 _TREES = re.compile(r"Trees((?: \[\d+\] \S+)+)")
-_GPU_DIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'")
-_DISTANCE = re.compile(r"GPU Direct RDMA Disabled for GPU (\S+) / HCA (\S+) \(distance (\d{1,9}) >=? (\d{1,9})\)")
+_GPU_DIRECT = re.compile(r"NET/(?!Socket)\w[^:]* : GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'")
+_DISTANCE = re.compile(
+    r"(?<!NET/Socket : )GPU Direct RDMA Disabled for GPU (\S+) / HCA (\S+) \(distance (\d{1,9}) >=? (\d{1,9})\)"
+)
 _ERROR = re.compile(
     r"(nccl(?:System|UnhandledCuda|Internal|Remote)Error|ncclInvalid(?:Usage|Argument)|NCCL failure\b.*"
     r"|Watchdog caught collective operation timeout.*)"
 )
-_VARYING = re.compile(r"0x[0-9a-f]+|\d+|(?<=nccl-)\w+")
+_VARYING = re.compile(r"0x[0-9a-f]+|(?<!\d)(?<!error )(?<!status=)\d+|(?<=nccl-)\w+")
+"""The numbers of errors are not among it: 4 and 12 have different causes."""
 
 
 class _Reader:

@@ -11,6 +11,7 @@ from tuner.network.finding import Level, NetworkFinding, note, ok, problem, unkn
 from tuner.network.known_warnings import KNOWN_WARNINGS, KnownWarning
 from tuner.network.log import NcclLog, Said, Transport, read_logs
 from tuner.network.settings import settings_findings
+from tuner.wording import counted
 
 LOG = "NCCL log"
 BETWEEN = "between hosts"
@@ -18,6 +19,8 @@ INSIDE = "inside a host"
 GPU_DIRECT = "GPUDirect RDMA"
 SHOWN = 4
 """NICs, distances and messages that are named."""
+SWITCHES_OFF = ("NCCL_IB_DISABLE=", "NCCL_NET=")
+"""Settings that are why there is no RDMA."""
 HOW = "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS, or with INIT,NET,GRAPH,ENV in it"
 
 
@@ -40,7 +43,7 @@ def examine_logs(paths: list[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
 def log_findings(log: NcclLog) -> list[NetworkFinding]:
     """What is to say of it; nothing of NCCL in it is `unknown`."""
     if log.num_lines == 0:
-        return [unknown(LOG, "no line of NCCL", fix=HOW)]
+        return [unknown(LOG, "no line of NCCL", fix=HOW), *_errors(log)]
     return [
         *_summary(log),
         *_between_hosts(log),
@@ -61,10 +64,12 @@ def _summary(log: NcclLog) -> Iterator[NetworkFinding]:
             effect="ranks of different versions do not understand each other: hangs, and errors at the start",
             fix="the same torch or NCCL on all hosts",
         )
+    num_hosts = max(log.num_nodes, log.num_hosts)
     found = [
         f"NCCL {', '.join(log.versions) or 'of unknown version'}",
-        f"{log.num_ranks or 'unknown'} ranks on {max(log.num_nodes, log.num_hosts) or 'unknown'} hosts",
-        f"{len(log.rings)} rings, {log.num_trees} trees" + (", NVLS" if log.uses_nvls else ""),
+        counted(log.num_ranks, "rank") if log.num_ranks else "ranks not named",
+        counted(num_hosts, "host") if num_hosts else "hosts not named",
+        f"{counted(len(log.rings), 'ring')}, {counted(log.num_trees, 'tree')}" + (", NVLS" if log.uses_nvls else ""),
     ]
     if not log.paths:
         yield unknown(LOG, f"{'; '.join(found)}; no connection is named", fix=HOW)
@@ -82,14 +87,20 @@ def _between_hosts(log: NcclLog) -> Iterator[NetworkFinding]:
             over[path.network] += path.num_connections
     if over:
         nics = ", ".join(f"{nic.name}:{nic.port} {nic.link}" for nic in log.nics) or "NICs not named"
-        counted = ", ".join(f"{count} connections over {network}" for network, count in over.items())
+        counted = ", ".join(f"{counted(count, 'connection')} over {network}" for network, count in over.items())
         yield ok(BETWEEN, f"{counted}; {nics}")
 
 
 def _over_sockets(log: NcclLog, num_connections: int) -> NetworkFinding:
+    switched_off = [
+        finding.found for finding in settings_findings(log.settings) if finding.found.startswith(SWITCHES_OFF)
+    ]
     if log.num_nodes == 1:
         cause = "inside one host: the ranks are in containers that cannot see each other, or P2P and SHM are off"
         fix = "one container for them (or --ipc=host, --pid=host); unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE"
+    elif switched_off:
+        cause = " and ".join(switched_off)
+        fix = "unset it"
     elif log.has_no_library:
         cause = "libibverbs cannot be loaded"
         fix = "install rdma-core (libibverbs1, ibverbs-providers) in the container"
@@ -101,14 +112,14 @@ def _over_sockets(log: NcclLog, num_connections: int) -> NetworkFinding:
         )
     elif log.nics:
         cause = f"although NICs are there ({', '.join(nic.name for nic in log.nics[:SHOWN])})"
-        fix = "unset NCCL_NET and NCCL_IB_DISABLE; look for warnings of NET/IB"
+        fix = "look for warnings of NET/IB, and whether the hosts have different NICs"
     else:
         cause = "NCCL does not say why"
-        fix = "unset NCCL_NET and NCCL_IB_DISABLE; `steptune doctor --network` on the hosts"
+        fix = "`steptune doctor --network` on the hosts: device files, drivers, ports, settings"
     on = f" on {', '.join(log.interfaces)}" if log.interfaces else ""
     return problem(
         BETWEEN,
-        f"{num_connections} connections over TCP sockets{on}; {cause}",
+        f"{counted(num_connections, 'connection')} over TCP sockets{on}; {cause}",
         effect="every message goes through host memory and the kernel: a fraction of what RDMA reaches",
         fix=fix,
     )
@@ -117,15 +128,15 @@ def _over_sockets(log: NcclLog, num_connections: int) -> NetworkFinding:
 def _gpu_direct(log: NcclLog) -> Iterator[NetworkFinding]:
     without = log.connections(Transport.RDMA, Transport.COLLNET, gpu_direct=False)
     total = without + log.connections(Transport.RDMA, Transport.COLLNET, gpu_direct=True)
-    if total == 0:
-        return
-    if without == 0:
-        yield ok(GPU_DIRECT, f"on for all {total} connections")
-        return
     cause, fix = _why_without(log)
+    if total == 0 and not cause:
+        return
+    if total > 0 and without == 0:
+        yield ok(GPU_DIRECT, f"on for {counted(total, 'connection')}, all there are")
+        return
     yield problem(
         GPU_DIRECT,
-        f"off for {without} of {total} connections{cause}",
+        (f"off for {without:,} of {counted(total, 'connection')}" if total else "off") + cause,
         effect="those messages are copied through host memory: less bandwidth, more load on the processor",
         fix=fix,
     )
@@ -155,11 +166,11 @@ def _inside_hosts(log: NcclLog) -> Iterator[NetworkFinding]:
     direct, through_memory = log.connections(Transport.P2P), log.connections(Transport.SHM)
     if direct:
         ways = Counter(path.way for path in log.paths if path.transport is Transport.P2P)
-        yield ok(INSIDE, f"{direct} connections from GPU to GPU ({', '.join(ways)})")
+        yield ok(INSIDE, f"{counted(direct, 'connection')} from GPU to GPU ({', '.join(ways)})")
     if through_memory:
         yield note(
             INSIDE,
-            f"{through_memory} connections through host memory (SHM)",
+            f"{counted(through_memory, 'connection')} through host memory (SHM)",
             effect="slower than NVLink, and than PCIe behind one switch",
             fix="look at `nvidia-smi topo -p2p r`: with ACS on, or in a virtual machine, PCIe P2P is denied; GPUs on "
             "two sockets have no better way without NVLink",

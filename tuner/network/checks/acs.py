@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tuner.network.finding import NetworkFinding, ok, problem, unknown
 from tuner.network.host import Host
+from tuner.wording import counted
 
 NAME = "PCIe ACS"
 SHOWN = 4
@@ -27,7 +28,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         more = f" and {len(redirecting) - SHOWN} more" if len(redirecting) > SHOWN else ""
         yield problem(
             NAME,
-            f"on, on {len(redirecting)} of {len(bridges)} bridges: {', '.join(named)}{more}",
+            f"on, on {len(redirecting)} of {counted(len(bridges), 'bridge')}: {', '.join(named)}{more}",
             effect="what GPUs and NICs exchange directly goes through the root complex: slow, and it can hang",
             fix="on bare metal turn it off in the BIOS (with VT-d or AMD-Vi), or at every boot: setpci -s ADDRESS "
             "ECAP_ACS+0x6.w=0000; a virtual machine needs it: use address translation (ATS) there",
@@ -35,8 +36,8 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     if hidden:
         yield unknown(
             NAME,
-            f"the registers of {len(hidden)} of {len(bridges)} bridges are not shown",
+            f"the registers of {len(hidden)} of {counted(len(bridges), 'bridge')} are not shown",
             fix="run as root, or keep the output of `sudo lspci -vvv` as lspci.txt in the tree",
         )
     if bridges and not redirecting and not hidden:
-        yield ok(NAME, f"off on all {len(bridges)} bridges above GPUs and NICs")
+        yield ok(NAME, f"off on {counted(len(bridges), 'bridge')} above GPUs and NICs, all there are")

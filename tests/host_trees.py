@@ -10,7 +10,6 @@ SWITCH = "pci0000:00/0000:00:01.0/0000:01:00.0"
 """A root port and a switch's upstream port."""
 GPU = f"{SWITCH}/0000:02:00.0/0000:03:00.0"
 NIC = f"{SWITCH}/0000:02:01.0/0000:04:00.0"
-BRIDGES = ("0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:02:01.0")
 DRIVER = "NVRM version: NVIDIA UNIX {kind} for x86_64  {version}  Release Build"
 
 

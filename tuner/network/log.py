@@ -159,7 +159,7 @@ def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[Unreadable]]:
 
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
 _HOST = re.compile(r"(?<![^\s:\[\]])([^\s:\[\]]+):\d+:\d+ \[")
-_VERSION = re.compile(r"\bR?NCCL version (\d[\w.+-]*)")
+_VERSION = re.compile(r"\b[NR]CCL version (\d[\w.+-]*)")
 _RANKS = re.compile(r"comm 0x\w+ rank \d+ n[rR]anks (\d{1,9})")
 _NODES = re.compile(r"\bnNodes (\d{1,9})")
 _SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*)")

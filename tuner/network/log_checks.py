@@ -81,14 +81,14 @@ def _between_hosts(log: NcclLog) -> Iterator[NetworkFinding]:
     sockets = log.connections(Transport.SOCKET)
     if sockets:
         yield _over_sockets(log, sockets)
-    over = Counter({path.network: 0 for path in log.paths if path.transport in (Transport.RDMA, Transport.COLLNET)})
+    over: Counter[str] = Counter()
     for path in log.paths:
-        if path.network in over:
+        if path.transport in (Transport.RDMA, Transport.COLLNET):
             over[path.network] += path.num_connections
     if over:
+        networks = ", ".join(f"{counted(count, 'connection')} over {network}" for network, count in over.items())
         nics = ", ".join(f"{nic.name}:{nic.port} {nic.link}" for nic in log.nics) or "NICs not named"
-        counted = ", ".join(f"{counted(count, 'connection')} over {network}" for network, count in over.items())
-        yield ok(BETWEEN, f"{counted}; {nics}")
+        yield ok(BETWEEN, f"{networks}; {nics}")
 
 
 def _over_sockets(log: NcclLog, num_connections: int) -> NetworkFinding:

@@ -520,7 +520,7 @@ class TestSettings:
 class TestUnreadable:
     FILES = (
         ("/sys/class/infiniband", "RDMA ports"),
-        ("/sys/module/nvidia_peermem/version", "GPUDirect RDMA"),
+        ("/sys/module/nvidia_peermem", "GPUDirect RDMA"),
         ("/sys/bus/pci/devices", "PCIe ACS"),
         ("/sys/kernel/iommu_groups/0/type", "IOMMU"),
         ("/proc/self/limits", "locked memory"),
@@ -558,12 +558,13 @@ class TestUnreadable:
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, denied: Path) -> None:
-    """Makes looking at this file, or into this directory, fail as for a user without permission."""
+    """Makes looking into this file or directory fail as for a user without permission; that it is there is seen."""
+    lstat = os.lstat
 
     def guarded(real):
         def call(path, *arguments, **options):
-            below = isinstance(path, str) and (path == str(denied) or path.startswith(f"{denied}/"))
-            if below and (real is not os.lstat or path != str(denied) or denied.is_file()):
+            below = str(path).startswith(f"{denied}/")
+            if below or (str(path) == str(denied) and real is not lstat):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             return real(path, *arguments, **options)
 

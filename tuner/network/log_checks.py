@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tuner.errors import ChoiceError
@@ -24,7 +24,7 @@ SWITCHES_OFF = ("NCCL_IB_DISABLE=", "NCCL_NET=")
 HOW = "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS, or with INIT,NET,GRAPH,ENV in it"
 
 
-def examine_logs(paths: list[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
+def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
     """The record of a run's logs, and what it says.
 
     Raises:

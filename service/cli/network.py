@@ -43,12 +43,17 @@ def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> No
         raise typer.Exit(1)
 
 
+def _printable(text: str) -> str:
+    """Of files and logs of others, which may hold what moves a cursor or colours text."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def _print(findings: Sequence[NetworkFinding]) -> None:
     table = plain_table("", "what", "found")
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for finding in findings:
         mark, style = MARKS[finding.level]
-        found = Text(finding.found)
+        found = Text(_printable(finding.found))
         if finding.effect:
             found.append(f"\neffect: {finding.effect}", style="dim")
         if finding.fix:

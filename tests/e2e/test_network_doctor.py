@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from command import CONTROL
 from host_trees import NIC, add_gids, add_interface, healthy_host, write
 
 from tuner.network.checks import CHECKS
@@ -66,6 +67,13 @@ def test_the_command_examines_this_host_and_a_log_without_a_gpu(steptune):
     assert {"RDMA ports", "socket interfaces", "NCCL settings", "between hosts"} <= subjects
     assert ended.json["log"]["settings"] == {"NCCL_IB_DISABLE": "1"}
     assert ended.status == 1
+
+
+def test_what_is_quoted_cannot_steer_the_terminal(inside, tmp_path):
+    write(tmp_path, "job.log", "host:1:2 [0] NCCL WARN \x1b[2J\x07gone\x1b]0;title\x07\n")
+    out = inside("doctor", "job.log", status=1).out
+    assert "gone" in out
+    assert not CONTROL.search(out)
 
 
 def test_what_is_not_there_is_refused_with_the_way_out(inside):

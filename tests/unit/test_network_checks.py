@@ -103,6 +103,12 @@ class TestPeerMemory:
         [finding] = of(host, "GPUDirect RDMA")
         assert finding.found == "nvidia_peermem is loaded"
 
+    def test_the_nics_driver_may_have_a_way_of_its_own(self, host: Path) -> None:
+        remove_modules(host)
+        write(host, f"/sys/devices/{NIC}/p2p", "NVIDIA\n")
+        [finding] = of(host, "GPUDirect RDMA")
+        assert (finding.level, finding.found) == (Level.OK, "the driver of mlx5_0 has its own way to NVIDIA's memory")
+
     def test_a_module_that_only_another_one_uses_is_not_loaded(self, host: Path) -> None:
         remove_modules(host)
         write(host, "/proc/modules", "ib_core 471040 9 nvidia_peermem, Live 0x0\n")

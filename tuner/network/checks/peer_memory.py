@@ -1,7 +1,7 @@
 """Whether a NIC can read and write a GPU's memory: nvidia_peermem, nv_peer_mem or DMA-BUF.
 
 NCCL looks for the modules' version files, and else asks the kernel for DMA-BUF, which needs NVIDIA's open kernel
-modules (515 or newer, with CUDA 11.7) and Linux 5.12.
+modules (515 or newer, with CUDA 11.7) and Linux 5.12. EFA's driver has a way of its own, and says so in sysfs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from tuner.network.finding import NetworkFinding, note, ok, problem
 from tuner.network.host import Host
+from tuner.network.rdma import DEVICES as RDMA_DEVICES
 
 NAME = "GPUDirect RDMA"
 VERSION_FILES = {
@@ -33,6 +34,10 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     if way:
         yield ok(NAME, f"{way} is loaded")
         return
+    own = [device for device in host.rdma_devices if "NVIDIA" in _own_way(host, device)]
+    if own:
+        yield ok(NAME, f"the driver of {', '.join(own)} has its own way to NVIDIA's memory")
+        return
     missing = _missing_for_dma_buf(host)
     if not missing:
         yield ok(NAME, "through DMA-BUF: open kernel modules, Linux 5.12 or newer")
@@ -49,6 +54,10 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
 def _listed_module(host: Host) -> str | None:
     names = {line.split(maxsplit=1)[0] for path in MODULE_LISTS for line in _lines(host, path)}
     return next((module for module in MODULES if module in names), None)
+
+
+def _own_way(host: Host, device: str) -> str:
+    return host.tree.text(f"{RDMA_DEVICES}/{device}/device/p2p") or ""
 
 
 def _lines(host: Host, path: str) -> list[str]:

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from tuner.errors import ChoiceError
 from tuner.network.finding import Level, NetworkFinding
 from tuner.network.known_warnings import KNOWN_WARNINGS
-from tuner.network.log import MAX_WARNINGS, ChannelPath, Distance, NcclLog, Nic, Transport, read_log, read_logs
+from tuner.network.log import (
+    MAX_TEXT,
+    MAX_WARNINGS,
+    ChannelPath,
+    Distance,
+    NcclLog,
+    Nic,
+    Transport,
+    read_log,
+    read_logs,
+)
 from tuner.network.log_checks import examine_logs, log_findings
 
 FOLDER = Path(__file__).parents[1] / "nccl_logs"
@@ -170,6 +180,8 @@ class TestRecord:
         assert [said.count for said in completions] == [1, 1]
 
     def test_endless_new_warnings_take_no_memory(self) -> None:
+        [said] = read_log([f"h:1:2 [0] NCCL WARN {'long ' * 1000}"]).warnings
+        assert len(said.text) == MAX_TEXT
         words = ("".join(chr(97 + int(digit)) for digit in str(number)) for number in range(3 * MAX_WARNINGS))
         assert len(read_log(f"h:1:2 [0] NCCL WARN {word}" for word in words).warnings) == MAX_WARNINGS
 

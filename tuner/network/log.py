@@ -19,6 +19,8 @@ from tuner.records import Record
 
 MAX_LINE = 20_000
 """Characters of a line that are looked at; a ring over thousands of ranks has fewer."""
+MAX_TEXT = 500
+"""Characters of a warning that are kept: what it means is at its beginning."""
 MAX_WARNINGS = 50
 """Different ones that are kept; a hang can repeat itself with a new address in every line."""
 
@@ -308,6 +310,7 @@ class _Sayings:
         self._counts: Counter[str] = Counter()
 
     def add(self, text: str) -> None:
+        text = text[:MAX_TEXT]
         key = _VARYING.sub("#", text)
         if key in self._first or len(self._first) < MAX_WARNINGS:
             self._first.setdefault(key, text)

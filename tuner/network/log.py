@@ -1,6 +1,6 @@
 """What NCCL says of itself under NCCL_DEBUG=INFO, as a record.
 
-Lines of any NCCL from 2.4 to 2.30 and of RCCL, of one rank or of many, with whatever a launcher or logger put before
+Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger put before
 them. What is not understood is passed over; nothing in a log is an error.
 """
 

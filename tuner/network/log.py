@@ -1,7 +1,7 @@
 """What NCCL says of itself under NCCL_DEBUG=INFO, as a record.
 
-Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger put before
-them. What is not understood is passed over; nothing in a log is an error.
+Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger
+put before them. What is not understood is passed over; nothing in a log is an error.
 """
 
 from __future__ import annotations

@@ -57,7 +57,10 @@ def _versions() -> dict[str, str]:
 
 
 def _code_version(paths: Sequence[str]) -> str | None:
-    """None outside a repository."""
+    """Of an unpacked archive the commit that it was made of; None where nobody knows."""
+    exported = (ROOT / "benchmarks" / "commit.txt").read_text().strip()  # filled in by `git archive`
+    if not exported.startswith("$"):
+        return exported
     try:
         commit = _git("log", "-1", "--format=%h", "--", *paths)
         return f"{commit} with changes" if _git("status", "--porcelain", "--", *paths) else commit

@@ -1,4 +1,4 @@
-"""Small captures of an H100, with what is known of each (made by benchmarks/capture_traces.py)."""
+"""Small captures of an H100 and an H200, with what is known of each (made by benchmarks/capture_traces.py)."""
 
 import json
 from functools import cache
@@ -44,6 +44,12 @@ def test_checkpointed_blocks_are_computed_again() -> None:
 def test_nothing_else_is(name: str) -> None:
     (breakdown,) = analysed(name).breakdowns
     assert breakdown.categories[Category.RECOMPUTE] == 0
+    assert breakdown.phases["recompute"] == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"h200_copies_beside", "h200_cuda_graph"}))
+def test_forward_and_backward_passes_are_told_apart(name: str) -> None:
+    (breakdown,) = analysed(name).breakdowns
     assert breakdown.phases["forward"] > 0
     assert breakdown.phases["backward"] > 0
 
@@ -75,3 +81,44 @@ def test_what_the_host_does_after_item_is_the_host_s() -> None:
     per_step = {name: value / 3 for name, value in breakdown.categories.items()}
     assert per_step[Category.HOST] >= 2e6
     assert per_step[Category.SYNCHRONISATION] < 0.05e6
+
+
+def shares(name: str) -> dict[str, float]:
+    """Of the unprofiled step."""
+    (breakdown,) = analysed(name).breakdowns
+    return {category: ns / sum(breakdown.rescaled.values()) for category, ns in breakdown.rescaled.items()}
+
+
+def test_a_step_of_small_operators_waits_for_launches() -> None:
+    found = shares("h200_launch_bound")
+    waiting = found[Category.HOST] + found[Category.OPTIMIZER_HOST] + found[Category.LAUNCH_LATENCY]
+    assert waiting > 0.8
+    assert sum(found[category] for category in COMPUTING) < 0.15
+
+
+def test_replayed_as_a_cuda_graph_it_computes_and_hands_over() -> None:
+    """The same operators: the kernels' own time is the same, and nothing waits for the host."""
+    found = shares("h200_cuda_graph")
+    assert sum(found[category] for category in COMPUTING) + found[Category.DISPATCH] == pytest.approx(1.0, abs=0.005)
+    assert found[Category.DISPATCH] < 0.1
+    launched, replayed = analysed("h200_launch_bound"), analysed("h200_cuda_graph")
+    products = [
+        sum(kernel.count for kernel in analysis.kernels if kernel.category == Category.MATMUL)
+        for analysis in (launched, replayed)
+    ]
+    assert products[0] == products[1] > 0
+
+
+def test_eight_samples_of_a_millisecond_each_are_waited_for() -> None:
+    (breakdown,) = analysed("h200_input_bound").breakdowns
+    assert breakdown.rescaled[Category.DATA_WAIT] > 8e6
+    assert shares("h200_input_bound")[Category.DATA_WAIT] > 0.7
+
+
+def test_a_copy_beside_matrix_products_takes_none_of_the_step() -> None:
+    """32 MiB from pinned memory take 0.6 ms of the bus, all of them hidden."""
+    (breakdown,) = analysed("h200_copies_beside").breakdowns
+    assert breakdown.categories[Category.COPY_H2D] == 0
+    copied_ns = breakdown.overlapped[Category.COPY_H2D] / breakdown.num_steps
+    assert 32 * 2**20 / copied_ns == pytest.approx(55, rel=0.15)  # GB/s: PCIe 5 with 16 lanes has 63
+    assert breakdown.categories[Category.MATMUL] > 0.99 * breakdown.step_time_ns

@@ -93,7 +93,9 @@ class TestSpecs:
         assert 2 <= protocol.num_pointwise <= 5
         assert protocol.num_horizon == 0
         assert protocol.num_disturbed == (2 if seconds >= 1 else 1)
-        assert guard_protocol(fake_workload(), seconds=seconds, num_roundoffs=2, lossy=True, seed=0).num_horizon > 0
+        lossy = guard_protocol(fake_workload(), seconds=seconds, num_roundoffs=2, lossy=True, seed=0)
+        assert 16 <= lossy.num_horizon <= 60
+        assert (lossy.num_horizon == 60) is (seconds > 0)
 
 
 def test_moves_of_the_surface_are_its_levels():

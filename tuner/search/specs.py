@@ -18,6 +18,7 @@ from tuner.records import (
 from tuner.search.space import Space
 from tuner.strategies.composition import environment_variables
 from tuner.trials.guard import Protocol
+from tuner.trials.reference import NUM_HORIZON_RUNS
 
 PATIENCE = 20
 """A phase may take this many times what it took the baseline."""
@@ -27,7 +28,9 @@ COMPILE_PATIENCE = 4
 MAX_POINTWISE, MIN_POINTWISE = 5, 2
 MAX_DISTURBED = 2
 NUM_CURVE = 8
-NUM_HORIZON = 60
+NUM_HORIZON, MIN_HORIZON = 60, 16
+HORIZON_TIMES = 2
+"""The horizon may take so many times as long as the rest of the reference."""
 
 
 class SpecMaker:
@@ -112,8 +115,13 @@ def guard_protocol(facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, 
     return Protocol(
         num_pointwise=int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps))),
         num_curve=int(min(NUM_CURVE, max(MIN_POINTWISE, steps))) if is_random else 0,
-        num_horizon=NUM_HORIZON if lossy else 0,
+        num_horizon=_num_horizon(seconds, step_s) if lossy else 0,
         num_disturbed=num_disturbed,
         randomness=facts.randomness,
         seed=seed,
     )
+
+
+def _num_horizon(seconds: float, step_s: float) -> int:
+    steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS
+    return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

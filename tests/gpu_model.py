@@ -27,6 +27,7 @@ from tuner.records import (
     GuardVerdict,
     MeasureSettings,
     MemoryPeak,
+    Numerics,
     Purpose,
     Recommendation,
     Startup,
@@ -273,14 +274,19 @@ class GpuModel:
 
 
 def searched(
-    step: Step, *, budget_s: float, seed: int = 0, start_s: float = 0.0
+    step: Step,
+    *,
+    budget_s: float,
+    seed: int = 0,
+    start_s: float = 0.0,
+    allow: tuple[Numerics, ...] = (),
 ) -> tuple[Recommendation, GpuModel, StudyDriver]:
     """A finished study."""
     runner, store = GpuModel(step, seed, start_s), MemoryStudyStore()
     study = Study(
         study_id=new_id(),
         workload="model:step",
-        settings=StudySettings(budget_s=budget_s),
+        settings=StudySettings(budget_s=budget_s, allow=allow),
         created_at="2026-11-22T10:00:00+00:00",
         directory="",
     )

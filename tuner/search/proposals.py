@@ -28,6 +28,8 @@ CURE = 0.3
 HOPE = 0.35
 """Part of its bound that a choice may realise which was never measured because memory ran out."""
 UNLIKELY = 0.15
+WORTH_TRYING_EARLY, CHEAP_PART = 0.03, 0.25
+"""Expected gain, and part of a compilation's trial that it may cost, of what is tried before the compilation."""
 MAX_STARTS = 2
 """Times that one candidate is run for one verdict."""
 
@@ -76,9 +78,27 @@ class Proposals:
     # --- single moves -------------------------------------------------------------------------
 
     def next_move(self) -> Proposal | None:
-        """The untried single choice, the exchange or the group that promises most."""
-        options = [*self._single_moves(), *self._exchanges(), *self._neutral_groups()]
-        return max(options, key=lambda proposal: proposal.score, default=None)
+        """The untried single choice, the exchange or the group that promises most.
+
+        Before a long compilation comes what would make it necessary once more afterwards.
+        """
+        singles = self._single_moves()
+        options = [*singles, *self._exchanges(), *self._neutral_groups()]
+        best = max(options, key=lambda proposal: proposal.score, default=None)
+        if best is None or not any(self._expensive(move) for move in best.moves):
+            return best
+        earlier = [p for p in singles if self._is_cheaper_now(p, best)]
+        return max(earlier, key=lambda proposal: proposal.score, default=best)
+
+    def _is_cheaper_now(self, proposal: Proposal, compiled: Proposal) -> bool:
+        """Whether a change would compile anew what another is about to compile, pays, and costs a fraction now."""
+        (move,) = proposal.moves
+        strategy = self._space.strategy(move.strategy)
+        if not strategy.recompiles or move.strategy in {m.strategy for m in compiled.moves}:
+            return False
+        cost_s, later_s = (self._knowledge.expected_cost_s(p.candidate, self._incumbent) for p in (proposal, compiled))
+        expected = proposal.score * math.sqrt(max(1.0, cost_s))
+        return expected > WORTH_TRYING_EARLY and cost_s < CHEAP_PART * later_s
 
     def _single_moves(self) -> list[Proposal]:
         found = []

@@ -4,7 +4,8 @@
 #
 #   benchmarks/one_host.sh results "row vit_large" "row gpt2_large lossy" "tests + captures + launch" "input + numerics"
 #
-# Jobs: `row NAME [lossy]` of single_gpu.py, `launch`, `input`, `numerics`, `captures`, `tests` (those marked gpu).
+# Jobs: `row NAME [lossy|exact [TUNE_MINUTES ROW_MINUTES]]` of single_gpu.py, `launch [MINUTES]`, `input`, `numerics`,
+# `captures`, `tests` (those marked gpu).
 # Writes results/GPU/ (one JSON line a result, logs), and packs the folder into results.tgz every 15 seconds, so that
 # a sitting that is cut off leaves what it had. Where there is a .wheelhouse, `make offline-install` comes first.
 # TUNE_MINUTES and ROW_MINUTES limit a row, LIMIT_S all of it.
@@ -22,9 +23,13 @@ if [ -d .wheelhouse ]; then make offline-install; fi
 job() { # GPU, then the words of a job
   local out="$results/$1"
   case $2 in
-    row) python3 benchmarks/single_gpu.py --only "$3" ${4:+--allow "$4"} --tune-minutes "$tune_minutes" \
-      --minutes "$row_minutes" --trials "$out" --out "$out/single_gpu.jsonl" ;;
-    launch) python3 benchmarks/launch_bound.py --out "$out/launch_bound.jsonl" ;;
+    row)
+      local allow=()
+      if [ "${4:-}" = lossy ]; then allow=(--allow lossy); fi
+      python3 benchmarks/single_gpu.py --only "$3" "${allow[@]}" --tune-minutes "${5:-$tune_minutes}" \
+        --minutes "${6:-$row_minutes}" --trials "$out" --out "$out/single_gpu.jsonl"
+      ;;
+    launch) python3 benchmarks/launch_bound.py ${3:+--minutes "$3"} --out "$out/launch_bound.jsonl" ;;
     input) python3 benchmarks/input_bound.py --out "$out/input_bound.jsonl" ;;
     numerics) python3 benchmarks/numerics.py --out "$out/numerics.json" ;;
     captures) python3 benchmarks/capture_traces.py --out "$out/captures" ;;

@@ -55,6 +55,7 @@ def test_updates_are_those_of_the_cpu(name: str, dtype: torch.dtype, tolerance: 
         torch.testing.assert_close(found, wanted, **tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", ["lamb", "lars", "sm3"])
 def test_a_step_never_waits_for_the_device(name: str, device: str) -> None:
     """Adafactor does, in torch's own loop."""

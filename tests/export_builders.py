@@ -70,6 +70,9 @@ CUDA = {
     "flags": on_gpus(
         backend_flags={"cudnn_benchmark": True, "tf32": True}, compile={"mode": "max-autotune-no-cudagraphs"}
     ),
+    "buckets_of_two_ranks": on_gpus(
+        2, ddp_buckets={"bucket_cap_mb": 50, "first_bucket_mb": 50, "static_graph": True, "bucket_views": True}
+    ),
     "graphs_of_all": on_gpus(compile={"mode": "max-autotune"}, optimizer_implementation={"implementation": "foreach"}),
 }
 SHARDED = {
@@ -124,8 +127,18 @@ FACTS = WorkloadFacts(
     ),
 )
 ENVIRONMENTS = {
-    kind: Environment(hardware=hardware, compiler="/usr/bin/g++", free_memory_bytes=1 << 36, free_disk_bytes=1 << 36)
-    for kind, hardware in (("cpu", cpu_hardware()), ("cuda", gpu_hardware()))
+    kind: Environment(
+        hardware=hardware,
+        num_ranks=num_ranks,
+        compiler="/usr/bin/g++",
+        free_memory_bytes=1 << 36,
+        free_disk_bytes=1 << 36,
+    )
+    for kind, hardware, num_ranks in (
+        ("cpu", cpu_hardware(), 1),
+        ("cuda", gpu_hardware(), 1),
+        ("cuda2", gpu_hardware(2), 2),
+    )
 }
 
 

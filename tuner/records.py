@@ -260,6 +260,8 @@ class ModelFacts(Record):
     uses_attention: bool = False
     """`scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
+    num_unused_parameters: int = 0
+    """Tensors that require a gradient and got none from the first batch."""
     expert_implementations: tuple[str, ...] = ()
     expert_implementation: str | None = None
     can_be_batch_second: bool = False

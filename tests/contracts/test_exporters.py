@@ -164,7 +164,9 @@ def neighbours(draw: st.DrawFn) -> tuple[Recommendation, Recommendation, str, st
     if same or not possible(strategy, other, environment):
         other = choice
     made = [candidate, normalise(candidate.with_choice(strategy.name, other), FACTS)]
-    first, second = (make_recommendation(c, hardware=environment.hardware) for c in made)
+    first, second = (
+        make_recommendation(c, hardware=environment.hardware, num_ranks=environment.num_ranks) for c in made
+    )
     return first, second, strategy.name, parameter
 
 

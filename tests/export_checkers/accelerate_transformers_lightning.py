@@ -124,7 +124,8 @@ def accelerate_python(path: str):
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True, **module["ACCELERATOR"])
-    return {**code_settings(module), "accumulation": accelerator.gradient_accumulation_steps}
+    ddp = accelerator.ddp_handler.to_kwargs() if accelerator.ddp_handler else {}
+    return {**code_settings(module), "accumulation": accelerator.gradient_accumulation_steps, "ddp": ddp}
 
 
 def transformers_arguments(path: str):
@@ -168,6 +169,7 @@ def lightning(path: str):
             "precision": made.precision,
             "accumulation": made.accumulate_grad_batches,
             "strategy": type(strategy).__name__,
+            "ddp": getattr(strategy, "_ddp_kwargs", {}),
             "sharding": getattr(getattr(strategy, "sharding_strategy", None), "name", None),
         }
     finally:

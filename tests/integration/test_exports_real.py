@@ -271,10 +271,23 @@ def loader_means(found: dict, recommendation: Recommendation) -> None:
         assert found["persistent_workers"] == loading["persistent_workers"]
 
 
+def ddp_arguments(recommendation: Recommendation) -> dict[str, Any]:
+    """What the exported settings give to DistributedDataParallel, in its words; nothing where they are its own."""
+    buckets = recommendation.choices["ddp_buckets"]
+    if buckets == strategy_named("ddp_buckets").defaults:
+        return {}
+    return {
+        "bucket_cap_mb": buckets["bucket_cap_mb"],
+        "static_graph": buckets["static_graph"],
+        "gradient_as_bucket_view": buckets["bucket_views"],
+    }
+
+
 def accelerate_python_means(found: dict, recommendation: Recommendation) -> None:
     settings_mean(found, recommendation)
     loader_means(found["loader"], recommendation)
     assert found["accumulation"] == pieces_of(recommendation)[1]
+    assert found["ddp"] == ddp_arguments(recommendation)
     flags, level = recommendation.choices["backend_flags"], recommendation.choices["precision"]["level"]
     assert found["tf32"] == (flags["tf32"] or level == "tf32")
     assert found["cudnn_benchmark"] == flags["cudnn_benchmark"]
@@ -294,6 +307,11 @@ def transformers_means(found: dict, recommendation: Recommendation) -> None:
     fused = choices["optimizer_implementation"]["implementation"] == "fused"
     assert found["optim"] == ("adamw_torch_fused" if fused else "adamw_torch")
     assert found["activation_checkpointing"] == (choices["activation_checkpointing"]["every"] is not None)
+    if recommendation.num_ranks > 1:
+        buckets = choices["ddp_buckets"]
+        assert found["ddp_find_unused_parameters"] == buckets["find_unused"]
+        assert found["ddp_static_graph"] == buckets["static_graph"]
+        assert found.get("ddp_bucket_cap_mb") == ddp_arguments(recommendation).get("bucket_cap_mb")
     if recommendation.hardware.device_kind == "cuda":
         assert found["tf32"] == (choices["backend_flags"]["tf32"] or choices["precision"]["level"] == "tf32")
     if choices.get("sharding", {}).get("mode") in ("full", "grad_op"):
@@ -317,6 +335,7 @@ def lightning_means(found: dict, recommendation: Recommendation) -> None:
     if sharding in names:
         assert (found["strategy"], found["sharding"]) == ("FSDPStrategy", names[sharding])
     else:
+        assert found["ddp"] == ddp_arguments(recommendation)
         assert found["strategy"] == ("DDPStrategy" if recommendation.num_ranks > 1 else "SingleDeviceStrategy")
     settings_mean(found["settings"], recommendation)
     loader_means(found["settings"]["loader"], recommendation)

@@ -47,6 +47,21 @@ class TestTwoRanks:
         assert result.guard.passed, result.guard.reason
         assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-5)
 
+    def test_add_in_another_order_than_the_reference(self, study: Prepared) -> None:
+        """So that choices which change no bit on one rank, today's among them, are held to rounding on several."""
+        (result,) = study.run(study.spec(profile=False, exact=True))
+        assert result.failure is None, result.failure
+
+    def test_make_the_buckets_that_were_asked_for(self, study: Prepared) -> None:
+        candidate = Candidate(choices={"ddp_buckets": {"bucket_cap_mb": 5, "bucket_views": True, "static_graph": True}})
+        (result,) = study.run(study.spec(candidate))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+        (effect,) = [effect for effect in result.effects if effect.strategy == "ddp_buckets"]
+        assert effect.took
+        assert effect.detail.startswith("1 bucket of ")
+
     def test_throughput_counts_the_samples_of_all_ranks(self, study: Prepared) -> None:
         """A window of a trial is worth its global batches, so that gains over one rank would be true."""
         result = study.run_baseline()

@@ -16,7 +16,7 @@ from tuner.export import python_code
 from tuner.export.python_code import constant, imports, set_up_code
 from tuner.export.settings import threads_lost
 from tuner.export.sharding import PREFETCHES, STRATEGY, WRAPS, sharding_of
-from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
 VERSION = "accelerate 1.15.0"
@@ -79,6 +79,10 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
 
 def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(missing={"num_micro_batches": _IN_CODE})
+
+
+def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.first_bucket(choice)})
 
 
 def _elsewhere(*parameters: str) -> Rule:
@@ -158,6 +162,7 @@ class _Yaml(TranslatingExporter):
         "compile": _compile,
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
+        "ddp_buckets": _ddp_buckets,
     }
 
     @abstractmethod
@@ -287,6 +292,7 @@ class AccelerateCode(TranslatingExporter):
         "optimizer_implementation": python_code.optimizer_implementation,
         "activation_checkpointing": _said_in_yaml(_checkpointing),
         "micro_batch": python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
+        "ddp_buckets": python_code.ddp_buckets("DDP"),
         STRATEGY: _said_in_yaml(None),
     }
 
@@ -298,10 +304,20 @@ class AccelerateCode(TranslatingExporter):
         optimizer = sections.get("OPTIMIZER", {})
         code = (
             constant("ACCELERATOR", sections.get("ACCELERATOR", {}), "accelerate.Accelerator(**ACCELERATOR)")
+            + _handlers(sections)
             + constant("DATALOADER", sections["DATALOADER"], "torch.utils.data.DataLoader(dataset, **DATALOADER)")
             + constant("OPTIMIZER", optimizer, "the class of your optimizer(parameters, ..., **OPTIMIZER)")
             + "\n\n"
             + set_up_code(sections)
         )
+        more = ["from accelerate import DistributedDataParallelKwargs"] if sections.get("DDP") else []
         above = _OWN_THREADS if threads_lost(recommendation) else ""
-        return f"{self.header(recommendation)}\n{imports(recommendation, code, above=above)}\n{code}"
+        return f"{self.header(recommendation)}\n{imports(recommendation, code, *more, above=above)}\n{code}"
+
+
+def _handlers(sections: Sections) -> str:
+    """The arguments of DistributedDataParallel reach it through the Accelerator."""
+    if not sections.get("DDP"):
+        return ""
+    arguments = constant("DDP", sections["DDP"], "torch.nn.parallel.DistributedDataParallel(model, **DDP)")
+    return f'{arguments}ACCELERATOR["kwargs_handlers"] = [DistributedDataParallelKwargs(**DDP)]\n'

@@ -75,6 +75,7 @@ class LightningTrainer(TranslatingExporter):
         "compile": _compile,
         "optimizer_implementation": python_code.optimizer_implementation,
         "micro_batch": python_code.accumulation(_TRAINER, "accumulate_grad_batches"),
+        "ddp_buckets": python_code.ddp_buckets("DDP"),
         STRATEGY: _sharding,
     }
 
@@ -84,10 +85,11 @@ class LightningTrainer(TranslatingExporter):
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(recommendation)
         options = {**_placement(recommendation), **sections[_TRAINER]}
-        fsdp, compiled = sections.get("FSDP"), sections.get("COMPILE")
-        strategy = (
-            f"FSDPStrategy({_arguments(fsdp)})" if fsdp else literal("ddp" if recommendation.num_ranks > 1 else "auto")
-        )
+        fsdp, ddp, compiled = (sections.get(name) for name in ("FSDP", "DDP", "COMPILE"))
+        strategy = literal("ddp" if recommendation.num_ranks > 1 else "auto")
+        name, arguments = ("FSDPStrategy", fsdp) if fsdp else ("DDPStrategy", ddp)
+        if arguments:
+            strategy = f"{name}({_arguments(arguments)})"
         optimizer = sections.get("OPTIMIZER", {})
         code = (
             constant(_TRAINER, options, "What decides speed and numerics; the recipe is not among it.")
@@ -104,7 +106,7 @@ class LightningTrainer(TranslatingExporter):
             + (f"    return torch.compile(module, {_arguments(compiled)})\n" if compiled else "    return module\n")
         )
         more = ["from lightning.pytorch import Trainer"]
-        more += ["from lightning.pytorch.strategies import FSDPStrategy"] if fsdp else []
+        more += [f"from lightning.pytorch.strategies import {name}"] if arguments else []
         return f"{self.header(recommendation)}\n{imports(recommendation, code, *more)}\n{code}"
 
 

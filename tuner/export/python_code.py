@@ -17,6 +17,14 @@ from tuner.records import Choice, Recommendation, SampleUnit
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
 NO_LAYOUT = "parameters of your script have storage of their own; tuner.apply lays them out"
+ONE_RANK = "one process has no gradients to reduce"
+LIKE_OTHERS = "PyTorch makes the first bucket as large as the others where their size is given alone"
+DDP_FLAGS = {
+    "static_graph": "static_graph",
+    "bucket_views": "gradient_as_bucket_view",
+    "find_unused": "find_unused_parameters",
+}
+"""Arguments of DistributedDataParallel, by parameter."""
 TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tokens when it was measured"
 
 
@@ -73,6 +81,29 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
     name = choice["implementation"]
     flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
+
+
+def ddp_buckets(section: str) -> Rule:
+    """A rule for targets that hand arguments to DistributedDataParallel, whose first bucket is then like the others."""
+
+    def rule(choice: Choice, recommendation: Recommendation) -> Said:
+        if recommendation.num_ranks == 1:
+            return Said(missing=dict.fromkeys(choice, ONE_RANK))
+        arguments: dict[str, Any] = {}
+        if (choice["bucket_cap_mb"], choice["first_bucket_mb"]) != (25, 1):  # PyTorch's, if it is told nothing
+            arguments["bucket_cap_mb"] = choice["bucket_cap_mb"]
+        for name, argument in DDP_FLAGS.items():
+            if choice[name]:
+                arguments[argument] = True
+        return Said(sections={section: arguments}, missing=first_bucket(choice))
+
+    return rule
+
+
+def first_bucket(choice: Choice) -> dict[str, str]:
+    """What is missing where a target sets the size of all buckets only."""
+    sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
+    return {} if sizes == (25, 1) or sizes[0] == sizes[1] else {"first_bucket_mb": LIKE_OTHERS}
 
 
 def allocator(choice: Choice, recommendation: Recommendation) -> Said:

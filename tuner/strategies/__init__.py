@@ -16,6 +16,7 @@ from tuner.strategies.cpu_threads import CpuThreads
 from tuner.strategies.cuda_graph import CudaGraph
 from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
+from tuner.strategies.ddp_buckets import DdpBuckets
 from tuner.strategies.device_prefetch import DevicePrefetch
 from tuner.strategies.larger_global_batch import LargerGlobalBatch
 from tuner.strategies.length_balancing import LengthBalancing
@@ -48,6 +49,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     ModelRecipe(),
     LargerGlobalBatch(),
     MoeExperts(),
+    DdpBuckets(),
 )
 
 

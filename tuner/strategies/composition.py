@@ -120,6 +120,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="the cache on disk holds converted samples",
     ),
     Conflict(
+        strategies=("ddp_buckets", "micro_batch"),
+        applies=lambda c, e, w: bool(c["ddp_buckets"]["static_graph"]) and c["micro_batch"]["num_micro_batches"] != 1,
+        reason="DDP learns a static graph from the first backward pass, which accumulation leaves unreduced",
+    ),
+    Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",

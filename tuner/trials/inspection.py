@@ -116,7 +116,7 @@ class _Inspection:
             dataset=msgspec.structs.replace(data_facts, padding_share=self._padding_share),
             model=look.facts,
             optimizer=look_at_optimizer(job),
-            current=current,
+            current=_finding_unused(current, look.facts, self._request.num_ranks),
             steps_per_epoch=_steps_per_epoch(workload, data_facts),
             batch_bytes=size_of(batches[0]),
             batch_splittable=batch_length(batches[0]) is not None,
@@ -198,6 +198,14 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
         if difference:
             current[name] = difference
     return current
+
+
+def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: int) -> dict[str, Choice]:
+    """DDP trains a model with unused parameters only if it looks for them, or knows that the graph is static."""
+    buckets = current.get("ddp_buckets", {})
+    if num_ranks == 1 or not model.num_unused_parameters or buckets.get("static_graph"):
+        return current
+    return {**current, "ddp_buckets": {**buckets, "find_unused": True}}
 
 
 def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device) -> TrainingJob:

@@ -73,6 +73,11 @@ CUDA = {
     "buckets_of_two_ranks": on_gpus(
         2, ddp_buckets={"bucket_cap_mb": 50, "first_bucket_mb": 50, "static_graph": True, "bucket_views": True}
     ),
+    "bfloat16_between_two_ranks": on_gpus(2, gradient_compression={"method": "bf16"}),
+    "powersgd_between_two_ranks": on_gpus(
+        2, gradient_compression={"method": "powersgd", "rank": 8}, ddp_buckets={"bucket_cap_mb": 50}
+    ),
+    "eight_bits_between_two_ranks": on_gpus(2, gradient_compression={"method": "int8"}),
     "graphs_of_all": on_gpus(compile={"mode": "max-autotune"}, optimizer_implementation={"implementation": "foreach"}),
 }
 SHARDED = {

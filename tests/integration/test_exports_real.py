@@ -273,14 +273,13 @@ def loader_means(found: dict, recommendation: Recommendation) -> None:
 
 def ddp_arguments(recommendation: Recommendation) -> dict[str, Any]:
     """What the exported settings give to DistributedDataParallel, in its words; nothing where they are its own."""
-    buckets = recommendation.choices["ddp_buckets"]
-    if buckets == strategy_named("ddp_buckets").defaults:
-        return {}
-    return {
-        "bucket_cap_mb": buckets["bucket_cap_mb"],
-        "static_graph": buckets["static_graph"],
-        "gradient_as_bucket_view": buckets["bucket_views"],
+    buckets, plain = recommendation.choices["ddp_buckets"], strategy_named("ddp_buckets").defaults
+    names = {
+        "bucket_cap_mb": "bucket_cap_mb",
+        "static_graph": "static_graph",
+        "bucket_views": "gradient_as_bucket_view",
     }
+    return {argument: buckets[name] for name, argument in names.items() if buckets[name] != plain[name]}
 
 
 def accelerate_python_means(found: dict, recommendation: Recommendation) -> None:
@@ -288,6 +287,10 @@ def accelerate_python_means(found: dict, recommendation: Recommendation) -> None
     loader_means(found["loader"], recommendation)
     assert found["accumulation"] == pieces_of(recommendation)[1]
     assert found["ddp"] == ddp_arguments(recommendation)
+    compression = recommendation.choices["gradient_compression"]
+    hook = {"fp16": "fp16", "bf16": "bf16", "powersgd": "power_sgd"}.get(compression["method"], "no")
+    rank = compression["rank"] if hook == "power_sgd" else None
+    assert found["hook"] in ([hook, rank], None if hook == "no" else [])
     flags, level = recommendation.choices["backend_flags"], recommendation.choices["precision"]["level"]
     assert found["tf32"] == (flags["tf32"] or level == "tf32")
     assert found["cudnn_benchmark"] == flags["cudnn_benchmark"]
@@ -336,6 +339,10 @@ def lightning_means(found: dict, recommendation: Recommendation) -> None:
         assert (found["strategy"], found["sharding"]) == ("FSDPStrategy", names[sharding])
     else:
         assert found["ddp"] == ddp_arguments(recommendation)
+        compression = choices["gradient_compression"]
+        hooks = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook", "powersgd": "powerSGD_hook"}
+        assert found["hook"] == hooks.get(compression["method"])
+        assert found["rank"] == (compression["rank"] if compression["method"] == "powersgd" else None)
         assert found["strategy"] == ("DDPStrategy" if recommendation.num_ranks > 1 else "SingleDeviceStrategy")
     settings_mean(found["settings"], recommendation)
     loader_means(found["settings"]["loader"], recommendation)

@@ -85,6 +85,10 @@ def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.first_bucket(choice)})
 
 
+def _compression(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.compression_missing(choice)})
+
+
 def _elsewhere(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
@@ -163,6 +167,7 @@ class _Yaml(TranslatingExporter):
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
         "ddp_buckets": _ddp_buckets,
+        "gradient_compression": _compression,
     }
 
     @abstractmethod
@@ -269,6 +274,22 @@ def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
 
+_HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
+
+
+def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
+    if recommendation.num_ranks == 1:
+        return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    hook = _HOOKS.get(str(choice["method"]))
+    if hook is None:
+        return Said(missing=python_code.compression_missing(choice))
+    arguments: dict[str, Any] = {"comm_hook": python_code.Code(f"DDPCommunicationHookType.{hook}")}
+    if choice["method"] == "powersgd":
+        steps = python_code.POWERSGD_STEPS
+        arguments["comm_state_option"] = {"matrix_approximation_rank": choice["rank"], "start_powerSGD_iter": steps}
+    return Said(sections={"DDP": arguments})
+
+
 _OWN_THREADS = """
 # accelerate launch sets this; it was measured with the number of threads that torch chooses.
 os.environ.pop("OMP_NUM_THREADS", None)
@@ -293,6 +314,7 @@ class AccelerateCode(TranslatingExporter):
         "activation_checkpointing": _said_in_yaml(_checkpointing),
         "micro_batch": python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
         "ddp_buckets": python_code.ddp_buckets("DDP"),
+        "gradient_compression": _code_compression,
         STRATEGY: _said_in_yaml(None),
     }
 
@@ -311,6 +333,7 @@ class AccelerateCode(TranslatingExporter):
             + set_up_code(sections)
         )
         more = ["from accelerate import DistributedDataParallelKwargs"] if sections.get("DDP") else []
+        more += ["from accelerate.utils import DDPCommunicationHookType"] if "DDPCommunication" in code else []
         above = _OWN_THREADS if threads_lost(recommendation) else ""
         return f"{self.header(recommendation)}\n{imports(recommendation, code, *more, above=above)}\n{code}"
 

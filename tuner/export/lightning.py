@@ -41,6 +41,23 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(sections={"COMPILE": {"mode": choice["mode"], **dynamic}})
 
 
+def _compression(choice: Choice, recommendation: Recommendation) -> Said:
+    """A hook of PyTorch, and its state where it has one."""
+    if recommendation.num_ranks == 1:
+        return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    method = choice["method"]
+    if method in ("fp16", "bf16"):
+        return Said(sections={"DDP": {"ddp_comm_hook": python_code.Code(f"default_hooks.{method}_compress_hook")}})
+    if method != "powersgd":
+        return Said(missing=python_code.compression_missing(choice))
+    state = (
+        f"powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank={choice['rank']}, "
+        f"start_powerSGD_iter={python_code.POWERSGD_STEPS})"
+    )
+    hook = {"ddp_comm_state": python_code.Code(state), "ddp_comm_hook": python_code.Code("powerSGD_hook.powerSGD_hook")}
+    return Said(sections={"DDP": hook})
+
+
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     if not sharding.shards:
@@ -76,6 +93,7 @@ class LightningTrainer(TranslatingExporter):
         "optimizer_implementation": python_code.optimizer_implementation,
         "micro_batch": python_code.accumulation(_TRAINER, "accumulate_grad_batches"),
         "ddp_buckets": python_code.ddp_buckets("DDP"),
+        "gradient_compression": _compression,
         STRATEGY: _sharding,
     }
 
@@ -107,6 +125,8 @@ class LightningTrainer(TranslatingExporter):
         )
         more = ["from lightning.pytorch import Trainer"]
         more += [f"from lightning.pytorch.strategies import {name}"] if arguments else []
+        hooks = [module for module in ("default_hooks", "powerSGD_hook") if f"{module}." in code]
+        more += [f"from torch.distributed.algorithms.ddp_comm_hooks import {module}" for module in hooks]
         return f"{self.header(recommendation)}\n{imports(recommendation, code, *more)}\n{code}"
 
 

@@ -100,6 +100,17 @@ def ddp_buckets(section: str) -> Rule:
     return rule
 
 
+POWERSGD_STEPS = 2
+"""DDP's first steps are sent as they are, in trials too."""
+
+
+def compression_missing(choice: Choice) -> dict[str, str]:
+    """What targets with the communication hooks of PyTorch do not have."""
+    if choice["method"] in (None, "fp16", "bf16", "powersgd"):
+        return {}
+    return dict.fromkeys(choice, "PyTorch has no such communication hook; tuner.apply runs it")
+
+
 def first_bucket(choice: Choice) -> dict[str, str]:
     """What is missing where a target sets the size of all buckets only."""
     sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
@@ -158,8 +169,16 @@ def constant(name: str, values: Mapping[str, Any], meaning: str) -> str:
     return f"# {meaning}\n{name} = " + (f"{{\n{entries}}}\n" if entries else "{}\n")
 
 
+class Code(str):
+    """An expression that stands in the exported code as it is."""
+
+    __slots__ = ()
+
+
 def literal(value: Any) -> str:
     """A plain value as Python, strings in double quotes as formatters write them."""
+    if isinstance(value, Code):
+        return str(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):

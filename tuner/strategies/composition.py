@@ -10,6 +10,7 @@ from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFact
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
 from tuner.strategies.base import TF32_ROUNDOFF
 from tuner.strategies.compile import MODES_WITH_GRAPHS
+from tuner.strategies.gradient_compression import FEEDS_BACK
 from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
@@ -125,6 +126,35 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="DDP learns a static graph from the first backward pass, which accumulation leaves unreduced",
     ),
     Conflict(
+        strategies=("gradient_compression", "precision"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] is not None and c["precision"]["level"] in ("O2", "O3")
+        ),
+        reason="gradients are of 16 bits already, in which what a step does not send could not be kept",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "precision"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] in FEEDS_BACK and c["precision"]["dtype"] == "float16"
+        ),
+        reason="what a step does not send is added to a gradient of another loss scale, and an overflow would stay in "
+        "it for good",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "optimizer_algorithm"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] == "dgc" and c["optimizer_algorithm"]["algorithm"] is not None
+        ),
+        reason="momentum correction is defined for SGD",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "optimizer_implementation"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] == "dgc" and bool(c["optimizer_implementation"]["contiguous"])
+        ),
+        reason="momentum is corrected tensor by tensor, which contiguous parameters are not",
+    ),
+    Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",
@@ -161,6 +191,18 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("tf32",),
         applies=lambda c: c["precision"]["level"] == "tf32",
         reason="precision sets TF32 already",
+    ),
+    Meaningless(
+        strategy="gradient_compression",
+        parameters=("rank",),
+        applies=lambda c: c["gradient_compression"]["method"] != "powersgd",
+        reason="no matrix is approximated",
+    ),
+    Meaningless(
+        strategy="gradient_compression",
+        parameters=("ratio", "warm_up_steps"),
+        applies=lambda c: c["gradient_compression"]["method"] != "dgc",
+        reason="no elements are chosen",
     ),
     Meaningless(
         strategy="larger_global_batch",

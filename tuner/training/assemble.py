@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
+from tuner.training.compression import attach as attach_compression
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
@@ -44,6 +45,8 @@ def assemble(
             batches, the loader has one of the same samples in its place.
         worker_init: Runs in every loader worker before the workload's own `worker_init`.
     """
+    from torch.nn.parallel import DistributedDataParallel
+
     # 1. Environment first: threads and back-end flags decide how everything after them computes.
     for setting in plan.environment:
         setting()
@@ -79,6 +82,8 @@ def assemble(
     if masters:
         masters.check(optimizer)
     scheduler = workload.scheduler(optimizer)
+    if isinstance(model, DistributedDataParallel) and plan.wrap.compression is not None:
+        attach_compression(model, optimizer, scheduler, plan.wrap.compression, workload.max_grad_norm)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:

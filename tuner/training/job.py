@@ -175,6 +175,9 @@ class TrainingJob:
 
     def clip(self) -> None:
         """Clips the gradients to the workload's norm, where it has one."""
+        compression = self.plan.wrap.compression
+        if compression is not None and compression.method == "dgc":
+            return  # it clipped before it sent
         if self.workload.max_grad_norm is not None:
             import torch
 

@@ -91,11 +91,22 @@ class BatchArguments:
         return self.factor == 1 and self.pool_batches == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompressionArguments:
+    """How gradients are sent in fewer bytes, as `gradient_compression` names it."""
+
+    method: str
+    rank: int
+    ratio: float
+    warm_up_steps: int
+
+
 @dataclass(kw_only=True)
 class WrapArguments:
     """How the model is made data-parallel; used with more than one rank."""
 
     ddp: dict[str, Any] = field(default_factory=dict)
+    compression: CompressionArguments | None = None
 
 
 @dataclass(kw_only=True)

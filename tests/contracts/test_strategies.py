@@ -339,6 +339,7 @@ UNSUPPORTED = [
         changed(optimizer={"name": "SGD", "module": "torch.optim.sgd"}, custom_step=True),
         "training_step",
     ),
+    ("hierarchical_allreduce", {"levels": 2}, CUDA, EVERYTHING, "on one host"),
     ("model_recipe", {"pad_multiple": 64}, CPU, EVERYTHING, "64 changes no linear layer more than padding to 8"),
     ("model_recipe", {"pad_multiple": 8}, CPU, changed(model={"unaligned_linears": {}}), "are multiples of 8"),
     ("model_recipe", {"pooled_classifier": True}, CPU, EVERYTHING, "Workload.class_token"),

@@ -2,11 +2,13 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
+from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
 from tuner.trace_records import TraceAnalysis
 
@@ -79,6 +81,28 @@ class TestTwoRanks:
         specs = [study.spec(guard=False, profile=False), study.spec(THREE_THREADS, guard=False, profile=False)]
         results = study.run(*specs)
         assert [result.failure for result in results] == [None, None]
+
+
+class TestTwoHosts:
+    """Emulated: two of two ranks each."""
+
+    @pytest.fixture
+    def hosts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prepared]:
+        monkeypatch.setenv(HOSTS_VARIABLE, "2")
+        prepared = prepare(reference("misbehaving", "Misbehaving"), tmp_path, num_ranks=4)
+        yield prepared
+        prepared.runner.close()
+
+    def test_reduce_in_two_levels_and_are_the_same_training(self, hosts: Prepared) -> None:
+        environment = hosts.runner.describe()
+        assert (environment.num_ranks, environment.num_hosts) == (4, 2)
+        candidate = Candidate(choices={"hierarchical_allreduce": {"levels": 2}})
+        (result,) = hosts.run(hosts.spec(candidate))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+        (effect,) = [effect for effect in result.effects if effect.strategy == "hierarchical_allreduce"]
+        assert (effect.took, effect.detail) == (True, "2 hosts with 2 ranks each")
 
 
 class TestOneRankFails:

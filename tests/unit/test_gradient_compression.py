@@ -16,7 +16,7 @@ from torch import nn
 from tuner.records import Candidate
 from tuner.strategies import strategy_named
 from tuner.strategies.composition import conflict
-from tuner.training.compression import compression_of
+from tuner.training.communication import compression_of
 from tuner.training.compression.deep_gradient import DeepGradient
 from tuner.training.compression.int8 import Int8
 from tuner.training.compression.lane import Lane

@@ -19,6 +19,7 @@ from tuner.strategies.dataset_cache import DatasetCache
 from tuner.strategies.ddp_buckets import DdpBuckets
 from tuner.strategies.device_prefetch import DevicePrefetch
 from tuner.strategies.gradient_compression import GradientCompression
+from tuner.strategies.hierarchical_allreduce import HierarchicalAllreduce
 from tuner.strategies.larger_global_batch import LargerGlobalBatch
 from tuner.strategies.length_balancing import LengthBalancing
 from tuner.strategies.memory_format import MemoryFormat
@@ -52,6 +53,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     MoeExperts(),
     DdpBuckets(),
     GradientCompression(),
+    HierarchicalAllreduce(),
 )
 
 

@@ -10,7 +10,7 @@ from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFact
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
 from tuner.strategies.base import TF32_ROUNDOFF
 from tuner.strategies.compile import MODES_WITH_GRAPHS
-from tuner.strategies.gradient_compression import FEEDS_BACK
+from tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
 from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
@@ -153,6 +153,14 @@ CONFLICTS: tuple[Conflict, ...] = (
             c["gradient_compression"]["method"] == "dgc" and bool(c["optimizer_implementation"]["contiguous"])
         ),
         reason="momentum is corrected tensor by tensor, which contiguous parameters are not",
+    ),
+    Conflict(
+        strategies=("hierarchical_allreduce", "gradient_compression"),
+        applies=lambda c, e, w: (
+            c["hierarchical_allreduce"]["levels"] == 2 and c["gradient_compression"]["method"] in WHOLE_TENSORS
+        ),
+        reason="between hosts each rank holds a part of the gradients, and that method looks at whole tensors: bf16, "
+        "fp16, int8 and one_bit go with two levels",
     ),
     Conflict(
         strategies=("activation_compression", "compile"),

@@ -110,7 +110,7 @@ class GradientCompression(Strategy):
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the hook of the running DDP counted."""
-        from tuner.training.compression import compression_of
+        from tuner.training.communication import compression_of
 
         found = compression_of(job.model)
         return {"method": None} if found is None else {"method": found.method, **found.settings, "factor": found.factor}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
-from tuner.training.compression import attach as attach_compression
+from tuner.training.communication import attach as attach_hook
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
@@ -82,8 +82,8 @@ def assemble(
     if masters:
         masters.check(optimizer)
     scheduler = workload.scheduler(optimizer)
-    if isinstance(model, DistributedDataParallel) and plan.wrap.compression is not None:
-        attach_compression(model, optimizer, scheduler, plan.wrap.compression, workload.max_grad_norm)
+    if isinstance(model, DistributedDataParallel):
+        attach_hook(model, optimizer, scheduler, plan.wrap, workload.max_grad_norm)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:

@@ -107,6 +107,8 @@ class WrapArguments:
 
     ddp: dict[str, Any] = field(default_factory=dict)
     compression: CompressionArguments | None = None
+    hierarchical: bool = False
+    """Gradients are reduced inside hosts, then between them."""
 
 
 @dataclass(kw_only=True)

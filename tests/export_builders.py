@@ -43,13 +43,13 @@ def on_gpus(num_ranks: int = 1, **choices: Choice) -> Recommendation:
 
 
 def sharded(mode: str, **changes: bool | int | str | None) -> Recommendation:
-    """With a choice of `sharding`, as DESIGN names its parameters; no strategy makes it yet."""
+    """With a choice of `sharding`, of which `cpu_offload` is no parameter of the strategy yet."""
     choice: Choice = {
         "mode": mode,
         "wrap": "root",
-        "min_num_params": None,
+        "min_num_params": 100_000_000,
         "reshard": True,
-        "prefetch": "backward_pre",
+        "prefetch": 1,
         "cpu_offload": False,
         **changes,
     }
@@ -83,9 +83,10 @@ CUDA = {
 SHARDED = {
     "sharded_full": sharded("full"),
     "sharded_full_offloaded": sharded("full", cpu_offload=True, wrap="size", min_num_params=5_000_000),
-    "sharded_full_kept": sharded("full", reshard=False, wrap="block", prefetch="backward_post"),
-    "sharded_grad_op": sharded("grad_op", cpu_offload=True, prefetch=None),
+    "sharded_full_kept": sharded("full", reshard=False, wrap="block", prefetch=2),
+    "sharded_grad_op": sharded("grad_op", cpu_offload=True),
     "sharded_hybrid": sharded("hybrid"),
+    "sharded_hybrid_kept": sharded("hybrid", reshard=False),
     "sharded_zero1": sharded("zero1"),
 }
 RECOMMENDATIONS = {

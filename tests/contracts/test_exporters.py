@@ -101,7 +101,7 @@ class TestExporter:
 
 
 def changed(recommendation: Recommendation, candidate: Candidate) -> Recommendation:
-    """With the choices of another candidate; `sharding`, which is no strategy yet, stays."""
+    """With the choices of another candidate; what this version does not know stays."""
     choices = complete(candidate)
     kept = {name: choice for name, choice in recommendation.choices.items() if name not in choices}
     return make_recommendation(

@@ -64,6 +64,16 @@ class TestTwoRanks:
         assert effect.took
         assert effect.detail.startswith("1 bucket of ")
 
+    @pytest.mark.parametrize("mode", ["zero1", "grad_op", "full"])
+    def test_share_their_parameters_or_states(self, study: Prepared, mode: str) -> None:
+        """Gradient norms and first updates of parts are compared with those of the whole model."""
+        (result,) = study.run(study.spec(Candidate(choices={"sharding": {"mode": mode}})))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+        (effect,) = [effect for effect in result.effects if effect.strategy == "sharding"]
+        assert effect.took, effect.detail
+
     def test_throughput_counts_the_samples_of_all_ranks(self, study: Prepared) -> None:
         """A window of a trial is worth its global batches, so that gains over one rank would be true."""
         result = study.run_baseline()

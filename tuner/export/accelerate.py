@@ -15,7 +15,7 @@ import yaml
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, set_up_code
 from tuner.export.settings import threads_lost
-from tuner.export.sharding import PREFETCHES, STRATEGY, WRAPS, sharding_of
+from tuner.export.sharding import NO_DEPTH, STRATEGY, WRAPS, sharding_of
 from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -103,24 +103,24 @@ def _fsdp1(recommendation: Recommendation) -> Said:
         sections={
             "fsdp_config": {
                 "fsdp_version": 1,
-                "fsdp_sharding_strategy": sharding.words.fsdp1,
+                "fsdp_sharding_strategy": sharding.fsdp1,
                 **_wrapping(recommendation),
-                "fsdp_backward_prefetch": PREFETCHES[sharding.prefetch],
+                "fsdp_backward_prefetch": "BACKWARD_PRE",
                 "fsdp_forward_prefetch": False,
                 "fsdp_use_orig_params": True,
                 "fsdp_cpu_ram_efficient_loading": False,
                 "fsdp_sync_module_states": True,
             }
         },
-        missing=_unwrapped(recommendation),
+        missing=_unwrapped(recommendation) | ({} if sharding.prefetch == 1 else {"prefetch": NO_DEPTH}),
     )
 
 
 def _fsdp2(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     missing = _unwrapped(recommendation)
-    if sharding.prefetch is not None:
-        missing["prefetch"] = "FSDP2 in Accelerate has no prefetch setting"
+    if sharding.prefetch != 1:
+        missing["prefetch"] = NO_DEPTH
     return Said(
         sections={
             "fsdp_config": {
@@ -137,8 +137,8 @@ def _fsdp2(recommendation: Recommendation) -> Said:
 def _wrapping(recommendation: Recommendation) -> dict[str, Any]:
     sharding = sharding_of(recommendation)
     keys: dict[str, Any] = {"fsdp_auto_wrap_policy": WRAPS[sharding.wrap]}
-    if sharding.min_num_params is not None:
-        keys["fsdp_min_num_params"] = sharding.min_num_params
+    if sharding.size is not None:
+        keys["fsdp_min_num_params"] = sharding.size
     return {**keys, "fsdp_offload_params": sharding.cpu_offload, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
 
 

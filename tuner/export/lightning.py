@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, literal, set_up_code
-from tuner.export.sharding import PREFETCHES, STRATEGY, sharding_of
+from tuner.export.sharding import NO_DEPTH, STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -71,8 +71,8 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     missing = {}
     if sharding.wrap != "root":
         missing = dict.fromkeys(("wrap", "min_num_params"), "give FSDPStrategy an auto_wrap_policy of your classes")
-    if sharding.prefetch != "backward_pre":
-        missing["prefetch"] = f"FSDPStrategy prefetches before the backward pass, not {PREFETCHES[sharding.prefetch]}"
+    if sharding.prefetch != 1:
+        missing["prefetch"] = NO_DEPTH
     return Said(sections={"FSDP": options}, missing=missing)
 
 

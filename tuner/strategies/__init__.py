@@ -29,6 +29,7 @@ from tuner.strategies.moe_experts import MoeExperts
 from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
 from tuner.strategies.precision import Precision
+from tuner.strategies.sharding import Sharding
 
 STRATEGIES: tuple[Strategy, ...] = (
     DataLoading(),
@@ -51,6 +52,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     ModelRecipe(),
     LargerGlobalBatch(),
     MoeExperts(),
+    Sharding(),
     DdpBuckets(),
     GradientCompression(),
     HierarchicalAllreduce(),

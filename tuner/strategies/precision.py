@@ -42,8 +42,11 @@ from tuner.strategies.base import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
+    from tuner.workloads.workload import Workload
 
 
 TF32_CAPABILITY = 8.0
@@ -125,8 +128,13 @@ class Precision(Strategy):
         elif level in ("O2", "O3"):
             from tuner.training.casting import cast_model
 
-            plan.cast.append(lambda model, workload: cast_model(model, str(dtype), keep_fp32=level == "O2"))
+            def cast(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+                gathered = level == "O2" and plan.wrap.shards_parameters  # in 16 bits from parts in FP32, the masters
+                return cast_model(model, str(dtype), keep_fp32=level == "O2", cast_parameters=not gathered)
+
+            plan.cast.append(cast)
             plan.optimizer.master_weights = level == "O2"
+            plan.wrap.param_dtype = str(dtype) if level == "O2" else None
             plan.step.loss_scaler = level == "O2" and dtype == "float16"
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
@@ -159,12 +167,15 @@ class Precision(Strategy):
         import torch
 
         from tuner.training.casting import fp32_modules
+        from tuner.training.sharding import gathered_dtypes
 
+        gathered = gathered_dtypes(job.model) if job.plan.wrap.shards_parameters else {}
         kept_parameters = {id(p) for _, module in fp32_modules(job.model) for p in module.parameters()}
         kept: set[str] = set()
         cast: set[str] = set()
         for parameter in job.model.parameters():
-            (kept if id(parameter) in kept_parameters else cast).add(str(parameter.dtype).removeprefix("torch."))
+            dtype = gathered.get(id(parameter), parameter.dtype)
+            (kept if id(parameter) in kept_parameters else cast).add(str(dtype).removeprefix("torch."))
         return {
             "kept_dtypes": sorted(kept),
             "parameter_dtypes": sorted(cast),

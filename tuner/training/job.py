@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.training.captured_step import CapturedStep
 from tuner.training.micro_batch import split_batch
+from tuner.training.sharding import consolidated, laid_out, whole
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -200,20 +201,29 @@ class TrainingJob:
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's state under the user's own key names, masters in FP32 where there are any."""
-        state = dict(unwrapped(self.model).state_dict())
+        """The model's state under the user's own key names, masters in FP32 where there are any.
+
+        Where parameters are laid over ranks, every rank calls it and gets all of them, whole.
+        """
+        state: dict[str, torch.Tensor] = whole(dict(unwrapped(self.model).state_dict()))
         if self.masters:
             state.update(self.masters.state_of(unwrapped(self.model)))
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as the user's own optimizer has it, one entry a parameter, whatever it runs over."""
+        """The optimizer's state as the user's own optimizer has it, one entry a parameter, whatever it runs over.
+
+        Where it is laid over ranks, every rank calls it and gets all of it, whole.
+        """
+        if self.plan.wrap.shards_optimizer:
+            return consolidated(self.optimizer)
         state = self.optimizer.state_dict()
-        return self._flat.split(state) if self._flat else state
+        return self._flat.split(state) if self._flat else whole(state)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `optimizer_state_dict` gave, here or in a job of other settings."""
-        self.optimizer.load_state_dict(self._flat.join(state_dict) if self._flat else state_dict)
+        state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
+        self.optimizer.load_state_dict(state)
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""

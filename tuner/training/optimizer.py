@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.training.captured_step import make_capturable
 from tuner.training.flat_parameters import FlatParameters
+from tuner.training.sharding import zero_redundancy
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import OptimizerArguments
+    from tuner.training.plan import OptimizerArguments, Plan
     from tuner.workloads.workload import NamedParameters, Workload
 
 
 def build_optimizer(
-    workload: Workload, named: NamedParameters, arguments: OptimizerArguments, device: torch.device
+    workload: Workload, named: NamedParameters, plan: Plan, device: torch.device
 ) -> tuple[torch.optim.Optimizer, FlatParameters | None]:
-    """Another algorithm first, then how it runs, then the buffers that it runs over, then its rates.
+    """Another algorithm first, then how it runs, then the buffers that it runs over, its rates, and what ranks share.
 
     Returns:
         The optimizer, and the buffers where the plan has them.
     """
+    arguments = plan.optimizer
     optimizer = workload.optimizer(named)
     if arguments.algorithm is not None:
         from tuner.training.optimizers.exchange import exchanged
@@ -39,6 +41,8 @@ def build_optimizer(
             group["lr"] = group["lr"] * arguments.rate_factor
     if arguments.capturable:
         make_capturable(optimizer, device)
+    if plan.wrap.shards_optimizer:
+        optimizer = zero_redundancy(optimizer)
     return optimizer, flat
 
 

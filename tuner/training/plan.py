@@ -101,6 +101,17 @@ class CompressionArguments:
     warm_up_steps: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardingArguments:
+    """What is laid over the ranks, as `sharding` names it."""
+
+    mode: str
+    wrap: str
+    min_num_params: int
+    reshard: bool
+    prefetch: int
+
+
 @dataclass(kw_only=True)
 class WrapArguments:
     """How the model is made data-parallel; used with more than one rank."""
@@ -109,6 +120,19 @@ class WrapArguments:
     compression: CompressionArguments | None = None
     hierarchical: bool = False
     """Gradients are reduced inside hosts, then between them."""
+    sharding: ShardingArguments | None = None
+    param_dtype: str | None = None
+    """In which sharded FP32 parameters are gathered, where that is another number format."""
+
+    @property
+    def shards_parameters(self) -> bool:
+        """By FSDP in place of DDP."""
+        return self.sharding is not None and self.sharding.mode in ("grad_op", "full", "hybrid")
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """By ZeRO-1 beside DDP."""
+        return self.sharding is not None and self.sharding.mode == "zero1"
 
 
 @dataclass(kw_only=True)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
+from tuner.training.sharding import whole
 from tuner.training.structure import map_structure
 from tuner.training.tensor_file import map_tensors
 from tuner.trials.coordination import Coordinator
@@ -176,7 +177,7 @@ def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:
     """Evenly spread elements of every parameter, in FP32 on the CPU."""
     sampled = {}
     for name, parameter in job.master_parameters():
-        flat = parameter.detach().reshape(-1)
+        flat = whole(parameter.detach()).reshape(-1)
         stride = max(1, flat.numel() // SAMPLED_ELEMENTS)
         sampled[name] = flat[::stride][:SAMPLED_ELEMENTS].float().cpu().clone()
     return sampled
@@ -185,7 +186,7 @@ def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:
 def _total_norm(gradients: list[torch.Tensor]) -> float:
     import torch
 
-    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+    return float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
 
 
 @contextmanager

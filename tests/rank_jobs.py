@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Choice
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
@@ -81,3 +83,12 @@ def train_alone(
 ) -> Trained:
     """The same in this process, the whole batch at once."""
     return train(0, make_workload, choices or {}, num_steps)
+
+
+def emulated(rank: int, num_hosts: int, function: Any, *args: Any) -> Any:
+    """What a rank returns on this many emulated hosts."""
+    os.environ[HOSTS_VARIABLE] = str(num_hosts)
+    try:
+        return function(rank, *args)
+    finally:
+        del os.environ[HOSTS_VARIABLE]

@@ -74,6 +74,14 @@ class TestTwoRanks:
         (effect,) = [effect for effect in result.effects if effect.strategy == "sharding"]
         assert effect.took, effect.detail
 
+    def test_may_reduce_in_16_bits_where_that_is_what_the_user_does(self, study: Prepared) -> None:
+        """So rounding at 16 bits is allowed; the reference reduces nothing."""
+        candidate = Candidate(choices={"gradient_compression": {"method": "bf16"}})
+        (result,) = study.run(study.spec(candidate, unit_roundoff=2.0**-8, profile=False))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+
     def test_throughput_counts_the_samples_of_all_ranks(self, study: Prepared) -> None:
         """A window of a trial is worth its global batches, so that gains over one rank would be true."""
         result = study.run_baseline()

@@ -120,12 +120,12 @@ class DdpBuckets(Strategy):
                 plan.wrap.ddp[argument] = True
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        """Exposed communication; views save copies of the gradients, a static graph the search for unused ones."""
+        """Exposed communication; views save copies of the gradients, and nobody need look for unused parameters."""
         today = situation.choices[self.name]
         saved = [Category.COMMUNICATION]
         if choice["bucket_views"] != today["bucket_views"]:
             saved += [Category.COPY_D2D, Category.ELEMENTWISE]
-        if (choice["static_graph"], choice["find_unused"]) != (today["static_graph"], today["find_unused"]):
+        if today["find_unused"] and not choice["find_unused"]:
             saved += [Category.HOST, Category.LAUNCH_LATENCY]
         return removable(situation, *saved)
 

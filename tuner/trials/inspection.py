@@ -24,6 +24,7 @@ from tuner.records import (
     WorkloadFacts,
 )
 from tuner.strategies import strategy_named
+from tuner.strategies.gradient_compression import FEEDS_BACK
 from tuner.training.initial_state import save_initial_state
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
@@ -197,6 +198,12 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
         difference = {key: value for key, value in choice.items() if value != strategy.defaults[key]}
         if difference:
             current[name] = difference
+    method = current.get("gradient_compression", {}).get("method")
+    if method in FEEDS_BACK:
+        raise WorkloadRejected(
+            f"{type(workload).__name__}.current compresses gradients by {method}, which no training of one process can "
+            "be compared with step by step: leave it out, and allow lossy choices to have it tried"
+        )
     return current
 
 

@@ -1,14 +1,12 @@
 """hierarchical_allreduce: two emulated hosts with two ranks each average as one group does."""
 
 import itertools
-import os
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from builders import sample_environment, sample_facts
-from rank_jobs import Trained, build, train, train_alone
+from rank_jobs import Trained, build, emulated, train, train_alone
 from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
@@ -26,15 +24,6 @@ from tuner.training.hosts import host_of_ranks, make_levels, members_of
 pytestmark = pytest.mark.xdist_group("ranks")
 
 TWO_LEVELS = {"hierarchical_allreduce": {"levels": 2}}
-
-
-def emulated(rank: int, num_hosts: int, function: Any, *args: Any) -> Any:
-    """What a rank returns on this many emulated hosts."""
-    os.environ[HOSTS_VARIABLE] = str(num_hosts)
-    try:
-        return function(rank, *args)
-    finally:
-        del os.environ[HOSTS_VARIABLE]
 
 
 class Wide(Everything):

@@ -1,7 +1,8 @@
 """gradient_compression: what is sent, what is kept, and that training converges with it."""
 
 import itertools
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
+from tuner.errors import WorkloadRejected
 from tuner.records import Candidate
 from tuner.strategies import strategy_named
 from tuner.strategies.composition import conflict
@@ -283,3 +285,19 @@ def test_matrices_that_are_too_small_to_compress_are_told() -> None:
     choice = {**strategy.defaults, "method": "powersgd", "rank": 64}
     effect = strategy.took_effect({"method": "powersgd", "rank": 64, "factor": 1.0}, choice)
     assert (effect.took, effect.detail) == (False, "1.0 times fewer bytes were sent")
+
+
+class FeedsBack(Momentum):
+    current: ClassVar = {"gradient_compression": {"method": "powersgd"}}
+
+
+def test_todays_settings_cannot_be_ones_that_keep_something_for_later(tmp_path: Path) -> None:
+    from tuner.trials.inspection import InspectRequest, inspect_workload
+
+    class Ignored:
+        def send(self, message: Any) -> None:
+            pass
+
+    request = InspectRequest(workload=f"{__name__}:FeedsBack", study_directory=str(tmp_path), num_ranks=2)
+    with pytest.raises(WorkloadRejected, match="by powersgd, which no training of one process"):
+        inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]

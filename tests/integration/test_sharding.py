@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders import sample_environment, sample_facts
-from rank_jobs import Trained, build, train, train_alone
+from rank_jobs import Trained, build, emulated, train, train_alone
 from ranks import RankFailed, Ranks
-from test_hierarchical_allreduce import emulated
 from tiny_workloads import AttentionBlock, Everything, TinyViT
 from torch import nn
 

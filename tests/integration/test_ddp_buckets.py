@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from builders import sample_environment, sample_facts
+from builders import sample_breakdown, sample_environment, sample_facts
 from msgspec.structs import replace
 from rank_jobs import Trained, build, train, train_alone
 from ranks import RankFailed, Ranks
@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from tuner.hardware import find_compiler
+from tuner.profiling.bounds import Situation
+from tuner.profiling.categories import Category
 from tuner.records import Candidate, ModelFacts
 from tuner.strategies import Supported, Unsupported, strategy_named
 from tuner.strategies.composition import conflict
@@ -167,6 +169,25 @@ def test_a_compiled_model_trains_as_one_process(ranks: Ranks, scope: str) -> Non
     assert trained.losses == pytest.approx(train_alone(Products, num_steps=5).losses, rel=2e-5)
     assert trained.effects["compile"][0], trained.effects["compile"][1]
     assert trained.effects["ddp_buckets"][0]
+
+
+def test_only_what_a_choice_changes_bounds_it() -> None:
+    """One millisecond in each category, of which there are 23."""
+    shares = dict.fromkeys(Category, 1_000_000)
+    breakdown = sample_breakdown(
+        categories=shares, step_time_ns=sum(shares.values()), rescaled={}, unprofiled_step_time_ns=None
+    )
+    strategy = strategy_named("ddp_buckets")
+
+    def bound(today: dict[str, Any], **changes: Any) -> float:
+        choices = {"ddp_buckets": {**strategy.defaults, **today}}
+        situation = Situation(breakdown=breakdown, workload=LARGE, environment=TWO, choices=choices)
+        return len(shares) * strategy.bound(situation, {**choices["ddp_buckets"], **changes})
+
+    assert bound({}, bucket_cap_mb=5) == pytest.approx(1)
+    assert bound({}, bucket_views=True) == pytest.approx(3)
+    assert bound({}, static_graph=True) == pytest.approx(1)
+    assert bound({"find_unused": True}, find_unused=False) == pytest.approx(3)
 
 
 def fail(rank: int) -> None:

@@ -58,12 +58,14 @@ soak: install
 	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.
-# Side by side, but for those that compare with the device's clock.
+# Side by side, but for those that compare with the device's clock. A plugin for benchmarks, where a host has it, warns
+# of running side by side, and warnings are errors.
 GPU_JOBS ?= 6
 ALONE := tests/gpu/test_device_truth.py
+GPU_PYTEST = $(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu -p no:benchmark
 gpu-test:
-	$(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu -n $(GPU_JOBS) --dist loadfile --ignore $(ALONE) tests/gpu
-	$(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu $(ALONE)
+	$(GPU_PYTEST) -n $(GPU_JOBS) --dist loadfile --ignore $(ALONE) tests/gpu
+	$(GPU_PYTEST) $(ALONE)
 
 # Wheels for a host without network that has PyTorch for Python 3.12 already.
 PLATFORMS := $(foreach tag,2_28 2_27 2_17,--platform manylinux_$(tag)_x86_64) --platform manylinux2014_x86_64

@@ -22,7 +22,10 @@ from tuned import add_foreign_load, answer, settings_of, tuned
 from tuner.profiling.categories import CATEGORIES
 
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "launch_bound.py"
-FULL, SMALL = f"{WORKLOAD}:LaunchBound", f"{WORKLOAD}:LaunchBound?batch=8&width=16&depth=4"
+FULL, SMALL = (
+    f"{WORKLOAD}:LaunchBound",
+    f"{WORKLOAD}:LaunchBound?batch=4&images=32&image_size=32&hidden_sizes=16,32&depths=1,1",
+)
 GAPS = tuple(info.category.value for info in CATEGORIES if info.group in ("gaps", "unknown"))
 WANTED_BEFORE, WANTED_AFTER = 0.50, 0.05
 

@@ -41,6 +41,7 @@ from tuner.search.confirmation import judge, plan_blocks
 from tuner.search.driver import StudyDriver, StudyView
 from tuner.search.space import Space
 from tuner.search.specs import SpecMaker
+from tuner.search.starts import WARM_SHARE, cold_compile_s
 from tuner.strategies import STRATEGIES, strategy_named
 from tuner.strategies.base import Unsupported
 from tuner.strategies.composition import conflict, normalise
@@ -162,21 +163,22 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
 def side_by_side(
     study: Tuned, contenders: Sequence[Candidate], others: Sequence[Candidate], deadline: float
 ) -> list[dict[str, TrialResult]]:
-    """Blocks of one start of each contender in random order, as many as the time allows. The others start once, after
-    the third block at the latest, and once more after the fifth.
+    """Blocks of one start of each contender in random order, as many as the time allows. The others start once after
+    the third block, or with what time is left where there are fewer, and once more after the fifth.
 
     Returns:
         Of each block the results by candidate key, failures included.
     """
     blocks: list[dict[str, TrialResult]] = []
-    longest_s, rounds_of_others = LEAST_S, 0
+    block_s, rounds_of_others = LEAST_S, 0
     for block in plan_blocks(contenders[0], contenders[1:], MAX_BLOCKS, study.study.settings.seed):
-        reserved_s = 0.0 if rounds_of_others else OTHER_S * len(others)
-        if blocks and deadline - time.monotonic() < longest_s + reserved_s:
+        reserved_s = OTHER_S * len(others) if len(blocks) >= OTHERS_AFTER[0] and not rounds_of_others else 0.0
+        if blocks and deadline - time.monotonic() < block_s + reserved_s:
             break
         began = time.monotonic()
         blocks.append(_block(study, block.order, blocks, block.number, deadline))
-        longest_s = min(longest_s, time.monotonic() - began) if len(blocks) > 1 else time.monotonic() - began
+        cold_s = sum((1 - WARM_SHARE) * cold_compile_s(result) for result in blocks[-1].values())
+        block_s = time.monotonic() - began - cold_s  # what was compiled is found in the cache the next time
         if len(blocks) in OTHERS_AFTER:
             _add_others(study, others, blocks[rounds_of_others], deadline)
             rounds_of_others += 1
@@ -299,11 +301,22 @@ def told(study: Tuned) -> list[dict]:
                 "phases_s": {name: round(ns / 1e9, 2) for name, ns in result.phases_ns.items()},
                 "compile_s": result.startup and round(result.startup.compile_ns / 1e9, 1),
                 "peak_mib": result.peak_memory_bytes >> 20,
+                "step_ms": _step_ms(result),
                 "void": [window.void for window in result.windows if window.void],
                 "unmeasured": result.unmeasured,
             }
         lines.append(line)
     return lines
+
+
+def _step_ms(result: TrialResult) -> dict[str, float]:
+    """By category, of a trial that was profiled."""
+    return {
+        name: round(ns / 1e6, 3)
+        for breakdown in result.breakdowns[:1]
+        for name, ns in breakdown.per_step_ns.items()
+        if ns > 0
+    }
 
 
 def _rounded(shares: Mapping[str, float]) -> dict[str, float]:

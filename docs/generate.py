@@ -205,7 +205,7 @@ STATUSES_TEXT = """\
 | status | when |
 |---|---|
 | 0 | done; "no significant gain" is an answer, not a failure |
-| 1 | `doctor` found a problem; `verify` found that the losses differ |
+| 1 | `doctor` found a problem, or a network that could not all be examined; `verify` found that the losses differ |
 | {user} | one of the errors above, or a command line that cannot be read |
 | {interrupted} | interrupted (Ctrl-C or SIGTERM) before there was an answer |
 """

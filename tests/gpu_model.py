@@ -164,10 +164,15 @@ def _scale(times: dict[Category, float], factors: Mapping[Category, float]) -> N
 
 
 class GpuModel:
-    """A `TrialRunner` over a modelled step: time passes as it would."""
+    """A `TrialRunner` over a modelled step: time passes as it would.
 
-    def __init__(self, step: Step, seed: int = 0) -> None:
+    Args:
+        start_s: What every start of a process takes beyond the least.
+    """
+
+    def __init__(self, step: Step, seed: int = 0, start_s: float = 0.0) -> None:
         self.step = step
+        self._start_s = start_s
         self.now_s = 0.0
         self.labels: list[str] = []
         self._random = random.Random(seed)
@@ -223,7 +228,7 @@ class GpuModel:
         self._compiled.add(key)
         compile_s = self.step.compile_s(choices) * (1.0 if cold else WARM)
         phases_s = {
-            "build": 0.9 if choices["compile"]["mode"] is None else 3.0,
+            "build": self._start_s + (0.9 if choices["compile"]["mode"] is None else 3.0),
             "guard": (0.4 + 8 * step_ms / 1e3 + compile_s) if spec.guard else 0.0,
             "warm_up": 0.9 + (0.0 if spec.guard else compile_s),
             "measure": min(1.7, settings.cap_s),
@@ -267,9 +272,11 @@ class GpuModel:
         return known_breakdown(categories, "cuda:0")
 
 
-def searched(step: Step, *, budget_s: float, seed: int = 0) -> tuple[Recommendation, GpuModel, StudyDriver]:
+def searched(
+    step: Step, *, budget_s: float, seed: int = 0, start_s: float = 0.0
+) -> tuple[Recommendation, GpuModel, StudyDriver]:
     """A finished study."""
-    runner, store = GpuModel(step, seed), MemoryStudyStore()
+    runner, store = GpuModel(step, seed, start_s), MemoryStudyStore()
     study = Study(
         study_id=new_id(),
         workload="model:step",

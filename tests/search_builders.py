@@ -1,6 +1,6 @@
 """Searches over known surfaces, and a machine with a clock that breaks where it is told to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -83,6 +83,8 @@ class Machine(FakeRunner):
     Attributes:
         broken: How a trial of a candidate fails, by (strategy, level).
         compile_s: What compiling a model takes that has a choice of these strategies, first; then a tenth of that.
+        start_s: What each start takes beside its compilation.
+        look_s: What each look at the workload takes; those after the last are free.
         interrupt_at: The number of the run, from 0, at which the person presses Ctrl-C; None for never.
         runs: Candidates and purposes of every run that was begun.
         caps_s: The caps of their windows.
@@ -98,12 +100,16 @@ class Machine(FakeRunner):
         paired: bool = False,
         broken: Mapping[tuple[str, int], FailureKind] | None = None,
         compile_s: Mapping[str, float] | None = None,
+        start_s: float = 0.0,
+        look_s: Sequence[float] = (),
         interrupt_at: int | None = None,
         facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
     ) -> None:
         super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired)
         self.broken = dict(broken or {})
         self.compile_s = dict(compile_s or {})
+        self.start_s = start_s
+        self.look_s = list(look_s)
         self.interrupt_at = interrupt_at
         self.runs: list[list[tuple[Candidate, Purpose]]] = []
         self.caps_s: list[float] = []
@@ -112,6 +118,7 @@ class Machine(FakeRunner):
         self._compiled: set[str] = set()
 
     def inspect(self) -> WorkloadFacts:
+        self.now_s += self.look_s.pop(0) if self.look_s else 0.0
         return self._facts(super().inspect())
 
     def clock(self) -> float:
@@ -124,7 +131,8 @@ class Machine(FakeRunner):
         self.runs.append([(spec.candidate, purpose) for spec, purpose in zip(specs, purposes, strict=True)])
         self.caps_s.append(settings.cap_s)
         results = [
-            self._break(self._compile(result)) for result in super().run(specs, purposes, settings, group, listener)
+            self._break(self._compile(self._start(result)))
+            for result in super().run(specs, purposes, settings, group, listener)
         ]
         self.now_s += sum(result.duration_ns for result in results) / 1e9
         return results
@@ -132,6 +140,13 @@ class Machine(FakeRunner):
     @property
     def candidates_run(self) -> list[Candidate]:
         return [candidate for run in self.runs for candidate, _ in run]
+
+    def _start(self, result: TrialResult) -> TrialResult:
+        if not self.start_s or result.startup is None:
+            return result
+        build_ns = int(self.start_s * 1e9)
+        phases_ns = {**result.phases_ns, Phase.BUILD.value: build_ns}
+        return replace(result, startup=replace(result.startup, build_ns=build_ns), phases_ns=phases_ns)
 
     def _compile(self, result: TrialResult) -> TrialResult:
         """Models differ by the choices of strategies that say so; what was compiled once is in a cache."""

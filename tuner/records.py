@@ -1245,7 +1245,7 @@ class StudySettings(Record):
         num_ranks: Processes of the training.
         device: "cpu" or "cuda"; None for CUDA where there is one.
         memory_limit_bytes: Most memory of a trial.
-        confirm_blocks: Paired comparisons of each finalist with the baseline.
+        confirm_blocks: Paired comparisons of each finalist with the baseline; two at least where time is short.
         num_finalists: Candidates that are compared at the end.
     """
 

@@ -1,43 +1,31 @@
-"""Many small operators on little data: the device waits for the host to launch the next kernel."""
+"""A small batch of a deep network: the device is done with an operator before the host has launched the next one."""
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import tuner
 
 
-class Block(nn.Module):
-    """A small perceptron behind a norm, with a residual connection."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 class LaunchBound(tuner.Workload):
-    """Regression with a deep and narrow network."""
+    """ResNet-50 with few images at a time, which lie in memory."""
 
-    def __init__(self, batch=256, width=256, depth=64):
+    def __init__(self, batch=12, images=256, image_size=224, hidden_sizes="256,512,1024,2048", depths="3,4,6,3"):
         self.global_batch = batch
-        self.width, self.depth = width, depth
+        self.images, self.image_size = images, image_size
+        self.hidden_sizes = [int(size) for size in hidden_sizes.split(",")]
+        self.depths = [int(depth) for depth in depths.split(",")]
 
     def model(self):
-        return nn.Sequential(
-            nn.Sequential(*(Block(self.width) for _ in range(self.depth))),
-            nn.LayerNorm(self.width),
-            nn.Linear(self.width, 1),
-        )
+        from transformers import ResNetConfig, ResNetForImageClassification
+
+        config = ResNetConfig(hidden_sizes=self.hidden_sizes, depths=self.depths, num_labels=1000)
+        return ResNetForImageClassification(config)
 
     def dataset(self):
-        samples = torch.randn(16384, self.width, generator=torch.Generator().manual_seed(0))
-        return torch.utils.data.TensorDataset(samples, samples[:, :4].sum(1, keepdim=True))
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(self.images, 3, self.image_size, self.image_size, generator=generator)
+        return torch.utils.data.TensorDataset(images, torch.randint(1000, (self.images,), generator=generator))
 
     def loss(self, model, batch):
-        samples, targets = batch
-        return F.mse_loss(model(samples), targets)
+        images, labels = batch
+        return F.cross_entropy(model(pixel_values=images).logits, labels)

@@ -61,8 +61,36 @@ def profile(
         say(f"trace {trace}")
 
 
-def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine offers, and what is missing or misconfigured; status 1 where there is a problem."""
+def doctor(
+    logs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Output of one run under NCCL_DEBUG=INFO, a file or one a rank: how its ranks communicate, and what "
+            "stands in the way.",
+            metavar="LOG",
+            show_default=False,
+        ),
+    ] = None,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Examine this host's network for NCCL: GPUDirect RDMA and all that it needs."),
+    ] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            "--root",
+            help="Examine the network of another host, of which sys, proc, etc and dev are copied into this directory.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine offers, or what slows the network of a host or a run; status 1 where there is a problem."""
+    if logs or network or root is not None:
+        from service.cli.network import doctor_network
+
+        doctor_network(root or (Path("/") if network else None), logs or [], as_json)
+        return
     from service.doctor import examine
 
     check_platform()

@@ -109,13 +109,14 @@ class TestStory:
     surface=st.sampled_from([PAIR, WALL, DRIFT]),
     seed=st.integers(0, 3),
     length=st.integers(0, TRIALS),
+    budget_s=st.sampled_from([60.0, NO_LIMIT_S]),
     salt=st.integers(),
 )
-def test_the_same_history_gives_the_same_next_trial(surface, seed, length, salt):
+def test_the_same_history_gives_the_same_next_trial(surface, seed, length, budget_s, salt):
     """Pure: told a prefix of a history again, whatever the global generators hold, it asks for the same."""
-    suggestions, outcomes, first = told(surface, seed)
+    suggestions, outcomes, first = told(surface, seed, budget_s)
     random.seed(salt)
-    replayed = new_designer(surface, seed)
+    replayed = new_designer(surface, seed, budget_s)
     for suggestion, outcome in zip(suggestions[:length], outcomes[:length], strict=True):
         assert replayed.suggest() == suggestion
         replayed.update(outcome)
@@ -127,23 +128,23 @@ def test_the_same_history_gives_the_same_next_trial(surface, seed, length, salt)
 
 
 Told = tuple[list[Suggestion], list[Outcome], Designer]
-_TOLD: dict[tuple[str, int], Told] = {}
+_TOLD: dict[tuple[str, int, float], Told] = {}
 
 
-def told(surface: Surface, seed: int) -> Told:
+def told(surface: Surface, seed: int, budget_s: float = NO_LIMIT_S) -> Told:
     """Told once: all tests look at the same histories."""
-    key = (surface.name, seed)
+    key = (surface.name, seed, budget_s)
     if key not in _TOLD:
-        _TOLD[key] = tell(surface, seed)
+        _TOLD[key] = tell(surface, seed, budget_s)
     return _TOLD[key]
 
 
-def new_designer(surface: Surface, seed: int) -> Designer:
-    return Designer(surface_space(surface), budget_s=NO_LIMIT_S, max_trials=TRIALS, seed=seed)
+def new_designer(surface: Surface, seed: int, budget_s: float) -> Designer:
+    return Designer(surface_space(surface), budget_s=budget_s, max_trials=TRIALS, confirm_blocks=3, seed=seed)
 
 
-def tell(surface: Surface, seed: int) -> Told:
-    runner, designer = FakeRunner(surface, noise_sd=NOISE_SD, seed=seed), new_designer(surface, seed)
+def tell(surface: Surface, seed: int, budget_s: float) -> Told:
+    runner, designer = FakeRunner(surface, noise_sd=NOISE_SD, seed=seed), new_designer(surface, seed, budget_s)
     suggestions, outcomes = [], []
     while (suggestion := designer.suggest()) is not None:
         result = run_one(runner, suggestion.candidate, suggestion.purpose, trial_id=f"trial-{len(outcomes)}")

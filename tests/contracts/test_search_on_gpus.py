@@ -81,6 +81,20 @@ def test_finds_within_minutes_what_an_expert_sets_by_hand(name: str, seed: int) 
     assert low < by_hand(step, driver) / found < high
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "start_s", "share"),
+    [("language model", 20, 0.97), ("vision", 20, 0.97), ("vision", 35, 0.95), ("convolutions", 35, 0.6)],
+)
+def test_slow_starts_are_spent_on_what_gains_most(name: str, start_s: float, share: float, seed: int) -> None:
+    """Six minutes are ten starts of 35 s: neither on a third baseline nor on what an accepted recipe does not need."""
+    step, choices = EXPERT[name]
+    answer, runner, driver = searched(step, budget_s=360.0, seed=seed, start_s=start_s)
+    assert by_hand(step, driver, **choices) >= share * by_hand(step, driver, **answer.candidate.choices)
+    block_s = 2 * (start_s + 8)
+    assert runner.now_s <= 360.0 + block_s
+
+
 def test_a_step_that_reads_from_the_device_is_not_recorded_eagerly() -> None:
     _, runner, _ = searched(LANGUAGE_MODEL, budget_s=BUDGET_S)
     recorded = [label for label in runner.labels if "cuda_graph" in label]

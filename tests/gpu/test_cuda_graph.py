@@ -180,6 +180,26 @@ class TestSameTraining:
         assert job.captured is not None
         assert job.captured.num_recordings == 3
 
+    @pytest.mark.parametrize("masters", [None, "float16"])
+    def test_options_that_change_with_every_step_leave_the_update_to_the_host(self, masters: str | None) -> None:
+        """Rate and momentum; gradients, and whether one overflowed, come from the graph."""
+
+        class Cycled(Momentum):
+            max_grad_norm = 0.5
+
+            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+                return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2 * STEPS)
+
+        make_plan = plan_of("foreach", masters=masters, loss_scaler=masters is not None)
+        eager_losses, eager_state, eager = trained(Cycled(), make_plan(), captured=False)
+        losses, state, job = trained(Cycled(), make_plan(), captured=True)
+        assert losses == pytest.approx(eager_losses, rel=SAME if masters is None else SAME_IN_16_BITS)
+        torch.testing.assert_close(state, eager_state, rtol=1e-3, atol=1e-5)
+        assert job.captured is not None
+        assert job.captured.num_replays == STEPS
+        assert set(job.captured.host_options) == {"lr", "momentum"}
+        assert job.skipped_steps == eager.skipped_steps
+
     def test_compiled_blocks_are_recorded_too(self) -> None:
         def compiled_plan() -> Plan:
             plan = plan_of("fused")()

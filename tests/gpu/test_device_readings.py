@@ -49,7 +49,7 @@ def test_clock_power_and_temperature_are_those_of_a_device(look: NvmlLook) -> No
 def test_work_draws_more_power_than_idling_and_is_not_void(look: NvmlLook) -> None:
     before = look.look()
     work(2000)
-    after = look.look()
+    after = look.look(since_us=before.at_us)
     reading = reading_between(before, after, look.own_processes())
     assert reading.power_w is not None
     assert before.power_w is not None
@@ -60,8 +60,9 @@ def test_work_draws_more_power_than_idling_and_is_not_void(look: NvmlLook) -> No
 
 
 def test_this_process_is_its_own_or_that_is_said(look: NvmlLook) -> None:
+    before = look.look()
     work()
-    state = look.look()
+    state = look.look(since_us=before.at_us)
     if state.uses is None:
         assert any(text.startswith("use by other processes") for text in look.unmeasured)
         return

@@ -1,8 +1,14 @@
 """Which back end of attention ran, by the names of its operators and kernels."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+from torch.profiler import profile
+
+from tuner.hardware import find_compiler
 from tuner.strategies.attention_backend import AttentionBackend, backend_of
+from tuner.training.plan import Plan
 
 NAMES = {
     "aten::_scaled_dot_product_flash_attention": "flash",
@@ -39,3 +45,38 @@ def test_what_is_not_among_the_longest_cannot_be_seen_and_is_said() -> None:
     effect = AttentionBackend().took_effect({"operators": ("aten::mm",)}, {"backend": "flash"})
     assert effect.took
     assert effect.detail == "no attention operator was among the longest"
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.project(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
+def test_compiled_code_of_another_one_is_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    ran = {}
+    for backend in ("math", "flash"):
+        plan = Plan()
+        AttentionBackend().contribute(plan, {"backend": backend})
+        torch._dynamo.reset()
+        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")  # every trial is a process of its own
+        for setting in plan.environment:
+            setting()
+        torch.manual_seed(0)
+        model = torch.compile(Attention())
+        (restrict,) = plan.step.contexts
+        with restrict(), profile() as seen:
+            model(torch.randn(2, 8, 16)).sum().backward()
+        ran[backend] = any(backend_of(event.key) == "flash" for event in seen.key_averages())
+    torch._dynamo.reset()
+    assert ran == {"math": False, "flash": True}

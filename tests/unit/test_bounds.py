@@ -7,9 +7,14 @@ from profiled import STEP_NS, breakdown_of, situation
 
 from tuner.profiling.bounds import Situation, above_roofline, compute_floor_ns, pipelined_input, removable
 from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Breakdown, Calibration, CaptureQuality, ModelFacts
+from tuner.records import Breakdown, Calibration, CaptureQuality, Choice, ModelFacts
+from tuner.strategies import STRATEGIES, strategy_named
 
 C = Category
+DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
+O1: Choice = {"level": "O1", "dtype": "bfloat16"}
+TF32: Choice = {"level": "tf32", "dtype": None}
+TF32_FLAG: Choice = {**DEFAULTS["backend_flags"], "tf32": True}
 
 
 def model(flops: int | None = 0, parameters: int = 0) -> ModelFacts:
@@ -28,11 +33,16 @@ def measured(
     parameters: int = 0,
     peak: float = 0.0,
     bandwidth: float = 0.0,
+    **choices: Choice,
 ) -> Situation:
-    calibration = Calibration(
-        matmul_flops_per_s={"float32": peak, "bfloat16": 4 * peak} if peak else {}, copy_bytes_per_s=bandwidth
+    peaks = {"float32": peak, "tf32": 2 * peak, "bfloat16": 4 * peak} if peak else {}
+    return situation(
+        breakdown_of(shares),
+        calibration=Calibration(matmul_flops_per_s=peaks, copy_bytes_per_s=bandwidth),
+        choices={**DEFAULTS, **choices},
+        model=model(flops, parameters),
+        batch_bytes=0,
     )
-    return situation(breakdown_of(shares), calibration=calibration, model=model(flops, parameters), batch_bytes=0)
 
 
 @st.composite
@@ -145,6 +155,51 @@ class TestRoofline:
         one = measured({C.MATMUL: 0.5}, flops=200_000, peak=1e9)
         two = dataclasses.replace(one, environment=msgspec.structs.replace(one.environment, num_ranks=2))
         assert compute_floor_ns(two) == compute_floor_ns(one) / 2
+
+
+class TestArithmetic:
+    """200 kFLOP: 0.2 ms in FP32, 0.1 ms in TF32, 0.05 ms in 16 bits."""
+
+    def taking(self, share: float, **choices: Choice) -> Situation:
+        return measured({C.MATMUL: share}, flops=200_000, peak=1e9, **choices)
+
+    @pytest.mark.parametrize(
+        ("share", "choices", "floor"),
+        [
+            (0.6, {}, 0.2),
+            (0.6, {"precision": TF32}, 0.1),
+            (0.6, {"backend_flags": TF32_FLAG}, 0.1),
+            (0.6, {"precision": O1}, 0.05),
+            (0.6, {"precision": O1, "backend_flags": TF32_FLAG}, 0.05),
+        ],
+    )
+    @pytest.mark.parametrize("strategy", ["compile", "cpu_threads", "memory_format", "moe_experts"])
+    def test_what_leaves_the_precision_alone_computes_in_that_of_the_incumbent(self, strategy, share, choices, floor):
+        """A 16-bit incumbent's products still have most of their time above their own floor, not above that of FP32."""
+        found = strategy_named(strategy)
+        assert found.bound(self.taking(share, **choices), dict(found.defaults)) == pytest.approx(share - floor)
+
+    def test_faster_than_fp32_can_be_is_no_fp32(self) -> None:
+        """Convolutions of FP32 take TF32 by default: the bound of another layout is not nothing."""
+        assert above_roofline(self.taking(0.15)) == pytest.approx(0.05)
+        assert above_roofline(self.taking(0.08)) == pytest.approx(0.03)
+
+    def test_a_peak_that_was_measured_a_little_low_is_still_the_peak(self) -> None:
+        assert above_roofline(self.taking(0.19)) == 0
+
+    def test_a_flag_brings_tf32_only_to_what_computes_in_fp32(self) -> None:
+        flags = strategy_named("backend_flags")
+        assert flags.bound(self.taking(0.6), TF32_FLAG) == pytest.approx(0.5)
+        assert flags.bound(self.taking(0.6, precision=O1), TF32_FLAG) == pytest.approx(0.55)
+
+    @pytest.mark.parametrize(("choice", "floor"), [(O1, 0.05), (TF32, 0.1)])
+    def test_another_precision_computes_in_its_own(self, choice: Choice, floor: float) -> None:
+        assert strategy_named("precision").bound(self.taking(0.6), choice) == pytest.approx(0.6 - floor)
+
+    def test_products_that_are_not_meant_may_have_the_floor_to_themselves(self) -> None:
+        """Of 0.2 ms that all products need, attention may have had its 0.1 ms: other products need the rest."""
+        found = measured({C.MATMUL: 0.15, C.ATTENTION: 0.1}, flops=200_000, peak=1e9)
+        assert above_roofline(found, C.MATMUL) == pytest.approx(0.05)
 
 
 class TestPipelinedInput:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_workloads import Everything, Line
 from torch import nn
 
 from tuner.errors import CannotCapture
+from tuner.strategies import strategy_named
 from tuner.training.assemble import assemble
 from tuner.training.captured_step import (
     MAX_RECORDINGS,
@@ -245,6 +247,116 @@ class TestSkippedSteps:
         assert job.skipped_steps == 1
 
 
+class Held(Holding):
+    """And the gradients' tensors: a replay tells Python nothing of where they are and of whether one overflowed."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        super().__init__(job.optimizer)
+        self._job = job
+
+    def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
+        def forgetting(run: Callable[[], object]) -> object:
+            found = run()
+            for parameter in self._job.parameters():
+                parameter.grad = None
+            if self._job.scaler is not None:
+                self._job.scaler._per_optimizer_states.clear()
+            return found
+
+        return super().record([partial(forgetting, runs[0]), *runs[1:]]) if len(runs) == 1 else super().record(runs)
+
+
+class Cycled(Line):
+    """Another rate and another momentum in every step, clipped."""
+
+    max_grad_norm = 0.5
+
+    def __init__(self, cls: str = "SGD", **options: Any) -> None:
+        self._make = partial(getattr(torch.optim, cls), lr=0.1, **options)
+
+    def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+        return self._make([p for _, p in named_parameters])
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=40)
+
+
+class TestOptionsThatChange:
+    """Learning rates, momenta and decays that the update reads on the host."""
+
+    @pytest.mark.parametrize("scaled", [False, True], ids=["", "loss scaler"])
+    @pytest.mark.parametrize(
+        "workload",
+        [
+            Cycled(momentum=0.9),
+            Cycled(momentum=0.9, fused=True),
+            Cycled("AdamW"),
+            Cycled("AdamW", fused=True),
+            Cycled("RMSprop", momentum=0.5),
+        ],
+        ids=["SGD", "fused SGD", "AdamW", "fused AdamW", "RMSprop"],
+    )
+    def test_every_step_has_its_own_whatever_the_number_of_steps(self, workload: Cycled, scaled: bool) -> None:
+        """The graph holds those of the step that was recorded; the host launches the update instead."""
+
+        def run(captured: bool) -> tuple[list[torch.Tensor], TrainingJob]:
+            job = job_of(workload, Plan(step=StepArguments(loss_scaler=scaled)), captured=captured)
+            if captured:
+                job.captured = CapturedStep(job, Held(job))
+            weights = []
+            for _ in range(8):
+                for batch in job:
+                    job.step(batch)
+                    weights.append(job.model.weight.detach().clone())
+            return weights, job
+
+        (weights, job), (eager, _) = run(captured=True), run(captured=False)
+        assert len(weights) == 24
+        torch.testing.assert_close(weights, eager, rtol=1e-5, atol=1e-7)
+        assert job.captured is not None
+        assert job.captured.num_replays == 24
+        assert job.captured.num_recordings == 3
+        assert {"lr", "momentum", "betas"} & set(job.captured.host_options)
+        effect = strategy_named("cuda_graph").took_effect(strategy_named("cuda_graph").evidence(job), {"scope": "step"})
+        assert effect.took
+        assert "the host launches the update" in effect.detail
+
+    def test_a_rate_that_is_a_tensor_of_the_host_is_none_of_the_device(self) -> None:
+        """A scheduler fills it, so that it stays the same object."""
+        job, batch = captured_job(Cycled(), Plan())
+        group = job.optimizer.param_groups[0]
+        group["lr"] = torch.tensor(0.5)
+        job.captured = CapturedStep(job, Held(job))
+        job.step(batch)
+        with torch.no_grad():
+            group["lr"].fill_(0.0)
+        before = job.model.weight.detach().clone()
+        job.step(batch)
+        assert torch.equal(job.model.weight, before)
+
+    def test_a_change_now_and_then_is_recorded_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As of a rate that falls once an epoch; one recording at a time takes memory."""
+        monkeypatch.setattr("tuner.training.captured_step.PAYS_AFTER_STEPS", 3)
+
+        class Falling(Momentum):
+            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+                return torch.optim.lr_scheduler.StepLR(optimizer, 6, gamma=0.5)
+
+        job, batch = captured_job(Falling(), Plan())
+        for _ in range(60):
+            job.step(batch)
+        assert job.captured is not None
+        assert job.captured.num_recordings == 10
+        assert job.captured.host_options == ()
+
+    def test_rates_that_are_tensors_on_the_device_change_nothing(self) -> None:
+        job, batch = captured_job(Decaying(), fused_plan())
+        for _ in range(8):
+            job.step(batch)
+        assert job.captured is not None
+        assert (job.captured.num_recordings, job.captured.host_options) == (1, ())
+
+
 class TestWhoLooksOn:
     def test_gradients_are_shown_between_the_two_graphs(self) -> None:
         """Unscaled and before clipping, as in the eager step; what is done to them there, the update takes."""
@@ -313,8 +425,51 @@ class TestWhoLooksOn:
         assert job.captured.num_recordings == 2
         assert {float(s["step"]) for s in job.optimizer.state.values()} == {2.0 if replaced else 1.0}
 
+    @pytest.mark.parametrize("how", ["frozen", "moved"])
+    def test_parameters_that_are_frozen_or_moved_are_recorded_anew(self, how: str) -> None:
+        """A graph would go on training the one, and write to where the other was."""
+
+        def run(captured: bool) -> TrainingJob:
+            job = job_of(Everything(), fused_plan(), captured=captured)
+            batch = next(iter(job))
+            job.step(batch)
+            if how == "frozen":
+                job.model.head.requires_grad_(False)
+            else:
+                with torch.no_grad():
+                    job.model.head.weight.data = torch.zeros_like(job.model.head.weight)
+            job.step(batch)
+            return job
+
+        job, eager = run(captured=True), run(captured=False)
+        torch.testing.assert_close(job.model.head.weight, eager.model.head.weight, rtol=1e-5, atol=1e-7)
+        assert job.captured is not None
+        assert job.captured.num_recordings == 2
+
+    def test_a_checkpoint_has_the_rate_of_the_next_update(self) -> None:
+        """The scheduler's step, which a loss scaler makes late, is made before."""
+        job, batch = captured_job(Overflowing(), Plan(step=StepArguments(loss_scaler=True)))
+        job.step([*batch, torch.tensor(1.0)])
+        state = job.optimizer_state_dict()
+        assert state["param_groups"][0]["lr"] == pytest.approx(0.05)
+        job.step([*batch, torch.tensor(1.0)])
+        job.load_optimizer_state_dict(state)
+        assert job.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+        assert job.skipped_steps == 0
+        assert job.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
 
 class TestLimits:
+    def test_hooks_of_the_optimizer_are_refused(self) -> None:
+        job, batch = captured_job(Everything())
+
+        def average(*_: Any) -> None:
+            """Of the weights, say."""
+
+        job.optimizer.register_step_post_hook(average)
+        with pytest.raises(CannotCapture, match=r"AdamW calls hooks around its update \(.*average\)"):
+            job.step(batch)
+
     def test_a_few_shapes_are_recorded_and_no_more(self) -> None:
         job, (images, labels) = captured_job(Everything())
         for length in range(1, MAX_RECORDINGS + 1):
@@ -333,22 +488,6 @@ class TestLimits:
             job.step([*batch, number])
         with pytest.raises(CannotCapture, match="make them tensors"):
             job.step([*batch, MAX_RECORDINGS])
-
-    def test_a_rate_that_the_update_reads_on_the_host_may_not_change_with_every_step(self) -> None:
-        class Scheduled(Momentum):
-            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-                return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-        job, batch = captured_job(Scheduled(), Plan())
-        for _ in range(MAX_RECORDINGS):
-            job.step(batch)
-        with pytest.raises(CannotCapture, match=r"lr of the optimizer changed 4 times.*_implementation: fused"):
-            job.step(batch)
-        fused, batch = captured_job(Scheduled(), fused_plan())
-        for _ in range(MAX_RECORDINGS + 1):
-            fused.step(batch)
-        assert fused.captured is not None
-        assert fused.captured.num_recordings == 1
 
     def test_random_numbers_of_the_host_would_be_repeated(self) -> None:
         class Shortened(Everything):
@@ -416,6 +555,59 @@ def test_what_must_be_equal_in_two_batches() -> None:
         {"a": tensor, "b": [1]},
     )
     assert all(signature(other) != signature({"a": tensor, "b": [tensor]}) for other in others)
+
+
+def test_keys_in_another_order_are_the_same_batch() -> None:
+    """Each tensor goes to the place of its name, not of its number."""
+
+    class Named(Line):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, (batch["x"] + 2 * batch["shift"], batch["y"]))
+
+    def run(captured: bool) -> tuple[list[float], TrainingJob]:
+        job = job_of(Named(), fused_plan(), captured=captured)
+        losses = []
+        for x, y in job:
+            batch = {"x": x, "shift": x.flip(0), "y": y}
+            for order in (("x", "shift", "y"), ("shift", "y", "x")):
+                losses.append(float(job.step({name: batch[name] for name in order})))
+        return losses, job
+
+    (losses, job), (eager, _) = run(captured=True), run(captured=False)
+    assert losses == pytest.approx(eager, rel=1e-6)
+    assert job.captured is not None
+    assert job.captured.num_recordings == 1
+
+
+class Boxed:
+    """Says the same of itself whatever it holds."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __repr__(self) -> str:
+        return "Boxed"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (np.zeros(3), r"holds a numpy\.ndarray at \[2\]"),
+        (Boxed(torch.ones(1)), r"holds a test_captured_step\.Boxed at \[2\]"),
+        (torch.eye(2).to_sparse(), r"holds a torch\.Tensor at \[2\].*dense tensors"),
+    ],
+    ids=["array", "object", "sparse"],
+)
+def test_what_a_graph_would_keep_of_its_first_batch_is_refused(leaf: Any, message: str) -> None:
+    """Two of them look alike, so that every step would have trained on the first."""
+
+    class Ignoring(Line):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, batch[:2])
+
+    job, batch = captured_job(Ignoring(), Plan())
+    with pytest.raises(CannotCapture, match=message):
+        job.step([*batch, leaf])
 
 
 def test_a_recorder_that_fails_ends_the_step_with_its_reason() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tuner.training.casting import cast_model, compute_routers_in_fp32, fp32_modules, keeps_fp32
+from tuner.training.casting import cast_model, compute_routers_in_fp32, fp32_modules, is_norm, keeps_fp32
 from tuner.training.initial_state import named_state
+from tuner.training.master_weights import MasterWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,6 +71,203 @@ class Mixture(nn.Module):
 )
 def test_norms_by_class_and_routers_by_name_stay_fp32(name: str, module: nn.Module, kept: bool) -> None:
     assert keeps_fp32(name, module) is kept
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """With an activation inside, as timm's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(super().forward(x))
+
+
+class GroupNormAct(nn.GroupNorm):
+    pass
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Over the channels of images."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Scaler(nn.LayerNorm):
+    """A norm by its class, not by its name."""
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """Buffers only, and a formula of its own, as torchvision's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        for name, value in {"weight": 1.5, "bias": 0.1, "running_mean": 1e-3, "running_var": 1.0 + 2**-12}.items():
+            self.register_buffer(name, torch.full((width,), value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        return x * scale[:, None, None] + (self.bias - self.running_mean * scale)[:, None, None]
+
+
+class FrozenBatchNormAct2d(FrozenBatchNorm2d):
+    """And an activation inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(super().forward(x))
+
+
+class RMSNormGated(Root):
+    """A norm although its name goes on."""
+
+
+class Layernorm(Root):
+    pass
+
+
+class ChannelNormalization(Root):
+    pass
+
+
+class Shortened(MyRMSNorm):
+    """A norm by the name of its base."""
+
+
+class LayerNormLinear(nn.Module):
+    """A fused layer: its matrix is what 16 bits are for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_norm_weight = nn.Parameter(torch.ones(4))
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+
+class ConvNormAct(nn.Module):
+    """Holds a convolution and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+        self.bn = BatchNormAct2d(2)
+
+
+class BackboneWithNorm(nn.Module):
+    """A model of which the name tells a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(1, 5, 4))
+        self.layer = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "norm"),
+    [
+        (BatchNormAct2d(2), True),
+        (nn.BatchNorm2d(2).requires_grad_(False).eval(), True),
+        (nn.LazyBatchNorm2d(), True),
+        (nn.InstanceNorm2d(2, track_running_stats=True), True),
+        (GroupNormAct(1, 2), True),
+        (LayerNorm2d(2), True),
+        (Scaler(2), True),
+        (FrozenBatchNorm2d(2), True),
+        (FrozenBatchNormAct2d(2), True),
+        (RMSNormGated(2), True),
+        (Layernorm(2), True),
+        (ChannelNormalization(2), True),
+        (Shortened(2), True),
+        (LayerNormLinear(), False),
+        (ConvNormAct(), False),
+        (BackboneWithNorm(), False),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_norms_are_told_by_class_base_and_what_they_hold(module: nn.Module, norm: bool) -> None:
+    assert is_norm(module) is norm
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        BatchNormAct2d(3),
+        nn.BatchNorm2d(3).requires_grad_(False).eval(),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+        GroupNormAct(1, 3),
+        LayerNorm2d(3),
+        FrozenBatchNorm2d(3),
+        FrozenBatchNormAct2d(3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_norm_of_any_kind_keeps_its_state_and_trains_between_convolutions(norm: nn.Module, dtype: str) -> None:
+    norm = copy.deepcopy(norm)
+    before = [tensor.clone() for _, tensor in named_state(norm)]
+    model = cast_model(nn.Sequential(nn.Conv2d(3, 3, 1), norm, nn.Conv2d(3, 1, 1)), dtype, keep_fp32=True)
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, named_state(norm), strict=True))
+    model(torch.randn(2, 3, 4, 4)).square().mean().backward()
+    assert {t.dtype for _, t in named_state(norm)} <= {torch.float32, torch.int64}
+    assert model[0].weight.dtype == model[2].weight.dtype == getattr(torch, dtype)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+class Spectral(nn.Module):
+    """Complex weights in the frequencies of its input, as in Fourier neural operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 5, dtype=torch.complex64))
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8) + self.bias
+
+
+class Rotating(nn.Module):
+    """A complex buffer beside ordinary layers, as rotary embeddings have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rotation", torch.polar(torch.ones(4), torch.arange(4.0)))
+        self.first = nn.Linear(8, 8)
+        self.spectral = Spectral()
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        turned = torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (4, 2))) * self.rotation)
+        return self.last(self.spectral(turned.flatten(-2).type_as(x)))
+
+
+@pytest.mark.parametrize("keep_fp32", [True, False], ids=["O2", "O3"])
+class TestComplex:
+    def test_numbers_stay_as_they_are_and_train(self, keep_fp32: bool) -> None:
+        model = Rotating()
+        rotation, weight = model.rotation.clone(), model.spectral.weight.detach().clone()
+        cast_model(model, "bfloat16", keep_fp32=keep_fp32)
+        assert torch.equal(model.rotation, rotation)
+        assert torch.equal(model.spectral.weight, weight)
+        assert model.first.weight.dtype == model.last.weight.dtype == torch.bfloat16
+        output = model(torch.randn(4, 8))
+        assert output.dtype == torch.float32
+        output.square().mean().backward()
+        assert model.spectral.weight.grad is not None
+        assert model.spectral.weight.grad.is_complex()
+        assert model.state_dict()["rotation"].dtype == torch.complex64
+
+    def test_are_their_own_masters(self, keep_fp32: bool) -> None:
+        """An FP32 copy would have lost the imaginary part."""
+        model = cast_model(Rotating(), "bfloat16", keep_fp32=keep_fp32)
+        masters = dict(MasterWeights(list(model.named_parameters())).named())
+        assert masters["spectral.weight"] is model.spectral.weight
+        assert masters["first.weight"].dtype == torch.float32
 
 
 class PreNorm(nn.Module):

@@ -72,6 +72,10 @@ class TestOthers:
     def test_several_samples_are_averaged(self) -> None:
         assert self.share(self.use(THEIRS, 0.2, 1.2), self.use(THEIRS, 0.4, 1.8)) == pytest.approx(0.3)
 
+    def test_one_that_came_and_went_counts_in_full(self) -> None:
+        """The driver saw it last in the middle of the window, and ours at its end."""
+        assert self.share(self.use(THEIRS, 0.4, 1.3), self.use(OURS, 0.5, 1.9)) == pytest.approx(0.4)
+
     def test_what_was_before_the_window_is_not_in_it(self) -> None:
         assert self.share(self.use(THEIRS, 0.9, 0.9), self.use(OURS, 0.5)) == 0.0
 
@@ -125,8 +129,10 @@ class States:
     def __init__(self, *states: DeviceState, unmeasured: tuple[str, ...] = ()) -> None:
         self._states = list(states)
         self.unmeasured = unmeasured
+        self.asked_since_us: list[int | None] = []
 
-    def look(self) -> DeviceState:
+    def look(self, since_us: int | None = None) -> DeviceState:
+        self.asked_since_us.append(since_us)
         return self._states.pop(0)
 
     def own_processes(self) -> frozenset[int]:
@@ -144,6 +150,15 @@ class TestWatch:
             assert reason is None
             clocks.append(reading.sm_clock_mhz)
         assert clocks == [1, 2]
+
+    def test_others_are_asked_for_from_its_beginning(self) -> None:
+        """However long it was: ten seconds here, of which another process took the first."""
+        theirs = Use(pid=THEIRS, share=0.1, at_us=3 * SECOND_US)
+        look = States(state(2), state(12, uses=(theirs,)))
+        watch = DeviceWatch(look)
+        watch.begin()
+        assert watch.end()[1] == "others used 10% of the device"
+        assert look.asked_since_us == [None, 2 * SECOND_US]
 
     def test_the_first_window_s_power_limit_holds_for_all(self) -> None:
         limits = (700.0, 700.0, 500.0, 700.0)
@@ -200,6 +215,7 @@ class Nvml:
         self.pid = os.getpid() if pid is None else pid
         self.asked: list[str] = []
         self.samples: list[Struct] = []
+        self.since_us: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         answers = {
@@ -220,6 +236,7 @@ class Nvml:
             if name in self.lacks:
                 raise NVMLError("Not Supported")
             if name == "nvmlDeviceGetProcessUtilization":
+                self.since_us.append(arguments[1])
                 if not self.samples:
                     raise NVMLError_NotFound("Not Found")
                 return self.samples
@@ -233,12 +250,16 @@ class TestNvml:
         found = NvmlLook(Nvml(), "GPU-1").look()
         assert (found.sm_clock_mhz, found.power_w, found.power_limit_w, found.temperature_c) == (1755, 650.5, 700.0, 61)
         assert (found.reasons, found.energy_mj, found.thermal_ns) == (POWER_CAP, 123_456, 7)
-        assert found.uses == ()
+        assert found.uses is None
 
     def test_uses_are_shares_by_process(self) -> None:
         nvml = Nvml()
         nvml.samples = [Struct(pid=7, smUtil=40, timeStamp=5), Struct(pid=0, smUtil=9, timeStamp=5)]
-        assert NvmlLook(nvml, "GPU-1").look().uses == (Use(pid=7, share=0.4, at_us=5),)
+        look = NvmlLook(nvml, "GPU-1")
+        assert look.look(since_us=3).uses == (Use(pid=7, share=0.4, at_us=5),)
+        assert nvml.since_us == [3]
+        nvml.samples = []
+        assert look.look(since_us=3).uses == ()
 
     def test_what_the_driver_refuses_is_none_said_and_asked_once(self) -> None:
         nvml = Nvml(lacks=("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetCurrentClocksThrottleReasons"))
@@ -255,7 +276,7 @@ class TestNvml:
     def test_in_another_pid_namespace_others_cannot_be_told_apart(self) -> None:
         nvml = Nvml(pid=999_999_999)
         look = NvmlLook(nvml, "GPU-1")
-        assert look.look().uses is None
+        assert look.look(since_us=3).uses is None
         assert "nvmlDeviceGetProcessUtilization" not in nvml.asked
         assert look.unmeasured == (
             "use by other processes of the device: the driver numbers processes otherwise than this container or "

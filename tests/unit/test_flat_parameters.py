@@ -216,6 +216,17 @@ class TestCheckpoints:
             flat.load_optimizer_state_dict(state)
 
 
+class TestMemory:
+    def test_a_parameter_that_was_moved_out_of_its_buffer_is_refused(self) -> None:
+        """The buffer would be updated, and the model would go on with what it had."""
+        job = build(True)
+        batch = next(iter(job))
+        job.step(batch)
+        job.model[0].weight.data = job.model[0].weight.data.clone()
+        with pytest.raises(UnsupportedHere, match=r"of shape \(6, 3, 3, 3\) was given other memory.*parameter\.copy_"):
+            job.step(batch)
+
+
 class TestMissingGradients:
     def test_are_refused_because_alone_they_would_be_left_out(self) -> None:
         class Unused(Groups):

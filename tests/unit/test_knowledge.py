@@ -3,10 +3,26 @@
 import math
 
 import pytest
-from search_builders import SMALL, candidate, surface_space
+from gpu_model import GpuModel, Step
+from msgspec.structs import replace
+from search_builders import SMALL, candidate, move, surface_space
 
-from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, TrialResult, TrialSpec, new_id
+from tuner.profiling.categories import Category as C
+from tuner.records import (
+    BASELINE,
+    Candidate,
+    Failure,
+    FailureKind,
+    MeasureSettings,
+    Phase,
+    Purpose,
+    StudySettings,
+    TrialResult,
+    TrialSpec,
+    new_id,
+)
 from tuner.search.knowledge import Knowledge, Outcome
+from tuner.search.space import Space
 from tuner.trials.fake import FakeRunner
 
 LOADER = candidate(loader=2)
@@ -46,3 +62,106 @@ def test_where_all_take_turns_rates_are_not_looked_at() -> None:
     take_in(knowledge, runner, BASELINE, BASELINE)
     take_in(knowledge, runner, BASELINE, LOADER)
     assert knowledge.model.drift.sd == 0
+
+
+def test_a_profile_does_not_outvote_the_windows_beside_it() -> None:
+    """The profile has half of the wait for data gone, and the steps are as long as before."""
+    runner = FakeRunner(SMALL, noise_sd=0.01, seed=1)
+    knowledge = Knowledge(surface_space(SMALL), BASELINE)
+    for _ in range(4):
+        take_in(knowledge, runner, BASELINE)
+    for _ in range(2):
+        unchanged, claimed = run_group(runner, BASELINE)[0], run_group(runner, LOADER)[0]
+        result = replace(claimed, windows=unchanged.windows)
+        knowledge.take_in(Outcome(result=result), compared_with=BASELINE)
+    assert knowledge.difference(LOADER, BASELINE).mean == pytest.approx(0.0, abs=0.03)
+
+
+class TestOutOfMemory:
+    PRODUCTS, UPDATE = candidate(products=2), candidate(update=1)
+    TWO, THREE = candidate(loader=2, products=2), candidate(loader=2, products=2, update=1)
+
+    @pytest.fixture
+    def knowledge(self) -> Knowledge:
+        knowledge = Knowledge(surface_space(SMALL), BASELINE)
+        self.ran(knowledge, BASELINE)
+        return knowledge
+
+    def ran(self, knowledge: Knowledge, *candidates: Candidate) -> None:
+        for one in candidates:
+            take_in(knowledge, FakeRunner(SMALL), one)
+
+    def ran_out(self, knowledge: Knowledge, what: Candidate) -> None:
+        failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="no memory")
+        result = replace(run_group(FakeRunner(SMALL), what)[0], failure=failure, windows=(), breakdowns=(), memory=())
+        knowledge.take_in(Outcome(result=result))
+
+    def test_of_two_choices_says_nothing_of_either_alone(self, knowledge: Knowledge) -> None:
+        self.ran_out(knowledge, self.TWO)
+        assert not knowledge.known_to_fail(LOADER)
+        assert not knowledge.known_to_fail(self.PRODUCTS)
+        assert not knowledge.ran_out_of_memory(move("loader", 2))
+
+    def test_of_two_choices_keeps_from_both_with_more(self, knowledge: Knowledge) -> None:
+        self.ran_out(knowledge, self.TWO)
+        assert knowledge.known_to_fail(self.THREE)
+
+    def test_is_the_doing_of_the_one_that_never_ran(self, knowledge: Knowledge) -> None:
+        self.ran(knowledge, LOADER)
+        self.ran_out(knowledge, self.TWO)
+        assert knowledge.ran_out_of_memory(move("products", 2))
+        assert knowledge.known_to_fail(self.THREE)
+
+    def test_of_two_that_run_alone_is_of_both_together(self, knowledge: Knowledge) -> None:
+        self.ran(knowledge, LOADER, self.PRODUCTS)
+        self.ran_out(knowledge, self.TWO)
+        assert knowledge.known_to_fail(self.THREE)
+        assert not knowledge.known_to_fail(candidate(products=2, update=1))
+
+
+WAITS = Step(
+    name="launches take longer than kernels",
+    gpu_ms={C.MATMUL: 8, C.ELEMENTWISE: 1},
+    host_ms=20,
+    optimizer_host_ms=1,
+    in_16_bits={},
+    whole_s=1,
+    regional_s=1,
+    prepare_s=1,
+    num_blocks=1,
+    num_block_kinds=1,
+    modules={"Linear": 2},
+)
+REPLAYED = Candidate(choices={"compile": {"mode": "reduce-overhead"}})
+
+
+class TestNoiseOfWhatIsCalm:
+    """Eager starts of a step that waits for launches differ by 6 %, replayed ones by 0.4 %."""
+
+    @pytest.fixture
+    def knowledge(self) -> Knowledge:
+        runner = GpuModel(WAITS)
+        space = Space(runner.describe(), runner.inspect(), StudySettings())
+        knowledge = Knowledge(space, BASELINE)
+        for number, what in enumerate([BASELINE] * 6 + [REPLAYED] * 6):
+            spec = TrialSpec(
+                trial_id=f"{number}",
+                workload="",
+                candidate=what,
+                choices=space.complete(what),
+                study_directory="",
+                profile=True,
+            )
+            results = runner.run([spec], [Purpose.EXPLORE], MeasureSettings(), f"{number}", lambda progress: None)
+            knowledge.take_in(Outcome(result=results[0]))
+        return knowledge
+
+    def test_decides_what_is_looked_for_on_a_calm_incumbent(self, knowledge: Knowledge) -> None:
+        assert knowledge.noise(BASELINE) > 0.05
+        assert knowledge.noise(REPLAYED) < 0.02
+        assert knowledge.threshold(BASELINE) > 0.02
+        assert knowledge.threshold(REPLAYED) == 0.01
+
+    def test_of_a_pair_is_between_that_of_both(self, knowledge: Knowledge) -> None:
+        calm, pair, loud = (knowledge.noise_sd(*of) for of in [(REPLAYED,), (BASELINE, REPLAYED), (BASELINE,)])
+        assert pair == pytest.approx(math.sqrt((calm**2 + loud**2) / 2))

@@ -92,6 +92,7 @@ class TestSpecs:
         protocol = guard_protocol(fake_workload(), seconds=seconds, num_roundoffs=2, lossy=False, seed=0)
         assert 2 <= protocol.num_pointwise <= 5
         assert protocol.num_horizon == 0
+        assert protocol.num_disturbed == (2 if seconds >= 1 else 1)
         assert guard_protocol(fake_workload(), seconds=seconds, num_roundoffs=2, lossy=True, seed=0).num_horizon > 0
 
 

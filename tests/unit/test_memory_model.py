@@ -61,6 +61,7 @@ class TestLine:
 class TestRefusal:
     def test_what_fits_with_a_margin_may_be_tried(self) -> None:
         memory = model()
+        memory.learn(REST, 8, 3 * GB)
         memory.learn(REST, 16, 4 * GB)
         limit = (10 * (1 - MARGIN) - 2) / (2 / 16)
         assert memory.refusal(REST, limit - 0.1) is None
@@ -70,6 +71,21 @@ class TestRefusal:
 
     def test_nothing_is_ruled_out_without_a_line(self) -> None:
         assert model().refusal(REST, 1e9) is None
+
+    def test_one_size_rules_out_nothing_that_may_fit(self) -> None:
+        """Of 4 GB for one sample 3.9 may be gradients and workspaces: then 32 samples take 7.1 GB of the 10."""
+        memory = model(known_gb=2.0)
+        memory.learn(REST, 1, 4 * GB)
+        memory.learn(REST, 1, 4.1 * GB)
+        assert memory.refusal(REST, 32) is None
+        assert memory.is_unlikely(REST, 32)
+        memory.learn(REST, 2, 6 * GB)
+        assert memory.refusal(REST, 32) is not None
+
+    def test_what_fills_the_memory_leaves_no_room_for_more(self) -> None:
+        memory = model()
+        memory.learn(REST, 1, 9.6 * GB)
+        assert memory.refusal(REST, 2) is not None
 
     def test_what_was_measured_is_not_ruled_out(self) -> None:
         """It fitted, whatever the margin says; so does less."""
@@ -89,6 +105,7 @@ class TestRefusal:
     def test_one_that_ran_out_where_it_should_have_fitted_lowers_the_capacity(self) -> None:
         memory = model()
         memory.learn(REST, 16, 4 * GB)
+        memory.learn("other", 8, 3.5 * GB)
         memory.learn("other", 16, 5 * GB)
         assert memory.capacity_bytes == 10 * GB
         memory.ran_out(REST, 48)
@@ -146,11 +163,12 @@ class TestStudy:
         limited = memory_model(space(), StudySettings(memory_limit_bytes=2**30))
         assert limited.capacity_bytes == 2**30
 
-    def test_a_look_at_half_the_batch_rules_the_whole_out(self) -> None:
-        """Before any trial: 7 GB for half of it without an optimizer's state of 1 GB."""
+    def test_after_a_look_at_half_the_batch_the_whole_is_tried_last(self) -> None:
+        """Before any trial: 7 GB for half of it without an optimizer's state of 1 GB; how much is fixed is unknown."""
         memory = memory_model(space(look_samples=32.0, look_peak_bytes=int(7.5 * GB)), StudySettings())
-        assert memory.why_not(pieces(1), 1) is not None
-        assert memory.why_not(pieces(2), 2) is None
+        assert memory.may_not_fit(pieces(1), 1)
+        assert memory.why_not(pieces(1), 1) is None
+        assert not memory.may_not_fit(pieces(2), 2)
 
     def test_a_look_at_the_plain_step_says_nothing_of_another_one(self) -> None:
         facts: dict[str, Any] = {"look_samples": 32.0, "look_peak_bytes": int(7.5 * GB)}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tiny_workloads import Line
 from torch import nn
 
-from tuner.errors import WorkloadRejected
+from tuner.errors import CannotCapture, WorkloadRejected
+from tuner.strategies import strategy_named
 from tuner.training.assemble import assemble
 from tuner.training.job import TrainingJob
 from tuner.training.micro_batch import batch_length, split_batch
@@ -82,6 +83,42 @@ class TestGradient:
         assert pieces_loss == pytest.approx(loss, rel=1e-12)
         for one, other in zip(pieces, whole, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+
+    def test_of_a_piece_without_tokens_is_nothing(self) -> None:
+        """Its mean is not a number; where there are ranks, the last piece with tokens is the one that they wait for."""
+
+        class Padded(Tokens):
+            def dataset(self) -> Any:
+                return super().dataset().clone().index_fill_(0, torch.tensor([1, 4]), 0)
+
+        loss, whole = gradients(Padded(), 1)
+        pieces_loss, pieces = gradients(Padded(), 5)
+        assert pieces_loss == pytest.approx(loss, rel=1e-12)
+        for one, other in zip(pieces, whole, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+        plan = Plan(step=StepArguments(num_micro_batches=5, captured=True))
+        job = assemble(Padded(), plan, device=torch.device("cpu"))
+        with pytest.raises(CannotCapture, match=r"micro-batch 2 of 5 has no token.*use fewer"):
+            job.step(next(iter(job)))
+
+    @pytest.mark.parametrize("captured", [False, True])
+    @pytest.mark.parametrize("length", [1, 2, 3])
+    def test_of_a_last_batch_with_fewer_samples_than_pieces(self, length: int, captured: bool) -> None:
+        plan = Plan(step=StepArguments(num_micro_batches=4, captured=captured))
+        job = assemble(DoubleLine(), plan, device=torch.device("cpu"))
+        whole = assemble(DoubleLine(), Plan(), device=torch.device("cpu"))
+        x, y = next(iter(job))
+        for batch in ([x, y], [x[:length], y[:length]]):
+            assert float(job.step(batch)) == pytest.approx(float(whole.step(batch)), rel=1e-6 if captured else 1e-12)
+        torch.testing.assert_close(job.state_dict(), whole.state_dict(), rtol=1e-6, atol=0)
+
+    def test_the_pieces_are_counted_in_the_step(self) -> None:
+        strategy = strategy_named("micro_batch")
+        job = assemble(DoubleLine(), Plan(step=StepArguments(num_micro_batches=2)), device=torch.device("cpu"))
+        assert strategy.took_effect(strategy.evidence(job), {"num_micro_batches": 2}).detail == "nothing shows it"
+        job.step(next(iter(job)))
+        assert strategy.took_effect(strategy.evidence(job), {"num_micro_batches": 2}).detail == "as asked"
+        assert not strategy.took_effect(strategy.evidence(job), {"num_micro_batches": 4}).took
 
 
 class TestSplit:

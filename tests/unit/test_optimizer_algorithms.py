@@ -13,6 +13,7 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
+from tuner.errors import UnsupportedHere
 from tuner.training.assemble import assemble
 from tuner.training.optimizers.exchange import CLASSES, exchanged
 from tuner.training.optimizers.lamb import Lamb
@@ -163,6 +164,13 @@ class TestAgainstTheReference:
             losses.append(float(loss.detach()))
         assert losses[-1] < 0.1 * losses[0]
 
+    def test_a_complex_parameter_is_refused(self, name: str) -> None:
+        make, _, options = OPTIMIZERS[name]
+        parameter = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+        parameter.grad = torch.ones_like(parameter)
+        with pytest.raises(ValueError, match="a parameter is complex"):
+            make([parameter], **options).step()
+
     def test_a_sparse_gradient_is_refused(self, name: str) -> None:
         make, _, options = OPTIMIZERS[name]
         embedding = nn.Embedding(4, 3, sparse=True)
@@ -276,12 +284,96 @@ class TestExchange:
         sgd = torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1, momentum=momentum)
         assert exchanged(sgd, "lars").param_groups[0]["momentum"] == expected
 
+    @pytest.mark.parametrize(
+        ("cls", "options", "algorithm"),
+        [
+            ("AdamW", {"maximize": True}, "lamb"),
+            ("AdamW", {"maximize": True}, "lars"),
+            ("SGD", {"maximize": True}, "sm3"),
+            ("AdamW", {"differentiable": True}, "adafactor"),
+            ("AdamW", {"amsgrad": True}, "lamb"),
+            ("SGD", {"momentum": 0.9, "nesterov": True}, "lars"),
+            ("SGD", {"momentum": 0.9, "dampening": 0.1}, "lars"),
+        ],
+    )
+    def test_an_option_that_would_be_lost_is_refused_by_name(
+        self, cls: str, options: dict[str, Any], algorithm: str
+    ) -> None:
+        """In any group; it would be another training than was asked for."""
+        made = [{"params": [nn.Parameter(torch.ones(2, 2))]}, {"params": [nn.Parameter(torch.ones(2))], **options}]
+        optimizer = getattr(torch.optim, cls)(made, lr=0.1, **{k: v for k, v in options.items() if k == "momentum"})
+        name = next(option for option in options if option != "momentum")
+        with pytest.raises(UnsupportedHere, match=rf"{cls} has {name}=.*which {algorithm} has not"):
+            exchanged(optimizer, algorithm)
+
+    @pytest.mark.parametrize("algorithm", ["adamw", "adafactor"])
+    def test_maximising_goes_on_where_the_new_one_can(self, algorithm: str) -> None:
+        weight = nn.Parameter(torch.ones(2, 2))
+        optimizer = exchanged(torch.optim.SGD([weight], lr=0.1, weight_decay=0.0, maximize=True), algorithm)
+        weight.grad = torch.ones(2, 2)
+        optimizer.step()
+        assert bool((weight > 1).all())
+
+    def test_adam_s_amsgrad_goes_on_in_adamw(self) -> None:
+        adam = torch.optim.Adam([nn.Parameter(torch.ones(2, 2))], amsgrad=True)
+        assert exchanged(adam, "adamw").param_groups[0]["amsgrad"] is True
+
+    def test_what_belongs_to_the_old_algorithm_goes_with_it(self) -> None:
+        sgd = torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1, momentum=0.9, nesterov=True)
+        assert "nesterov" not in exchanged(sgd, "adamw").param_groups[0]
+
+    @pytest.mark.parametrize("arguments", [{"algorithm": "lamb"}, {"implementation": "foreach"}, {"contiguous": True}])
+    @pytest.mark.parametrize("what", ["state", "hooks"])
+    def test_an_optimizer_with_more_than_its_options_is_refused(self, what: str, arguments: dict[str, Any]) -> None:
+        """Built again, it would begin anew, or without what its hooks do."""
+
+        class Prepared(Groups):
+            def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+                optimizer = super().optimizer(named_parameters)
+                if what == "state":
+                    for group in optimizer.param_groups:
+                        for parameter in group["params"]:
+                            parameter.grad = torch.zeros_like(parameter)
+                    optimizer.step()
+                else:
+                    optimizer.register_step_pre_hook(lambda *_: None)
+                return optimizer
+
+        with pytest.raises(UnsupportedHere, match=rf"AdamW comes from Workload\.optimizer with {what}.*would be lost"):
+            assemble(Prepared(), Plan(optimizer=OptimizerArguments(**arguments)), device=torch.device("cpu"))
+        assemble(Prepared(), Plan(), device=torch.device("cpu"))
+
     def test_a_rate_that_the_workload_names_keeps_the_ratio_of_the_groups(self) -> None:
         class Named(Groups):
             learning_rates = {"lars": 4.0}  # noqa: RUF012
 
         assert [g["lr"] for g in job_with("lars", Named()).optimizer.param_groups] == [4.0, 2.0]
         assert [g["lr"] for g in job_with("lamb", Named()).optimizer.param_groups] == [1e-3, 5e-4]
+
+    @pytest.mark.parametrize(("algorithm", "implementation"), [("lamb", "foreach"), ("adafactor", "fused")])
+    def test_an_implementation_that_it_has_not_is_refused(self, algorithm: str, implementation: str) -> None:
+        """Its groups would have said that it ran."""
+        with pytest.raises(UnsupportedHere, match=rf"has no {implementation} implementation"):
+            job_with(algorithm, implementation=implementation)
+
+    @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
+    def test_a_scheduler_with_rates_of_its_own_is_refused_where_the_rate_is_another(
+        self, arguments: dict[str, Any]
+    ) -> None:
+        """The rate that was asked for would be overwritten before the first step."""
+
+        class Cycled(Groups):
+            learning_rates = {"lars": 4.0}  # noqa: RUF012
+
+            def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+                return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+        device = torch.device("cpu")
+        with pytest.raises(
+            UnsupportedHere, match=r"OneCycleLR begins with a learning rate of its own, 0\.004, instead"
+        ):
+            assemble(Cycled(), Plan(optimizer=OptimizerArguments(**arguments)), device=device)
+        assemble(Cycled(), Plan(optimizer=OptimizerArguments(algorithm="lamb")), device=device)
 
     def test_the_scheduler_moves_the_new_optimizer(self) -> None:
         class Decays(Groups):

@@ -16,7 +16,7 @@ from torch import nn
 
 from tuner.profiling.bounds import Situation
 from tuner.profiling.categories import Category
-from tuner.records import Calibration
+from tuner.records import Calibration, Choice
 from tuner.strategies import STRATEGIES, strategy_named
 from tuner.training.casting import cast_model
 from tuner.training.padding import PaddedLinear, pad_linears, padded_size, unaligned_linears
@@ -160,18 +160,46 @@ class TestBound:
     def test_is_the_part_of_the_layers_with_odd_sizes_were_they_16_times_as_slow(
         self, share: float, expected: float
     ) -> None:
-        strategy = strategy_named("model_recipe")
-        facts = sample_facts()
-        facts = replace(facts, model=replace(facts.model, flops_per_step=None, unaligned_flops={"8": share}))
-        breakdown = sample_breakdown(
-            categories={Category.MATMUL.value: 100},
-            num_steps=1,
-            step_time_ns=100,
-            rescaled={},
-            unprofiled_step_time_ns=None,
-        )
-        choices = {s.name: dict(s.defaults) for s in STRATEGIES}
-        environment = replace(sample_environment("cpu"), calibration=Calibration())
-        situation = Situation(breakdown=breakdown, workload=facts, environment=environment, choices=choices)
-        choice = {"pad_multiple": 8, "pooled_classifier": False}
-        assert strategy.bound(situation, choice) == pytest.approx(expected)
+        assert strategy_named("model_recipe").bound(products_of(share), PADDED) == pytest.approx(expected)
+
+
+class TestExpected:
+    """Of a language model whose vocabulary is odd: three tenths of the arithmetic."""
+
+    def test_most_of_what_odd_sizes_cost_tensor_cores(self) -> None:
+        recipe = strategy_named("model_recipe")
+        sixteen = recipe.expected(products_of(0.3, precision={"level": "O1", "dtype": "bfloat16"}), PADDED)
+        tf32 = recipe.expected(products_of(0.3, precision={"level": "tf32", "dtype": None}), PADDED)
+        fp32 = recipe.expected(products_of(0.3), PADDED)
+        assert sixteen == pytest.approx(0.7 * 5 * 0.3 / (6 * 0.3 + 0.7))
+        assert sixteen > tf32 > fp32 == pytest.approx(0.005)
+
+    def test_nothing_where_the_compiler_sees_the_whole_model_and_pads_itself(self) -> None:
+        recipe = strategy_named("model_recipe")
+        precision = {"level": "O1", "dtype": "bfloat16"}
+        whole = {"mode": "default", "scope": "whole", "dynamic": None}
+        assert recipe.expected(products_of(0.3, precision=precision, compile=whole), PADDED) == pytest.approx(0.005)
+        regional = products_of(0.3, precision=precision, compile={**whole, "scope": "regional"})
+        assert recipe.expected(regional, PADDED) > 0.3
+
+
+PADDED = {"pad_multiple": 8, "pooled_classifier": False}
+
+
+def products_of(unaligned: float, **choices: Choice) -> Situation:
+    """A step of matrix products, of whose arithmetic a part has odd sizes."""
+    facts = sample_facts()
+    facts = replace(facts, model=replace(facts.model, flops_per_step=None, unaligned_flops={"8": unaligned}))
+    breakdown = sample_breakdown(
+        categories={Category.MATMUL.value: 100},
+        num_steps=1,
+        step_time_ns=100,
+        rescaled={},
+        unprofiled_step_time_ns=None,
+    )
+    return Situation(
+        breakdown=breakdown,
+        workload=facts,
+        environment=replace(sample_environment("cpu"), calibration=Calibration()),
+        choices={**{s.name: dict(s.defaults) for s in STRATEGIES}, **choices},
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from tuner.workloads.workload import Workload
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_STEPS = 4
+O1_BF16 = {"level": "O1", "dtype": "bfloat16"}
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
@@ -353,6 +355,135 @@ class TestLossScale:
     @pytest.mark.parametrize(("level", "dtype"), [("O1", "bfloat16"), ("O2", "bfloat16"), ("O3", "float16")])
     def test_is_not_there_for_bfloat16_and_at_o3(self, level: str, dtype: str) -> None:
         assert build(Task(), level, dtype).loss_scale is None
+
+
+def effect_of(job: TrainingJob, level: str, dtype: str | None, **more: Any) -> Any:
+    precision = strategy_named("precision")
+    return precision.took_effect({**precision.evidence(job), **more}, {"level": level, "dtype": dtype})
+
+
+class TestTookEffect:
+    """By what was seen in the step, not by what was asked for."""
+
+    @pytest.mark.parametrize(
+        ("level", "dtype", "products"),
+        [
+            ("fp32", None, "5 in float32"),
+            ("tf32", None, "5 in float32"),
+            ("O1", "bfloat16", "5 in bfloat16, autocast to bfloat16"),
+            ("O1", "float16", "5 in float16, autocast to float16"),
+            ("O2", "bfloat16", "5 in bfloat16"),
+            ("O3", "float16", "5 in float16"),
+        ],
+    )
+    def test_counts_the_products_in_their_formats(self, level: str, dtype: str | None, products: str) -> None:
+        """One convolution and four linear layers."""
+        before = torch.get_float32_matmul_precision()
+        try:
+            job = build(Task(), level, dtype)
+            job.step(next(iter(job)))
+            effect = effect_of(job, level, dtype)
+        finally:
+            torch.set_float32_matmul_precision(before)
+        assert effect.took
+        assert f"products seen: {products}" in effect.detail
+
+    def test_a_workload_that_leaves_autocast_computes_in_fp32_at_o1(self) -> None:
+        class Leaves(Task):
+            def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+                with torch.autocast("cpu", enabled=False):
+                    return super().loss(model, batch)
+
+        job = build(Leaves(), "O1", "bfloat16")
+        job.step(next(iter(job)))
+        effect = effect_of(job, "O1", "bfloat16")
+        assert not effect.took
+        assert "products seen: 5 in float32" in effect.detail
+
+    def test_a_workload_with_autocast_of_its_own_is_not_fp32(self) -> None:
+        class Enters(Task):
+            def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return super().loss(model, batch)
+
+        job = build(Enters(), "fp32", None)
+        job.step(next(iter(job)))
+        effect = effect_of(job, "fp32", None)
+        assert not effect.took
+        assert "products seen: 5 in bfloat16" in effect.detail
+
+    def test_norms_in_16_bits_are_not_o2(self) -> None:
+        job = build(Task(), "O2", "bfloat16")
+        job.step(next(iter(job)))
+        model: Any = job.model
+        model.batch_norm.running_mean = model.batch_norm.running_mean.bfloat16()
+        assert not effect_of(job, "O2", "bfloat16").took
+
+    @pytest.mark.parametrize("level", ["fp32", "O1"])
+    def test_what_was_not_seen_is_not_claimed(self, level: str) -> None:
+        """Before a step, and in a step that never asks the job for its loss."""
+
+        class Own(Task):
+            def training_step(self, job: TrainingJob, batch: Any) -> torch.Tensor:
+                loss = self.loss(job.model, batch)
+                job.backward(loss)
+                job.update()
+                return loss
+
+        dtype = "bfloat16" if level == "O1" else None
+        job = build(Own(), level, dtype)
+        job.step(next(iter(job)))
+        effect = effect_of(job, level, dtype)
+        assert "no product was seen: no loss was computed by the job" in effect.detail
+        assert effect.took == (level == "fp32")
+
+    def test_compiled_code_shows_autocast_only(self) -> None:
+        def compiled(model: nn.Module, workload: Any) -> nn.Module:
+            model.compile(backend="aot_eager")
+            return model
+
+        torch._dynamo.reset()
+        plan = make_plan({s.name: dict(s.defaults) for s in STRATEGIES} | {"precision": O1_BF16})
+        plan.whole_compilation.append(compiled)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            job = assemble(Task(), plan, device=torch.device("cpu"))
+            job.step(next(iter(job)))
+        effect = effect_of(job, **O1_BF16)
+        assert effect.took
+        assert (
+            "no product was seen (compiled or recomputed code does not show its own), autocast to bf" in effect.detail
+        )
+
+    def test_a_kernel_of_tf32_is_named_where_one_ran(self) -> None:
+        job = build(Task(), "fp32", None)
+        job.step(next(iter(job)))
+        kernel = "sm80_xmma_gemm_f32f32_tf32f32_f32"
+        seen = {"fp32_products": "high", "operators": ("aten::mm", kernel)}
+        assert f"ran {kernel}" in effect_of(job, "tf32", None, **seen).detail
+        unseen = effect_of(job, "tf32", None, fp32_products="high", operators=("aten::mm",))
+        assert "no kernel of TF32 was among the longest" in unseen.detail
+        assert not effect_of(job, "tf32", None, fp32_products="highest").took
+
+    def test_complex_weights_are_no_format_of_a_level(self) -> None:
+        class Complex(Task):
+            def model(self) -> nn.Module:
+                class Spectral(nn.Module):
+                    def __init__(self) -> None:
+                        super().__init__()
+                        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+                        self.bias = nn.Parameter(torch.zeros(3))
+
+                    def forward(self, x: torch.Tensor) -> torch.Tensor:
+                        return (x * self.weight).real + self.bias
+
+                return nn.Sequential(nn.Flatten(), nn.Linear(20, 3), Spectral())
+
+        for level in ("O2", "O3"):
+            job = build(Complex(), level, "bfloat16")
+            job.step(next(iter(job)))
+            effect = effect_of(job, level, "bfloat16")
+            assert effect.took, effect.detail
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])

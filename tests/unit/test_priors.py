@@ -95,6 +95,15 @@ class TestRealisation:
         both = (move("loader", 1), move("products", 2))
         assert realised_shares([decision(bound=0.4, gain=0.25, moves=both)], {"loader": 0.2}) == {}
 
+    def test_a_choice_in_place_of_another_says_nothing_of_the_first(self):
+        """The loader was taken at once; that the next choice of it brought nothing more was to be expected."""
+        taken = decision(1, bound=0.4, gain=0.25, verdict="accepted", candidate=candidate(loader=1))
+        again = decision(2, bound=0.4, gain=0.0, verdict="no_gain", moves=(move("loader", 2),))
+        alone = realised_shares([taken], {"loader": 0.2})
+        assert realised_shares([taken, again], {"loader": 0.2}) == alone
+        studies = realised_shares([taken, again, taken, again], {"loader": 0.2})
+        assert studies == realised_shares([taken, taken], {"loader": 0.2})
+
     def test_strategies_that_are_not_here_are_left_out(self):
         assert realised_shares([decision(bound=0.4, gain=0.25)], {"products": 0.2}) == {}
 

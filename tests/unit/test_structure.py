@@ -124,3 +124,12 @@ class TestMap:
         assert doubled == {"p": Pair(2, [4]), "s": Sample((6,), 8), "f": Features(x=10)}
         assert type(doubled["f"]) is Features
         assert value["p"] == Pair(1, [2])
+
+
+def test_a_mapping_with_a_default_is_mapped_as_one_and_stored_without_it() -> None:
+    """As collate functions build their batches; what a missing key would give is code."""
+    batch = collections.defaultdict(list, {"x": [1, 2]})
+    mapped = map_structure(lambda leaf: leaf + 1, batch)
+    assert mapped == {"x": [2, 3]}
+    assert mapped["more"] == []
+    assert stored(batch) == {"x": [1, 2]}

@@ -11,13 +11,16 @@ Sources: Williams et al., "Roofline" (CACM 2009); reference/profilers.md section
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Breakdown, Choice, Environment, InputActivity, TrialResult, WorkloadFacts
 
 FLOAT32 = "float32"
+PRODUCTS = (Category.MATMUL, Category.ATTENTION)
+PEAK_TOLERANCE = 1.1
+"""A measured peak may be this much below what the device can do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,40 +65,69 @@ def removable(situation: Situation, *categories: Category) -> float:
     return situation.breakdown.removable_share(*categories)
 
 
-def above_roofline(situation: Situation, *categories: Category, dtype: str = FLOAT32) -> float:
+def above_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> float:
     """Share that is saved when compute of these categories runs at the measured peak.
 
-    Without categories, all compute. `dtype` is the arithmetic of the matrix products.
+    Without categories, all compute. `dtype` is the arithmetic of the matrix products afterwards; None: the incumbent's.
     """
     chosen = categories or COMPUTE
     time = situation.time_ns(chosen)
-    if Category.MATMUL not in chosen and Category.ATTENTION not in chosen:
+    if not any(category in chosen for category in PRODUCTS):
         return time / situation.step_ns
-    return max(0.0, time - compute_floor_ns(situation, dtype)) / situation.step_ns
+    # The floor is that of all products: those of other categories may have taken the time that they took.
+    elsewhere = situation.time_ns(category for category in PRODUCTS if category not in chosen)
+    floor = compute_floor_ns(situation, dtype) - elsewhere
+    return max(0.0, time - max(0.0, floor)) / situation.step_ns
 
 
-def compute_floor_ns(situation: Situation, dtype: str = FLOAT32) -> float:
+def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
     """Least time of a step's compute: the larger of FLOP over peak and compulsory bytes over bandwidth.
 
-    Unknown figures count as no floor, so that a bound is never too small.
+    Unknown figures count as no floor, so that a bound is never too small. `dtype` as for `above_roofline`.
     """
+    dtype = dtype or arithmetic(situation)
     calibration = situation.environment.calibration
-    merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
-    peak = calibration.matmul_flops_per_s.get(dtype, 0.0)
-    flops = merged * (situation.workload.model.flops_per_step or 0)
-    by_flops = flops / peak * 1e9 if peak else 0.0
     element_bytes = 2 if dtype in ("bfloat16", "float16") else 4
     parameters = situation.workload.model.num_parameters
     compulsory = 3 * parameters * element_bytes + situation.workload.batch_bytes
     bandwidth = calibration.copy_bytes_per_s
-    by_bytes = compulsory / bandwidth * 1e9 if bandwidth else 0.0
-    return max(by_flops, by_bytes) / max(1, situation.environment.num_ranks)
+    by_bytes = compulsory / bandwidth * 1e9 / _num_ranks(situation) if bandwidth else 0.0
+    return max(_products_ns(situation, dtype), by_bytes)
 
 
-def arithmetic(situation: Situation) -> str:
-    """Of the incumbent's matrix products, by the name that the calibration has for it."""
-    precision = situation.choices.get("precision", {})
-    return str(precision.get("dtype") or ("tf32" if precision.get("level") == "tf32" else FLOAT32))
+def _products_ns(situation: Situation, dtype: str) -> float:
+    """Of the floating-point operations of a step at the peak of an arithmetic; 0 where either is unknown."""
+    merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
+    peak = situation.environment.calibration.matmul_flops_per_s.get(dtype, 0.0)
+    flops = merged * (situation.workload.model.flops_per_step or 0)
+    return flops / peak * 1e9 / _num_ranks(situation) if peak else 0.0
+
+
+def _num_ranks(situation: Situation) -> int:
+    return max(1, situation.environment.num_ranks)
+
+
+def arithmetic(situation: Situation, **changed: Choice) -> str:
+    """Of matrix products with the incumbent's choices and these instead, by the name that the calibration has for it.
+
+    The incumbent's own is one that its products can have been computed in: cuDNN takes TF32 for convolutions of FP32 by
+    default, and a model may cast by itself.
+    """
+    named = _named_arithmetic({**situation.choices, **changed})
+    if named != _named_arithmetic(situation.choices):
+        return named
+    peaks = situation.environment.calibration.matmul_flops_per_s
+    took_ns = PEAK_TOLERANCE * situation.time_ns(PRODUCTS)
+    if named not in peaks or _products_ns(situation, named) <= took_ns:
+        return named
+    faster = sorted((name for name in peaks if peaks[name] > peaks[named]), key=lambda name: peaks[name])
+    return next((name for name in faster if _products_ns(situation, name) <= took_ns), named)
+
+
+def _named_arithmetic(choices: Mapping[str, Choice]) -> str:
+    precision, flags = choices.get("precision", {}), choices.get("backend_flags", {})
+    in_tf32 = precision.get("level") == "tf32" or flags.get("tf32")
+    return str(precision.get("dtype") or ("tf32" if in_tf32 else FLOAT32))
 
 
 def pipelined_input(situation: Situation, num_workers: int) -> float:

@@ -25,7 +25,8 @@ from tuner.estimates import log_rate, log_ratio, plain_mean, student_quantile
 from tuner.records import Candidate, Gain, Interval, TrialResult
 
 LEVEL = 0.95
-MAX_BLOCKS = 12
+LEAST_BLOCKS, MAX_BLOCKS = 2, 12
+"""Without two there is no interval; that of two is wide, and enough for a large gain."""
 POWER = 0.8
 UNSHARED = 0.5
 """How much of a change of the machine's speed one configuration feels and another does not: between none of

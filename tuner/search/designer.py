@@ -49,6 +49,8 @@ from tuner.search.space import Space
 MAX_BASELINE_STARTS, MIN_BASELINE_STARTS = 4, 2
 BASELINE_SHARE = 0.06
 """Of the budget after which the baseline is not started once more."""
+PROOF_SHARE = 0.15
+"""Of the time left that leaving out every one of several changes may take at once."""
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
 """Of the budget that is kept for the confirmation."""
 RESERVE_MARGIN = 1.1
@@ -151,7 +153,7 @@ class Designer:
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
             status="audited" if audits >= ENOUGH_AUDITS else "estimated",
-            noise=self.knowledge.noise,
+            noise=self.knowledge.noise(self.incumbent),
             ended=self.ended,
             not_tried=tuple(decision for decision in self.decisions if decision.verdict == "not_tried"),
             audits=audits,
@@ -172,23 +174,25 @@ class Designer:
         yield from self._refine()
         yield from self._simplify()
         yield from self._sampler()
+        yield from self._simplify()
         yield from self._audit()
         self._conclude()
 
     def _baseline(self) -> Story:
         if not self.reference.is_baseline:
             yield from self._what_does_not_fit()
-        starts = 0
+        starts = number = 0
         while self._wants_baseline(starts):
             outcome = yield Suggestion(
                 candidate=self.reference,
                 purpose=Purpose.BASELINE,
                 stage="baseline",
                 reason="the configuration that gains are measured against; restarts show the noise",
-                replicate=starts,
+                replicate=number,
                 companion=self.reference,
             )
-            starts += 1
+            number += 1
+            starts += 2 if outcome.companion is not None and outcome.companion.ok else 1
             if not outcome.result.ok:
                 self.failed = outcome.result
                 self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])
@@ -250,7 +254,8 @@ class Designer:
                 return
 
     def _sampler(self) -> Story:
-        worth = [m for m in self.space.moves if self.knowledge.bound(m, self.incumbent) > self.knowledge.threshold]
+        threshold = self.knowledge.threshold(self.incumbent)
+        worth = [m for m in self.space.moves if self.knowledge.bound(m, self.incumbent) > threshold]
         while len({move.strategy for move in worth}) > 1:
             suggested = suggest_candidates(
                 self.space,
@@ -283,15 +288,23 @@ class Designer:
     # --- several changes at once --------------------------------------------------------------
 
     def _try_several(self, proposal: Proposal, stage: str) -> Story:
-        """Where several changes are accepted at once: each one's own gain, and out with what has none."""
+        """Where several changes are accepted at once: each one's own gain, and out with what has none. At the end,
+        where that takes much of the time in which more could be gained.
+        """
         verdict = yield from self._try(proposal, stage)
-        if verdict == "accepted" and len(proposal.moves) > 1:
-            for move in proposal.moves:
-                yield from self._without([move])
+        if verdict != "accepted" or len(proposal.moves) < 2:
+            return
+        cost_s = len(proposal.moves) * self.knowledge.expected_cost_s(self.incumbent, self.incumbent)
+        if cost_s > PROOF_SHARE * self.left_s:
+            self._unproven_groups.append(proposal.moves)
+            return
+        for move in proposal.moves:
+            yield from self._without([move])
 
     def _simplify(self) -> Story:
         """Leaves out halves, then quarters, of groups that paid, until all that remains is needed."""
-        for moves in self._unproven_groups:
+        while self._unproven_groups:
+            moves = self._unproven_groups.pop(0)
             pending = [moves[: len(moves) // 2], moves[len(moves) // 2 :]]
             while pending:
                 part = pending.pop(0)
@@ -429,7 +442,7 @@ class Designer:
         left = 0
         spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
         for move, bound in self.knowledge.untried(self.incumbent):
-            above = bound > self.knowledge.threshold
+            above = bound > self.knowledge.threshold(self.incumbent)
             impossible = self._why_impossible(move)
             if impossible is not None:
                 why = impossible

@@ -35,7 +35,7 @@ from tuner.records import (
     TrialSpec,
     new_id,
 )
-from tuner.search.confirmation import Block, Finalist, judge, num_blocks, plan_blocks
+from tuner.search.confirmation import LEAST_BLOCKS, Block, Finalist, judge, num_blocks, plan_blocks
 from tuner.search.designer import Designer, why_not
 from tuner.search.knowledge import Outcome, Priors
 from tuner.search.ledger import Ledger
@@ -146,6 +146,8 @@ class StudyDriver:
         self._designer: Designer | None = None
         self._blocks: list[dict[str, TrialResult]] = []
         self._finalists: list[Candidate] = []
+        self._short_of_time = False
+        """The confirmation has fewer blocks than were asked for."""
 
     def run(self) -> Recommendation:
         """Runs what is left of the study.
@@ -200,8 +202,8 @@ class StudyDriver:
         self._check_budget(facts.sample_step_ns)
         reference = self._make_reference()
         self._specs = SpecMaker(self.study, self._space, reference)
-        # What trials took before a restart counts as it did then, so that the story ends where it would have.
-        trials_s = self._left_s() + self._spent_before_s
+        # A resumed study tells its story with the seconds that it began with, however long the looks take this time.
+        trials_s = self.study.settings.budget_s - self._prepared_s()
         cap = max(MIN_CAP_S, SEARCH_SHARE * trials_s / TRIALS_WANTED / 3)
         self._measure = measure_settings(self.study.settings.measure, cap)
         self._designer = Designer(
@@ -222,6 +224,15 @@ class StudyDriver:
         priors = gather_priors(self._store, self._space)
         self._store.add_event(self.study.study_id, "priors", msgspec.to_builtins(priors))
         return priors
+
+    def _prepared_s(self) -> float:
+        """What was spent before the first trial when this study began, noted then."""
+        for event in self._store.events(self.study.study_id):
+            if event.kind == "prepared":
+                return float(event.data["seconds"])
+        seconds = self.view.elapsed_s
+        self._store.add_event(self.study.study_id, "prepared", {"seconds": seconds})
+        return seconds
 
     def _check_budget(self, step_ns: int) -> None:
         """A study that has measured something goes on to its answer, however little time is left."""
@@ -280,7 +291,7 @@ class StudyDriver:
 
     def _next_on(self, ladder: list[Candidate], memory: MemoryModel) -> Candidate | None:
         """Takes the first that may fit; what is expected not to comes last, because expectations may be wrong."""
-        ladder.sort(key=lambda candidate: memory.why_not(candidate, pieces_of(self._space, candidate)) is not None)
+        ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(self._space, candidate)))
         return ladder.pop(0) if ladder else None
 
     # --- the search ---------------------------------------------------------------------------
@@ -410,19 +421,25 @@ class StudyDriver:
         best = knowledge.difference(self._finalists[0], designer.reference)
         wanted = num_blocks(
             at_least=settings.confirm_blocks,
-            noise_sd=knowledge.model.noise_sd,
+            noise_sd=knowledge.noise_sd(designer.reference, self._finalists[0]),
             expected_gain=best.ratio - 1,
             num_finalists=len(self._finalists),
         )
         stored = self._num_blocks_stored()
         affordable = stored + int(self._left_s() / self._least_block_s() + 1e-6)
-        count = max(settings.confirm_blocks, min(wanted, affordable))
+        # Slow starts leave fewer blocks than asked for; fewer than the least say nothing.
+        least = min(LEAST_BLOCKS, settings.confirm_blocks)
+        count = max(least, stored, min(wanted, affordable))
+        self._short_of_time = count < settings.confirm_blocks
         blocks = plan_blocks(designer.reference, self._finalists, count, settings.seed)
         measuring_s = self._left_s() / max(1, count - stored) - self._starts_s()
         cap = max(MIN_CAP_S, measuring_s / len(self._groups([designer.reference, *self._finalists])))
         cap = min(cap, CONFIRM_CAPS * self._measure.cap_s)  # starts differ more than windows of one start
         self._measure = measure_settings(settings.measure, cap)
         for block in blocks:
+            if block.number >= max(least, stored) and self._left_s() <= 0:
+                self._short_of_time = block.number < settings.confirm_blocks
+                break  # starts took longer than in the search
             self._say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
             self._blocks.append(self._run_block(block))
 
@@ -527,12 +544,17 @@ class StudyDriver:
                 sequence=first + number,
                 stage="confirm",
                 verdict="confirmed" if finalist.is_faster else "not_confirmed",
-                reason=f"{len(finalist.log_ratios)} starts against the baseline in random order",
+                reason=self._how_confirmed(len(finalist.log_ratios)),
                 candidate=finalist.candidate,
                 measured_gain=finalist.gain.ratio - 1 if finalist.gain else None,
             )
             for number, finalist in enumerate(judged)
         ]
+
+    def _how_confirmed(self, num_starts: int) -> str:
+        wanted = self.study.settings.confirm_blocks
+        short = f": not the {wanted} asked for, because the budget was spent" if self._short_of_time else ""
+        return f"{num_starts} starts against the baseline in random order{short}"
 
     # --- telling ------------------------------------------------------------------------------
 

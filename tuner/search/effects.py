@@ -106,6 +106,10 @@ class Observation:
     """The rate of a trial whose ratio to another is observed too."""
 
 
+CONTRADICTS = 3.0
+"""Standard errors between a profile and what was measured from which the profile does not count."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """Posterior of gain(candidate) - gain(reference), in logarithms."""
@@ -152,9 +156,13 @@ class EffectModel:
         variance = float(contrast @ (prior - explained) @ contrast)
         return Difference(mean=mean, sd=math.sqrt(max(variance, 1e-12)))
 
-    def smallest_detectable(self, starts: int = 2) -> float:
+    def noise_of(self, *, calm: bool) -> float:
+        """Standard deviation between process starts."""
+        return self.noise_sd * (self.calm_share if calm else 1.0)
+
+    def smallest_detectable(self, starts: int = 2, *, calm: bool = False) -> float:
         """Gain that two candidates of so many starts each are told apart at, 95 times in a hundred."""
-        return math.exp(1.64 * self.noise_sd * math.sqrt(2 / starts)) - 1
+        return math.exp(1.64 * self.noise_of(calm=calm) * math.sqrt(2 / starts)) - 1
 
     # --- pieces -------------------------------------------------------------------------------
 
@@ -208,6 +216,21 @@ class EffectModel:
 
     def _score(self, noise_sd: float, drift: Drift) -> float:
         return _log_likelihood(self._covariance(noise_sd, drift), self._values) + _log_prior(noise_sd, drift)
+
+
+def uncontradicted(observations: Sequence[Observation]) -> list[Observation]:
+    """All that was measured, and of what profiles say what agrees with it."""
+    measured = [o for o in observations if o.noisy]
+    if len(measured) == len(observations):
+        return measured
+    model = EffectModel(measured)
+    return [o for o in observations if o.noisy or _agrees(o, model)]
+
+
+def _agrees(said: Observation, model: EffectModel) -> bool:
+    assert said.reference is not None
+    found = model.difference(said.candidate, said.reference)
+    return abs(said.value - found.mean) <= CONTRADICTS * math.hypot(found.sd, said.standard_error)
 
 
 def _distinct(observations: Sequence[Observation]) -> list[Candidate]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from tuner.estimates import log_rate, log_ratio
 from tuner.profiling.bounds import Situation, situation_of
-from tuner.profiling.categories import Category
 from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
-from tuner.search.effects import Difference, EffectModel, Observation
+from tuner.search.calm import is_calm
+from tuner.search.effects import Difference, EffectModel, Observation, uncontradicted
 from tuner.search.memory_model import memory_model, pieces_of
 from tuner.search.profile_evidence import profile_log_ratio
 from tuner.search.space import Space
@@ -18,15 +20,6 @@ from tuner.search.starts import WARM_SHARE, cold_compile_s, usual_start_s
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
 UNKNOWN_WINDOW_ERROR = 0.05
-WAITING = (
-    Category.HOST,
-    Category.LAUNCH_LATENCY,
-    Category.OPTIMIZER_HOST,
-    Category.SYNCHRONISATION,
-    Category.DATA_WAIT,
-)
-CALM = 0.1
-"""Share of the step that a device may wait for its host, of a trial that does not feel the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +159,18 @@ class Knowledge:
     def _is_calm(self, candidate: Candidate) -> bool:
         """Whether its profile shows a device that hardly ever waited for the host."""
         situation = self._situations.get(candidate.key)
-        return situation is not None and situation.time_ns(WAITING) < CALM * situation.step_ns
+        return situation is not None and is_calm(situation)
 
     # --- candidates ---------------------------------------------------------------------------
 
     @property
     def model(self) -> EffectModel:
         """The rates of companions tie those of trials that were measured alone to the ratios; without such trials they
-        would only add the drift that ratios are free of.
+        would only add the drift that ratios are free of. Profiles that contradict what was measured do not count.
         """
         if self._model is None:
             alone = any(o.reference is None and not o.companion for o in self._observations)
-            self._model = EffectModel([o for o in self._observations if alone or not o.companion])
+            self._model = EffectModel(uncontradicted([o for o in self._observations if alone or not o.companion]))
         return self._model
 
     def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
@@ -208,20 +201,28 @@ class Knowledge:
         return told
 
     def ran_out_of_memory(self, move: Move) -> bool:
-        """Whether a candidate with this choice ran out of memory, and none with it ever ran."""
-        with_it = self._results_with(move)
-        return any(_out_of_memory(r) for r in with_it) and not any(r.ok for r in with_it)
+        """Whether memory ran out by this choice: everything that was beside it is known to run."""
+        return any(suspects == {move.strategy: move.choice} for _, suspects in self._out_of_memory())
+
+    def _out_of_memory(self) -> list[tuple[Candidate, dict[str, Choice]]]:
+        """Candidates that ran out of memory, with those of their choices that never ran: one of these or all together
+        are too much.
+        """
+        every = [result for results in self.results.values() for result in results]
+        ran = [result.candidate.choices for result in every if result.ok]
+        return [
+            (r.candidate, {n: c for n, c in r.candidate.choices.items() if not any(o.get(n) == c for o in ran)})
+            for r in every
+            if _is_out_of_memory(r)
+        ]
 
     def known_to_fail(self, candidate: Candidate) -> bool:
         """Whether what failed before says that this candidate will: one of its choices is to blame for a
-        failure, or ran out of memory beside no more than it is beside here; or its micro-batches will not fit.
+        failure, or some ran out of memory beside no more than they are beside here; or its micro-batches will not fit.
         """
-        if self.will_not_fit(candidate) is not None:
+        if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
-        return any(
-            self._to_blame(move) or self._too_large(candidate, move)
-            for move in (Move(strategy=name, choice=choice) for name, choice in candidate.choices.items())
-        )
+        return any(self._to_blame(Move(strategy=name, choice=choice)) for name, choice in candidate.choices.items())
 
     def will_not_fit(self, candidate: Candidate) -> str | None:
         """Why the micro-batches of a candidate need more memory than there is; None where they may fit, or did."""
@@ -236,7 +237,7 @@ class Knowledge:
             return False
         return any(
             not result.ok
-            and not _out_of_memory(result)
+            and not _is_out_of_memory(result)
             and all(
                 any(other.ok for other in self._results_with(Move(strategy=name, choice=choice)))
                 for name, choice in result.candidate.choices.items()
@@ -245,19 +246,26 @@ class Knowledge:
             for result in with_it
         )
 
-    def _too_large(self, candidate: Candidate, move: Move) -> bool:
-        if not self.ran_out_of_memory(move):
-            return False
-        beside = candidate.with_choice(move.strategy, {})
-        unknown = any(
-            self.space.strategy(name).memory and not self._results_with(Move(strategy=name, choice=choice))
-            for name, choice in beside.choices.items()
-        )
-        return not unknown and self.expected_memory_bytes(beside) >= self.smallest_failure(move)
+    def _too_large(self, candidate: Candidate) -> bool:
+        """Whether it has all that ran out of memory together, beside no less than was beside that."""
+        for failed, never_ran in self._out_of_memory():
+            suspects = never_ran or failed.choices
+            if not suspects or any(candidate.choices.get(name) != choice for name, choice in suspects.items()):
+                continue
+            beside = _without(candidate, suspects)
+            unknown = any(
+                self.space.strategy(name).memory and not self._results_with(Move(strategy=name, choice=choice))
+                for name, choice in beside.choices.items()
+            )
+            needed = self.expected_memory_bytes(_without(failed, suspects))
+            if not unknown and self.expected_memory_bytes(beside) >= needed:
+                return True
+        return False
 
     def smallest_failure(self, move: Move) -> float:
-        """Least memory of what was kept beside a choice when it ran out of memory."""
-        beside = [r.candidate.with_choice(move.strategy, {}) for r in self._results_with(move) if _out_of_memory(r)]
+        """Least memory of what was kept beside a choice when memory ran out by it."""
+        only = {move.strategy: move.choice}
+        beside = [_without(failed, only) for failed, suspects in self._out_of_memory() if suspects == only]
         return min((self.expected_memory_bytes(candidate) for candidate in beside), default=0.0)
 
     def needs_less_memory(self, candidate: Candidate, other: Candidate) -> bool:
@@ -322,20 +330,22 @@ class Knowledge:
         situation = self.situation(incumbent)
         return self.space.bound(move, situation) if situation else 1.0
 
-    @property
-    def noise(self) -> float:
-        """Smallest gain that is told from none with two starts of each."""
-        return self.model.smallest_detectable() if self._observations else 0.05
+    def noise(self, incumbent: Candidate) -> float:
+        """Smallest gain over an incumbent that is told from none with two starts of each."""
+        return self.model.smallest_detectable(calm=self._is_calm(incumbent)) if self._observations else 0.05
+
+    def noise_sd(self, *candidates: Candidate) -> float:
+        """Between starts of these candidates: the root of their mean variance."""
+        return math.sqrt(fmean(self.model.noise_of(calm=self._is_calm(candidate)) ** 2 for candidate in candidates))
 
     @property
     def drifts(self) -> bool:
         """Whether the machine seems to change its speed over the trials."""
         return bool(self._observations) and self.model.drift.sd > 0
 
-    @property
-    def threshold(self) -> float:
+    def threshold(self, incumbent: Candidate) -> float:
         """A bound below this is not worth a trial: half the noise, but at least what is worthwhile."""
-        return max(WORTHWHILE, min(0.05, self.noise / 2))
+        return max(WORTHWHILE, min(0.05, self.noise(incumbent) / 2))
 
     # --- moves --------------------------------------------------------------------------------
 
@@ -354,8 +364,12 @@ class Knowledge:
         return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
 
 
-def _out_of_memory(result: TrialResult) -> bool:
+def _is_out_of_memory(result: TrialResult) -> bool:
     return result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY
+
+
+def _without(candidate: Candidate, names: Container[str]) -> Candidate:
+    return Candidate(choices={name: choice for name, choice in candidate.choices.items() if name not in names})
 
 
 def without_effect(result: TrialResult, candidate: Candidate) -> str:

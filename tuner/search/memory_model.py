@@ -2,8 +2,9 @@
 
 Candidates that differ in nothing but the number of micro-batches share a line. What is fixed is at least what is known
 to be there all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a margin, is
-not tried; one that ran out says that no larger micro-batch of its line fits, and that the device holds less than the
-line said there.
+not tried, once two sizes are measured: gradients, workspaces and what an update needs for a moment are fixed too, and
+how much they are nobody knows. One that ran out says that no larger micro-batch of its line fits, and that the device
+holds less than the line said there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Line:
 def fitted(points: Sequence[tuple[float, float]], known_bytes: float) -> Line | None:
     """The line through measured (samples, bytes): by least squares, rising, and with no less fixed than is known.
 
-    One size of micro-batch says something only where it is known what is fixed.
+    One size of micro-batch says something only where it is known what is fixed, and then the most that others need.
     """
     if not points:
         return None
@@ -99,13 +100,28 @@ class MemoryModel:
             return f"micro-batches of {failed:g} samples ran out of memory"
         if any(size >= samples for size, _ in self._peaks.get(rest, ())):
             return None
-        peak, allowed = self.predict(rest, samples), (1 - MARGIN) * self.capacity_bytes
+        peak, allowed = self._least(rest, samples), (1 - MARGIN) * self.capacity_bytes
         if peak is None or peak <= allowed:
             return None
         return (
             f"would need about {peak / 1e9:.3g} GB for micro-batches of {samples:g} samples: "
             f"{allowed / 1e9:.3g} GB can be used"
         )
+
+    def is_unlikely(self, rest: str, samples: float) -> bool:
+        """Whether a micro-batch of so many samples will not fit, or would not if only what is known were fixed."""
+        if any(size >= samples for size, _ in self._peaks.get(rest, ())):
+            return False
+        peak = self.predict(rest, samples)
+        expected = peak is not None and peak > (1 - MARGIN) * self.capacity_bytes
+        return expected or self.refusal(rest, samples) is not None
+
+    def _least(self, rest: str, samples: float) -> float | None:
+        """Bytes that it takes for certain: with one size measured, all of them may be there whatever the size."""
+        points = self._peaks.get(rest, ())
+        if len({size for size, _ in points}) == 1:
+            return max(peak for _, peak in points)
+        return self.predict(rest, samples)
 
     # --- candidates -----------------------------------------------------------------------------
 
@@ -124,6 +140,10 @@ class MemoryModel:
     def why_not(self, candidate: Candidate, pieces: int) -> str | None:
         """Why a candidate with so many micro-batches will not fit, or None where it may."""
         return self.refusal(*self._place(candidate, pieces))
+
+    def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
+        """Whether a candidate with so many micro-batches is better tried after others."""
+        return self.is_unlikely(*self._place(candidate, pieces))
 
     def _place(self, candidate: Candidate, pieces: int) -> tuple[str, float]:
         return candidate.with_choice(MICRO_BATCH, {}).key, self._per_rank / pieces

@@ -34,14 +34,32 @@ def gather_priors(store: StudyStore, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """By strategy: the part of its bound that single moves realised, drawn towards what is usual."""
+    """By strategy: the part of its bound that single moves realised, drawn towards what is usual.
+
+    Those that replaced another choice of their strategy do not count: they have expectations of their own.
+    """
     seen: dict[str, list[float]] = defaultdict(list)
-    for decision in decisions:
-        if len(decision.moves) == 1 and decision.predicted_bound and decision.measured_gain is not None:
+    for decision in _first_choices(decisions):
+        if decision.predicted_bound and decision.measured_gain is not None:
             saved = 1 - 1 / (1 + max(0.0, decision.measured_gain))
             seen[decision.moves[0].strategy].append(min(1.0, saved / decision.predicted_bound))
     known = {name: parts for name, parts in seen.items() if name in usual}
     return {name: (sum(parts) + WEIGHT * usual[name]) / (len(parts) + WEIGHT) for name, parts in known.items()}
+
+
+def _first_choices(decisions: list[Decision]) -> list[Decision]:
+    """Single moves of strategies of which the incumbent of their study had no choice."""
+    found = []
+    last, taken = 0, frozenset[str]()
+    for decision in decisions:
+        if decision.sequence <= last:  # another study begins
+            taken = frozenset()
+        last = decision.sequence
+        if len(decision.moves) == 1 and decision.moves[0].strategy not in taken:
+            found.append(decision)
+        if decision.verdict == "accepted" and decision.candidate is not None:
+            taken = frozenset(decision.candidate.choices)
+    return found
 
 
 def _violated(decision: Decision) -> bool:

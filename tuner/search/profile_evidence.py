@@ -6,6 +6,9 @@ lower clock) is seen in the others. So the change of the categories that a choic
 against the rest, shows its effect with far less noise than the length of the step does. It does not
 show side effects on other categories (workers that take cores from the model); those are allowed for
 in its error, and only the measured step decides in the confirmation.
+
+Where a device waits for its host, its categories are no parts of a sum: what the kernels save, the gaps between them
+take, and the profiler slows the host. There profiles say nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import math
 
 from tuner.profiling.bounds import Situation
+from tuner.search.calm import has_device, is_calm
 from tuner.search.space import Space
 
 SIDE_EFFECT_SD = 0.025
@@ -24,6 +28,8 @@ MIN_REST = 0.25
 
 def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) -> tuple[float, float] | None:
     """Logarithm of the rate of a candidate over the reference's, and its error; None where profiles cannot say."""
+    if any(has_device(situation) and not is_calm(situation) for situation in (candidate, reference)):
+        return None
     touched: set[str] = set()
     for name, choice in candidate.choices.items():
         if reference.choices.get(name) != choice:

@@ -71,6 +71,7 @@ class Proposals:
         self._left_s = left_s
         self._seed = seed
         self._groups_tried = groups_tried
+        self._threshold = knowledge.threshold(incumbent)
 
     # --- single moves -------------------------------------------------------------------------
 
@@ -86,7 +87,7 @@ class Proposals:
             if candidate is None or move_key(move) in self._knowledge.verdicts:
                 continue
             bound = self._knowledge.bound(move, self._incumbent)
-            if bound > self._knowledge.threshold:
+            if bound > self._threshold:
                 expected = self._expected(move, bound) * 0.5 ** self._knowledge.failures(move.strategy)
                 reason = f"could save at most {bound:.0%} of the step"
                 found.append(self._proposal(candidate, [move], reason, expected, bound))
@@ -143,7 +144,7 @@ class Proposals:
                 continue
             if name not in cures and name not in partners:
                 continue
-            good = (m for m in legal if self._knowledge.bound(m, self._incumbent) > self._knowledge.threshold)
+            good = (m for m in legal if self._knowledge.bound(m, self._incumbent) > self._threshold)
             first = next(good, None)
             if first is not None and self._space.combine(self._incumbent, [*moves, first]) is not None:
                 moves.append(first)
@@ -160,7 +161,7 @@ class Proposals:
             for pair in ((m, n) for m in first for n in second):
                 candidate = self.fresh(pair)
                 bound = self._joint_bound(pair)
-                if candidate is not None and bound > self._knowledge.threshold:
+                if candidate is not None and bound > self._threshold:
                     found.append(self._proposal(candidate, pair, row.reason, bound, bound))
         return found
 
@@ -182,7 +183,7 @@ class Proposals:
         moves = [move for move in group if move not in kept]
         candidate = self.fresh(moves)
         bound = self._joint_bound(moves)
-        if len(moves) < MIN_GROUP or candidate is None or bound <= self._knowledge.threshold:
+        if len(moves) < MIN_GROUP or candidate is None or bound <= self._threshold:
             return []
         expected = bound * USUAL_INTERACTION * 0.7**self._groups_tried
         reason = "no gain alone; do some of them pay in company?"
@@ -242,7 +243,7 @@ class Proposals:
         found = []
         for move, bound in self._knowledge.untried(self._incumbent):
             candidate = self.fresh([move])
-            if bound <= self._knowledge.threshold and candidate is not None and not self._expensive(move):
+            if bound <= self._threshold and candidate is not None and not self._expensive(move):
                 reason = "left out by its bound: does the bound hold?"
                 found.append(self._proposal(candidate, [move], reason, bound, bound))
         return found
@@ -292,6 +293,8 @@ class Proposals:
         )
         if known is None:
             return bound * self._likely_part(move.strategy)
+        if move.strategy in self._incumbent.choices:  # what was learned is of first choices
+            return min(known, bound)
         learned = self._realisation(move.strategy) / strategy.likely_part(self._space.workload)
         return min(known * learned, bound)
 

@@ -25,6 +25,7 @@ MIN_DEADLINE_S = 30.0
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 MAX_POINTWISE, MIN_POINTWISE = 5, 2
+MAX_DISTURBED = 2
 NUM_CURVE = 8
 NUM_HORIZON = 60
 
@@ -95,15 +96,24 @@ def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
 
 
 def guard_protocol(facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, lossy: bool, seed: int) -> Protocol:
-    """As many guarded steps as the time allows, within limits that make the check worth having."""
+    """As many guarded steps as the time allows, within limits that make the check worth having; where not even the
+    fewest fit, what rounding does is measured once for each roundoff instead of twice.
+    """
     is_random = facts.randomness != "none"
-    runs = 2 + 2 * num_roundoffs + (3 if is_random else 0)
-    steps = seconds / max(1e-3, facts.sample_step_ns / 1e9) / runs
-    pointwise = int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps / (2 if is_random else 1))))
+    step_s = max(1e-3, facts.sample_step_ns / 1e9)
+    parts = 2 if is_random else 1
+
+    def runs(num_disturbed: int) -> int:
+        return 2 + num_disturbed * num_roundoffs + (3 if is_random else 0)
+
+    fewest_s = parts * MIN_POINTWISE * runs(MAX_DISTURBED) * step_s
+    num_disturbed = MAX_DISTURBED if fewest_s <= seconds else 1
+    steps = seconds / step_s / runs(num_disturbed) / parts
     return Protocol(
-        num_pointwise=pointwise,
-        num_curve=int(min(NUM_CURVE, max(MIN_POINTWISE, steps / 2))) if is_random else 0,
+        num_pointwise=int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps))),
+        num_curve=int(min(NUM_CURVE, max(MIN_POINTWISE, steps))) if is_random else 0,
         num_horizon=NUM_HORIZON if lossy else 0,
+        num_disturbed=num_disturbed,
         randomness=facts.randomness,
         seed=seed,
     )

@@ -73,6 +73,12 @@ class AttentionBackend(Strategy):
 
             return sdpa_kernel(getattr(SDPBackend, _BACKENDS[str(choice["backend"])]))
 
+        def compile_apart() -> None:
+            from tuner.training.compilation import compile_apart
+
+            compile_apart(f"attention_backend={choice['backend']}")
+
+        plan.environment.append(compile_apart)
         plan.step.contexts.append(restrict)
 
     def bound(self, situation: Situation, choice: Choice) -> float:

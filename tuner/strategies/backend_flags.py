@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
@@ -89,8 +89,7 @@ class BackendFlags(Strategy):
         current = situation.choices[self.name]
         if choice["flush_denormals"] and not current["flush_denormals"]:
             return min(1.0, above_roofline(situation) + removable(situation, Category.OPTIMIZER))
-        dtype = "tf32" if choice["tf32"] else "float32"
-        return above_roofline(situation, Category.MATMUL, dtype=dtype)
+        return above_roofline(situation, Category.MATMUL, dtype=arithmetic(situation, backend_flags=choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch

@@ -139,11 +139,14 @@ class Strategy(ABC):
         return {}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Whether the evidence shows the choice. Default: every parameter that the evidence names agrees."""
+        """Whether the evidence shows the choice. Default: every parameter that the evidence names agrees; where it
+        names none, the detail says that nothing was seen.
+        """
         for name, wanted in choice.items():
             if name in evidence and evidence[name] != wanted:
                 return Effect(strategy=self.name, took=False, detail=f"{name} is {evidence[name]}, not {wanted}")
-        return Effect(strategy=self.name, took=True, detail="as asked")
+        seen = any(name in evidence for name in choice)
+        return Effect(strategy=self.name, took=True, detail="as asked" if seen else "nothing shows it")
 
     # --- checks -------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ GRAPHS_PART = 0.7
 """Of the time in which the device waits for launches, CUDA graphs usually save."""
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """They record CUDA graphs of the compiled regions."""
+AUTOTUNED_PART = 0.15
+"""Of the products' time above their roofline, kernels that were chosen by timing them usually save."""
+HARDLY = 0.005
+"""What a change is expected to save of which nothing is expected."""
 
 
 class Compile(Strategy):
@@ -152,13 +156,23 @@ class Compile(Strategy):
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """CUDA graphs take away most of the waiting for launches; of what is compiled already, they leave the rest."""
-        current = situation.choices[self.name]["mode"]
         waiting = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
         graphs = choice["mode"] in MODES_WITH_GRAPHS
-        if current is not None:
-            return GRAPHS_PART * waiting if graphs and current not in MODES_WITH_GRAPHS else None
+        if situation.choices[self.name]["mode"] is not None:
+            return self._expected_of_another(situation, choice, waiting)
         part = WHOLE_PART if choice["scope"] == "whole" else self.usual_realisation
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
+
+    def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
+        """Of another way to compile than the incumbent's: what it has that the incumbent's has not."""
+        current = situation.choices[self.name]
+        if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
+            return GRAPHS_PART * waiting
+        if choice["scope"] == "whole" and current["scope"] == "regional":
+            return None
+        if _autotuned(choice) and not _autotuned(current):
+            return AUTOTUNED_PART * above_roofline(situation, Category.MATMUL, Category.ATTENTION)
+        return HARDLY
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.compilation import compilation
@@ -191,6 +205,10 @@ class Compile(Strategy):
             why = evidence.get("why_skipped") or "no reason given"
             return Effect(strategy=self.name, took=False, detail=f"{detail}: no CUDA graph was recorded ({why})")
         return Effect(strategy=self.name, took=graphs > 0, detail=detail)
+
+
+def _autotuned(choice: Choice) -> bool:
+    return str(choice["mode"]).startswith("max-autotune")
 
 
 def _mark_step() -> None:

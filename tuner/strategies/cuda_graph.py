@@ -2,7 +2,9 @@
 
 Mechanism: forward, backward, clipping and update are recorded as CUDA graphs, which are launched with one call each,
 whatever the number of kernels in them. Batches are copied into fixed tensors, learning rates are tensors, steps that a
-loss scaler skips are skipped on the device. See `tuner.training.captured_step`.
+loss scaler skips are skipped on the device. An update that reads on the host what a scheduler changes in every step
+(the rate of an SGD that is not fused, the betas of OneCycleLR) is launched by the host after the gradients' graph. See
+`tuner.training.captured_step`.
 
 Helps: steps of many short kernels, where the device waits for the host to launch them. Hurts: memory, since graphs keep
 their own; recording takes some steps.
@@ -72,6 +74,7 @@ class CudaGraph(Strategy):
             "replays": captured.num_replays,
             "recordings": captured.num_recordings,
             "record_ms": captured.record_ns // 1_000_000,
+            "host_options": list(captured.host_options),
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
@@ -82,4 +85,9 @@ class CudaGraph(Strategy):
             f"{evidence.get('replays', 0)} steps replayed; recorded {evidence.get('recordings', 0)} times "
             f"in {evidence.get('record_ms', 0)} ms"
         )
+        if evidence.get("host_options"):
+            detail += (
+                f"; the host launches the update, which reads {', '.join(evidence['host_options'])} there, and those "
+                "change too often to be recorded"
+            )
         return Effect(strategy=self.name, took=True, detail=detail)

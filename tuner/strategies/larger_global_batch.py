@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -100,7 +100,7 @@ class LargerGlobalBatch(Strategy):
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
         if more <= 1:
             return 0.0
-        compute = above_roofline(situation, dtype=arithmetic(situation))
+        compute = above_roofline(situation)
         return min(1.0, compute + removable(situation, *PER_STEP)) * (1 - 1 / more)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

@@ -74,4 +74,4 @@ class MicroBatch(Strategy):
         return above_roofline(situation)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        return {"num_micro_batches": job.plan.step.num_micro_batches}
+        return {} if job.num_pieces is None else {"num_micro_batches": job.num_pieces}

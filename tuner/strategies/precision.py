@@ -23,11 +23,11 @@ https://docs.pytorch.org/docs/stable/amp.html ; NVIDIA apex amp documentation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.errors import ChoiceError
-from tuner.profiling.bounds import Situation, above_roofline, removable
+from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tuner.workloads.workload import Workload
 
 
+SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 HARDLY = 0.005
 """What a change is expected to save of which nothing is expected."""
@@ -150,7 +151,7 @@ class Precision(Strategy):
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""
-        dtype = str(choice["dtype"] or ("tf32" if choice["level"] == "tf32" else "float32"))
+        dtype = arithmetic(situation, precision=choice)
         products = above_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
         if choice["level"] == "tf32":
             return products
@@ -166,46 +167,73 @@ class Precision(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch
 
-        from tuner.training.casting import fp32_modules
+        from tuner.training.casting import fp32_modules, is_complex
         from tuner.training.sharding import gathered_dtypes
 
+        kept = {id(t): t for _, m in fp32_modules(job.model) for t in (*m.parameters(), *m.buffers())}
+        complex_modules = (m for m in job.model.modules() if is_complex(m))
+        apart = {id(t) for m in complex_modules for t in m.parameters()}
+        cast = [p for p in job.model.parameters() if id(p) not in kept]
         gathered = gathered_dtypes(job.model) if job.plan.wrap.shards_parameters else {}
-        kept_parameters = {id(p) for _, module in fp32_modules(job.model) for p in module.parameters()}
-        kept: set[str] = set()
-        cast: set[str] = set()
-        for parameter in job.model.parameters():
-            dtype = gathered.get(id(parameter), parameter.dtype)
-            (kept if id(parameter) in kept_parameters else cast).add(str(dtype).removeprefix("torch."))
         return {
-            "kept_dtypes": sorted(kept),
-            "parameter_dtypes": sorted(cast),
-            "autocast_dtype": job.plan.step.autocast_dtype,
-            "products": torch.get_float32_matmul_precision(),
-            "masters": job.plan.optimizer.master_weights,
+            "kept_dtypes": _dtypes((t for t in kept.values() if id(t) not in apart), gathered),
+            "parameter_dtypes": _dtypes(cast, gathered),
+            "looked": job.formats.looked,
+            "autocast": job.formats.autocast,
+            "products": dict(job.formats.products),
+            "hidden": job.formats.hidden,
+            "fp32_products": torch.get_float32_matmul_precision(),
+            "masters": job.masters is not None,
             "loss_scale": job.loss_scale,
             "skipped_steps": job.skipped_steps,
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        level, dtype = choice["level"], choice["dtype"]
-        found = f"parameters {evidence.get('parameter_dtypes')}, norms {evidence.get('kept_dtypes')}"
+        """By the formats of weights and of the products that were seen; where none was, the detail says so."""
+        level, dtype = choice["level"], str(choice["dtype"])
+        weights, kept = evidence.get("parameter_dtypes", []), evidence.get("kept_dtypes", [])
+        products = evidence.get("products") or {}
+        autocast = evidence.get("autocast")
+        if level == "O1":
+            took = dtype in products if products else autocast == dtype
+        elif level == "O2":
+            took = weights == [dtype] and set(kept) <= {"float32"} and bool(evidence.get("masters"))
+        elif level == "O3":
+            took = weights == [dtype] and set(kept) <= {dtype} and not evidence.get("masters")
+        else:
+            took = autocast is None and not products.keys() & set(SIXTEEN_BITS) and not evidence.get("masters")
+        if level in ("O2", "O3") and products:
+            took = took and dtype in products
+        found = f"{_products_seen(evidence)}, parameters {weights}, norms {kept}"
         if evidence.get("loss_scale") is not None:
             found += f", loss scaled by {evidence['loss_scale']:g}, {evidence.get('skipped_steps')} steps skipped"
-        if level == "O1":
-            took = evidence.get("autocast_dtype") == dtype
-        elif level == "O2":
-            took = evidence.get("parameter_dtypes") == [dtype] and "float32" in (
-                evidence.get("kept_dtypes") or ["float32"]
-            )
-        elif level == "O3":
-            took = evidence.get("parameter_dtypes") == [dtype] and set(evidence.get("kept_dtypes") or [dtype]) == {
-                dtype
-            }
-        else:
-            took = evidence.get("autocast_dtype") is None and not evidence.get("masters")
-            if level == "tf32" and evidence.get("products") == "highest":
+        if level == "tf32":
+            kernel = next((name for name in evidence.get("operators", ()) if "tf32" in name.lower()), None)
+            found += f", ran {kernel}" if kernel else ", no kernel of TF32 was among the longest"
+            if evidence.get("fp32_products") == "highest":
                 took, found = False, "FP32 products do not use TF32"
         return Effect(strategy=self.name, took=took, detail=found)
+
+
+def _products_seen(evidence: Mapping[str, Any]) -> str:
+    if not evidence.get("looked"):
+        return "no product was seen: no loss was computed by the job"
+    products = evidence.get("products") or {}
+    counts = ", ".join(f"{count} in {name}" for name, count in sorted(products.items()))
+    hidden = "compiled or recomputed code does not show its own" if evidence.get("hidden") else ""
+    autocast = f", autocast to {evidence['autocast']}" if evidence.get("autocast") else ""
+    seen = f"products seen: {counts}" if counts else "no product was seen"
+    return f"{seen}{f' ({hidden})' if hidden else ''}{autocast}"
+
+
+def _dtypes(tensors: Iterable[torch.Tensor], gathered: Mapping[int, torch.dtype]) -> list[str]:
+    """Of real numbers: complex ones have no 16-bit form.
+
+    Args:
+        gathered: By identity, of those that compute in another format than they are kept in.
+    """
+    dtypes = {gathered.get(id(t), t.dtype) for t in tensors if t.is_floating_point()}
+    return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _allow_tf32() -> None:

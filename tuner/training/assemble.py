@@ -10,7 +10,7 @@ from tuner.training.communication import attach as attach_hook
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
-from tuner.training.optimizer import build_optimizer
+from tuner.training.optimizer import build_optimizer, check_rates
 from tuner.training.plan import WrapArguments
 from tuner.training.prefetcher import PrefetchingLoader, copy_stream
 from tuner.training.regrouping import LengthOf, regroup
@@ -84,12 +84,16 @@ def assemble(
     if not named:
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
-    optimizer, flat = build_optimizer(workload, masters.named() if masters else named, plan, device)
+    built = build_optimizer(workload, masters.named() if masters else named, plan, device)
     if masters:
-        masters.check(optimizer)
-    scheduler = workload.scheduler(optimizer)
+        masters.check(built.optimizer)
+    other_rates = plan.optimizer.rate_factor != 1.0 or plan.optimizer.algorithm in workload.learning_rates
+    rates = [float(group["lr"]) for group in built.optimizer.param_groups] if other_rates else []
+    scheduler = workload.scheduler(built.optimizer)
+    if other_rates:
+        check_rates(built.optimizer, rates, scheduler)
     if isinstance(model, DistributedDataParallel):
-        attach_hook(model, optimizer, scheduler, plan.wrap, workload.max_grad_norm)
+        attach_hook(model, built.optimizer, scheduler, plan.wrap, workload.max_grad_norm)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:
@@ -123,10 +127,11 @@ def assemble(
         plan=plan,
         device=device,
         model=model,
-        optimizer=optimizer,
+        optimizer=built.optimizer,
         scheduler=scheduler,
         masters=masters,
-        flat=flat,
+        flat=built.flat,
+        user_flags=built.user_flags,
         loader=loader,
     )
 

@@ -8,25 +8,29 @@ there; the count is read when somebody asks. Random numbers come from the device
 
 Recording needs steps that warm up libraries and create the optimizer's state. They are run on the first batch and
 undone, so that the first step of a training is a replay like all others. A change of what a graph cannot follow
-(training mode, shapes, options of the optimizer) is recorded again, within limits.
+(training mode, shapes) is recorded again, within limits. So is one of the optimizer's options, which the update reads
+on the host, where that is seldom; where it is often, as with most schedulers and an update that cannot read a tensor,
+the host launches the update, and the gradients alone are replayed.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs ("Whole-network capture")
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import CannotCapture
+from tuner.training.carried_state import CarriedState
 from tuner.training.learning_rates import LearningRates
 from tuner.training.micro_batch import split_batch
 from tuner.training.recorder import Recorded, Recorder, Repeater
 from tuner.training.step_state import StepState
 from tuner.training.structure import map_structure
-from tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +40,15 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 """PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
 MAX_RECORDINGS = 4
-"""Shapes, or options of the optimizer, that one training mode may see: each keeps memory of its own."""
+"""Shapes that one training mode may see: each keeps memory of its own."""
+PAYS_AFTER_STEPS = 100
+"""Replays for each change of the optimizer's options after which recording again pays. The first change is free: a
+user who sets an option once is no scheduler."""
 
 Key = tuple[Any, ...]
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
+"""Leaves of a batch that a graph may hold, one recording for each."""
 
 
 class CapturedStep:
@@ -51,6 +61,8 @@ class CapturedStep:
         num_replays: Steps so far.
         num_recordings: How often the step was recorded.
         record_ns: Time that took.
+        host_options: Options of the optimizer that change too often to be recorded, so that the host launches the
+            update; empty where that is recorded too.
     """
 
     def __init__(self, job: TrainingJob, recorder: Recorder | None = None) -> None:
@@ -59,11 +71,15 @@ class CapturedStep:
         self.num_replays = 0
         self.num_recordings = 0
         self.record_ns = 0
+        self.host_options: tuple[str, ...] = ()
         self._job = job
         self._recorder = recorder or _recorder_for(job.device)
         self._modules = list(job.model.modules())
-        self._mode: tuple[bool, ...] = ()
+        self._tensors = [*job.model.parameters(), *job.model.buffers()]
+        self._mode: Key = ()
         self._recordings: dict[Key, _Recording] = {}
+        self._options: dict[str, Key] = {}
+        self._num_changes = 0
         self._optimizer_state: Any = None
         self._num_states = 0
         self._rates = LearningRates(job.optimizer, job.device)
@@ -84,7 +100,7 @@ class CapturedStep:
             The loss, detached, on the device.
 
         Raises:
-            CannotCapture: The step cannot be recorded, or batches or options differ from step to step.
+            CannotCapture: The step cannot be recorded, or batches differ from step to step.
         """
         job = self._job
         self.settle()
@@ -93,14 +109,17 @@ class CapturedStep:
         recording.take_in(batch, weights)
         self._rates.fill()
         recording.gradients.replay()
-        loss, gradients = recording.gradients.outputs
+        found: _Gradients = recording.gradients.outputs
         if job.on_gradients:
-            job.on_gradients(gradients)
-        recording.update.replay()
+            job.on_gradients([gradient for gradient in found.values if gradient is not None])
+        if recording.update is not None:
+            recording.update.replay()
+        else:
+            found.give_to(job)
+            self._update()
         self.num_replays += 1
         self._schedule()
-        result: torch.Tensor = loss.clone()
-        return result
+        return found.loss.clone()
 
     # --- the schedule -------------------------------------------------------------------------
 
@@ -129,7 +148,7 @@ class CapturedStep:
 
     def _recording_for(self, batch: Any) -> _Recording:
         self._forget_what_changed()
-        key = (self._options(), signature(batch))
+        key = signature(batch)
         found = self._recordings.get(key)
         if found is not None:
             return found
@@ -142,56 +161,84 @@ class CapturedStep:
         return recording
 
     def _forget_what_changed(self) -> None:
-        """Graphs hold addresses and one training mode: what was recorded of others is dropped."""
-        mode = tuple(module.training for module in self._modules)
+        """Graphs hold addresses, one training mode, what is trained and what the update reads on the host: what was
+        recorded of others is dropped.
+        """
+        mode = (
+            *(module.training for module in self._modules),
+            *((tensor.requires_grad, tensor.data_ptr()) for tensor in self._tensors),
+        )
         state = self._job.optimizer.state
         stale = mode != self._mode or state is not self._optimizer_state or len(state) != self._num_states
+        stale |= self._options_changed()
         if stale and self._recordings:
             self._recorder.finish()
             self._recordings.clear()
         self._mode = mode
 
-    def _options(self) -> Key:
-        """What the update reads on the host."""
-        return tuple(
-            (name, id(value) if hasattr(value, "data_ptr") else repr(value))
-            for group in self._job.optimizer.param_groups
-            for name, value in group.items()
-            if name != "params" and not (name == "lr" and self._rates.on_device)
-        )
+    def _options_changed(self) -> bool:
+        """Whether what was recorded holds others. After changes that come too often, nothing holds any."""
+        if self.host_options:
+            return False
+        before, self._options = self._options, self._read_options()
+        names = tuple(name for name, values in self._options.items() if before.get(name, values) != values)
+        self._num_changes += bool(names)
+        if self._num_changes > 1 and self.num_replays < PAYS_AFTER_STEPS * self._num_changes:
+            self.host_options = names
+        return bool(names)
+
+    def _read_options(self) -> dict[str, Key]:
+        """What the update reads on the host, by name: of every group. A tensor on the device is read there."""
+
+        def read(value: Any) -> Any:
+            if not hasattr(value, "data_ptr"):
+                return tuple(value) if isinstance(value, list) else value
+            return value.tolist() if value.device.type == "cpu" else id(value)
+
+        optimizer = self._job.optimizer
+        names = [name for name in optimizer.defaults if not (name == "lr" and self._rates.on_device)]
+        return {name: tuple(read(group[name]) for group in optimizer.param_groups if name in group) for name in names}
 
     def _record(self, batch: Any) -> _Recording:
         job = self._job
+        _check_hooks(job.optimizer)
         static = map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, batch)
         weights = self._weights(batch)
         self._rates.fill()
         if job.scaler is not None:
             job.scaler.scale(self._skipped.float())  # its tensors are made when it is first used
 
-        def gradients() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        def gradients() -> _Gradients:
             _clear_gradients(job)
             pieces = [static] if weights is None else split_batch(job.workload, static, len(weights))[0]
             loss = job.forward_backward(pieces, [1.0] if weights is None else weights.unbind())
             job.finish_gradients()
-            return loss, job.gradients()
+            return _Gradients.of(job, loss)
 
-        def update() -> None:
-            job.clip()
-            with self._rates.given():
-                self._step_optimizer()
-            if job.masters:
-                job.masters.write_back()
+        carried = CarriedState(job)
 
         def whole() -> None:
-            gradients()
-            update()
+            with carried.step():
+                gradients()
+                self._update()
 
         state = StepState(job, also=[self._skipped])
         self._recorder.warm_up(whole, WARM_UP_STEPS)
         state.restore()
-        recorded = self._recorder.record([gradients, update])
+        carried.restore()
+        recorded = self._recorder.record([gradients] if self.host_options else [gradients, self._update])
         self._optimizer_state, self._num_states = job.optimizer.state, len(job.optimizer.state)
-        return _Recording(batch=static, weights=weights, gradients=recorded[0], update=recorded[1])
+        return _Recording(
+            batch=static, weights=weights, gradients=recorded[0], update=None if self.host_options else recorded[1]
+        )
+
+    def _update(self) -> None:
+        job = self._job
+        job.clip()
+        with self._rates.given():
+            self._step_optimizer()
+        if job.masters:
+            job.masters.write_back()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
         """Of the micro-batches: with tokens they are another in every batch."""
@@ -223,20 +270,52 @@ class CapturedStep:
         scaler.update()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Gradients:
+    """What the first graph leaves to the second one, or to the host: always the same tensors.
+
+    Attributes:
+        values: Of what the optimizer updates, in order.
+        scaling: What the loss scaler knows of them: that they are unscaled, and whether one is not finite.
+    """
+
+    loss: torch.Tensor
+    values: list[torch.Tensor | None]
+    scaling: dict[str, Any]
+
+    @classmethod
+    def of(cls, job: TrainingJob, loss: torch.Tensor) -> _Gradients:
+        scaling = job.scaler._per_optimizer_states[id(job.optimizer)] if job.scaler else {}
+        return cls(loss=loss, values=[p.grad for p in job.parameters()], scaling=dict(scaling))
+
+    def give_to(self, job: TrainingJob) -> None:
+        """Tells the host what a replay, in which no Python runs, has done."""
+        for parameter, value in zip(job.parameters(), self.values, strict=True):
+            parameter.grad = value
+        if job.scaler:
+            job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)
+
+
 @dataclass(kw_only=True)
 class _Recording:
-    """Graphs, and the static tensors that they read."""
+    """Graphs, and the static tensors that they read. Without an update, the host makes it."""
 
     batch: Any
     weights: torch.Tensor | None
     gradients: Recorded
-    update: Recorded
+    update: Recorded | None
     last_weights: Sequence[float] = ()
 
     def take_in(self, batch: Any, weights: Sequence[float]) -> None:
-        for static, leaf in zip(leaves(self.batch), leaves(batch), strict=True):
+        found = dict(_named_leaves(batch))
+        for name, static in _named_leaves(self.batch):
             if hasattr(static, "copy_"):
-                static.copy_(leaf, non_blocking=True)
+                static.copy_(found[name], non_blocking=True)
+        if len(weights) > 1 and not all(weights):
+            raise CannotCapture(
+                f"micro-batch {list(weights).index(0) + 1} of {len(weights)} has no token, so that its loss is not a "
+                "number, and a graph can leave none out: use fewer micro-batches (micro_batch), or drop such samples"
+            )
         if self.weights is not None and weights != self.last_weights:
             for number, weight in enumerate(weights):
                 self.weights[number].fill_(weight)
@@ -267,26 +346,57 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
     optimizer._warned_capturable_if_run_uncaptured = True
 
 
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    hooks = {**optimizer._optimizer_step_pre_hooks, **optimizer._optimizer_step_post_hooks}
+    if hooks:
+        names = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values()}))
+        raise CannotCapture(
+            f"{type(optimizer).__name__} calls hooks around its update ({names}), and a replay would not: do their "
+            "work in the workload, or remove them"
+        )
+
+
 def signature(batch: Any) -> Key:
-    """What must be equal in two batches for the same graphs to run on both."""
-    return tuple(
-        (tuple(leaf.shape), tuple(leaf.stride()), str(leaf.dtype)) if hasattr(leaf, "stride") else repr(leaf)
-        for leaf in leaves(batch)
+    """What must be equal in two batches for the same graphs to run on both. Mappings may have any order.
+
+    Raises:
+        CannotCapture: The batch holds what can neither be copied into a graph nor compared.
+    """
+    return tuple(sorted((name, _format(name, leaf)) for name, leaf in _named_leaves(batch)))
+
+
+def _format(name: str, leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_nested:
+        return str(tuple(leaf.shape)), str(tuple(leaf.stride())), str(leaf.dtype), str(leaf.device)
+    if isinstance(leaf, _CONSTANTS) or (type(leaf).__module__ == "numpy" and leaf.shape == ()):
+        return (repr(leaf),)
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    raise CannotCapture(
+        f"a batch holds a {kind}{f' at {name}' if name else ''}, whose contents a graph would keep from the batch that "
+        "was recorded: return dense tensors in dicts, lists, tuples or dataclasses"
     )
 
 
-def _changes(keys: Sequence[Key]) -> str:
+def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a batch, with their places in it."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _named_leaves(value, f"{name}[{key!r}]")
+    elif isinstance(batch, list | tuple):
+        for number, value in enumerate(batch):
+            yield from _named_leaves(value, f"{name}[{number}]")
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from _named_leaves(getattr(batch, field.name), f"{name}.{field.name}")
+    else:
+        yield name, batch
+
+
+def _changes(signatures: Sequence[Key]) -> str:
     """Why no number of recordings would do."""
-    if len({options for options, _ in keys}) > 1:
-        sets = [dict(options) for options, _ in keys]
-        names = sorted({name for one in sets for name in one if len({other.get(name) for other in sets}) > 1})
-        reason = (
-            f"{', '.join(names)} of the optimizer changed {len(keys) - 1} times, and its update reads it on the host"
-        )
-        return (
-            f"{reason}: use its fused form, if it has one (optimizer_implementation: fused), or schedule it less often"
-        )
-    shapes = [str([leaf[0] for leaf in leaves_ if isinstance(leaf, tuple)]) for _, leaves_ in keys]
+    shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
         return f"batches came in {len(set(shapes))} shapes ({seen}), and a graph holds one: pad them to a few lengths"

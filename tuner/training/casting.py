@@ -5,6 +5,13 @@ normalisation layers, their statistics and mixture-of-experts routers keep FP32 
 cast what goes in and out of them. The whole model takes inputs in any floating-point format and returns FP32, and
 its `state_dict` is in FP32, as apex had it.
 
+A normalisation layer is one of torch's, frozen ones and subclasses included; or a module whose class, or a base of it,
+is named so (`LlamaRMSNorm`, `FrozenBatchNorm2d`, `RMSNormGated`) and that does not only hold others. Where more follows
+in the name than the number of dimensions, it must hold vectors only: `LayerNormLinear` is more than a norm.
+
+Complex numbers have no 16-bit form: such weights and buffers stay as they are, and a module that has complex weights
+of its own and no modules with weights inside computes in FP32 at O3 too.
+
 A router of its own class, which may choose experts too, gives back 16 bits; one that is a bare projection gives its
 logits in FP32, so that what chooses experts from them does so in FP32 (Fedus et al., "Switch Transformers" (2021),
 section 2.4).
@@ -22,9 +29,9 @@ if TYPE_CHECKING:
 
     import torch
 
-_NORM_CLASS = re.compile(r"Norm(\d+d)?$")
+_NORM_CLASS = re.compile(r"([Nn]orm|Normali[sz]ation)(\d+d)?$")
+_NORM_IN_NAME = re.compile(r"[Nn]orm(?![a-z])")
 _ROUTER = re.compile(r"(^|[._])router($|[._])|Router$")
-_BATCH_NORM = re.compile(r"BatchNorm(\d+d)?$|SyncBatchNorm$")
 
 
 def is_router(name: str, module: torch.nn.Module) -> bool:
@@ -32,18 +39,52 @@ def is_router(name: str, module: torch.nn.Module) -> bool:
     return bool(_ROUTER.search(type(module).__name__) or _ROUTER.search(name))
 
 
+def is_norm(module: torch.nn.Module) -> bool:
+    """By its class, or by the name of that and of its bases; a module that only holds others is none."""
+    from torch import nn
+
+    if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        return True
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not own and any(_has_state(child) for child in module.children()):
+        return False
+    vectors = all(sum(size > 1 for size in tensor.shape) <= 1 for tensor in own)
+    if not vectors and _weights_inside(module):
+        return False
+    names = [cls.__name__ for cls in type(module).__mro__]
+    if any(_NORM_CLASS.search(name) for name in names):
+        return True
+    return vectors and not _weights_inside(module) and any(_NORM_IN_NAME.search(name) for name in names)
+
+
+def is_complex(module: torch.nn.Module) -> bool:
+    """Whether its own weights are complex, and it holds no other modules with weights."""
+    own = module.parameters(recurse=False)
+    return any(parameter.is_complex() for parameter in own) and not _weights_inside(module)
+
+
 def keeps_fp32(name: str, module: torch.nn.Module) -> bool:
-    """Routers, and normalisation layers by the name of their class; a module that only holds others is none."""
-    holds_others = next(module.children(), None) is not None and next(module.parameters(recurse=False), None) is None
-    is_norm = bool(_NORM_CLASS.search(type(module).__name__)) and not holds_others
-    return is_norm or is_router(name, module)
+    """Normalisation layers, routers and complex modules."""
+    return is_norm(module) or is_router(name, module) or is_complex(module)
 
 
-def fp32_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The outermost modules that keep FP32; all that is in them does too."""
+def _has_state(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+
+
+def _weights_inside(module: torch.nn.Module) -> bool:
+    return any(next(child.parameters(), None) is not None for child in module.children())
+
+
+def fp32_modules(model: torch.nn.Module, *, keep_fp32: bool = True) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The outermost modules that keep FP32; all that is in them does too.
+
+    Args:
+        keep_fp32: As of `cast_model`.
+    """
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
-        if module not in inside and keeps_fp32(name, module):
+        if module not in inside and (keeps_fp32(name, module) if keep_fp32 else is_complex(module)):
             inside.update(module.modules())
             yield name, module
 
@@ -61,7 +102,7 @@ def cast_model(
 
     dtype: torch.dtype = getattr(torch, dtype_name)
     kept: set[torch.nn.Module] = set()
-    for name, module in list(fp32_modules(model)) if keep_fp32 else ():
+    for name, module in list(fp32_modules(model, keep_fp32=keep_fp32)):
         _compute_in_fp32(name, module, dtype)
         kept.update(module.modules())
     for module in model.modules():
@@ -71,6 +112,8 @@ def cast_model(
         for tensor in [*parameters, *module.buffers(recurse=False)]:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
+        if isinstance(module, torch.nn.RNNBase):
+            module.flatten_parameters()  # in one piece, as cuDNN wants them
     model.register_forward_pre_hook(
         lambda _, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), with_kwargs=True
     )
@@ -102,14 +145,18 @@ def _device_type(model: torch.nn.Module) -> str:
 
 
 def _compute_in_fp32(name: str, module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """FP32 in, 16 bits out. Batch normalisation takes 16-bit inputs with FP32 weights by itself."""
+    """FP32 in, 16 bits out. Torch's batch normalisation takes 16-bit inputs with FP32 weights by itself, and so do its
+    subclasses; norms of torch's without any state compute in FP32 anyway.
+    """
     import torch
 
-    if _BATCH_NORM.search(type(module).__name__) or not any(True for _ in module.parameters()):
+    batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    if type(module).__module__.startswith("torch.nn.") and (batch_norm or not _has_state(module)):
         return
-    module.register_forward_pre_hook(
-        lambda _, args, kwargs: (_cast(args, torch.float32), _cast(kwargs, torch.float32)), with_kwargs=True
-    )
+    if not batch_norm:
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: (_cast(args, torch.float32), _cast(kwargs, torch.float32)), with_kwargs=True
+        )
     if not (is_router(name, module) and isinstance(module, torch.nn.Linear)):
         module.register_forward_hook(lambda _, args, output: _cast(output, dtype))
 

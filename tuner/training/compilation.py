@@ -51,6 +51,18 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
     module.compile(mode=mode, dynamic=dynamic)
 
 
+def compile_apart(what: str) -> None:
+    """Keeps what is compiled from here on apart in the caches, which take no notice of it themselves.
+
+    Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
+    AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.
+    """
+    from torch.compiler import config
+
+    if what not in config.cache_key_tag.split(";"):
+        config.cache_key_tag = ";".join(filter(None, (config.cache_key_tag, what)))
+
+
 def allow_recompilations(num_blocks: int) -> None:
     """Repeated blocks share one code object, of which TorchDynamo compiles 8 variants and then no more. Blocks differ
     in what is guarded (an index of the layer, a cache), and in training mode: each may need two variants of its own.

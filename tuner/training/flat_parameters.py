@@ -55,7 +55,7 @@ class FlatParameters:
         """Copies the parameters' gradients into the buffers' and frees them.
 
         Raises:
-            UnsupportedHere: A parameter has no gradient; alone it would be left out of the update.
+            UnsupportedHere: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.
         """
         for buffer in self._buffers():
             buffer.take_gradients()
@@ -120,10 +120,18 @@ class _Buffer:
             for parameter, view in zip(parameters, self._views_of(self.flat.data), strict=True):
                 view.copy_(parameter)
                 parameter.data = view
+        self._addresses = [parameter.data_ptr() for parameter in parameters]
 
     def take_gradients(self) -> None:
         import torch
 
+        for parameter, address in zip(self.parameters, self._addresses, strict=True):
+            if parameter.data_ptr() != address:
+                raise UnsupportedHere(
+                    f"a parameter of shape {tuple(parameter.shape)} was given other memory than its part of the buffer "
+                    "that is updated, as flatten_parameters() and `parameter.data = ...` do: copy into it instead "
+                    "(parameter.copy_), or train without contiguous parameters"
+                )
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if len(gradients) < len(self.parameters):
             missing = next(p for p in self.parameters if p.grad is None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
-from tuner.training.micro_batch import split_batch
+from tuner.training.micro_batch import batch_length, split_batch
+from tuner.training.optimizer_state import implementation_flags, with_flags
+from tuner.training.seen_formats import SeenFormats
 from tuner.training.sharding import consolidated, laid_out, whole
 from tuner.training.structure import map_structure
 
@@ -31,6 +34,8 @@ class TrainingJob:
         masters: FP32 copies of 16-bit parameters, where the plan has them.
         scaler: Of the loss, where the plan has one.
         captured: The step as CUDA graphs, where the plan has it recorded.
+        formats: What was seen of the number formats of its products.
+        num_pieces: Of the batch that had most; None before the first step, and where the workload has its own.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
@@ -46,6 +51,7 @@ class TrainingJob:
         masters: MasterWeights | None,
         loader: Any,
         flat: FlatParameters | None = None,
+        user_flags: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         import torch
 
@@ -60,7 +66,10 @@ class TrainingJob:
         self.masters = masters
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.captured = CapturedStep(self) if plan.step.captured else None
+        self.formats = SeenFormats()
+        self.num_pieces: int | None = None
         self._flat = flat
+        self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
 
@@ -107,7 +116,9 @@ class TrainingJob:
                 # A graph would hold casts of weights that the cache made before it was recorded.
                 cached = None if self.captured is None else False
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype, cache_enabled=cached))
-            return self.workload.loss(self.model, batch)
+            loss = self.workload.loss(self.model, batch)
+            self.formats.look(loss, self.device)
+            return loss
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulates gradients, scaled where the plan has a loss scaler."""
@@ -132,8 +143,9 @@ class TrainingJob:
     # --- what a step consists of --------------------------------------------------------------
 
     def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
-        """The micro-batches of a batch, and their weights in its loss."""
+        """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
         count = self.plan.step.num_micro_batches
+        count = min(count, batch_length(batch) or count)
         return ([batch], [1.0]) if count == 1 else split_batch(self.workload, batch, count)
 
     def forward_backward(self, pieces: list[Any], weights: Sequence[Any]) -> torch.Tensor:
@@ -142,11 +154,16 @@ class TrainingJob:
         Returns:
             The loss of the whole batch, detached.
         """
+        self.num_pieces = max(len(pieces), self.num_pieces or 0)
         if len(pieces) == 1:
             loss = self.loss(pieces[0])
             self.backward(loss)
             return loss.detach()
         total: Any = 0.0
+        # A piece without a token has no mean, and not a number times nothing is none either.
+        if any(isinstance(weight, float) and weight > 0 for weight in weights):
+            pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
+            weights = [weight for weight in weights if weight]
         for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
             with ExitStack() as stack:
                 if number < len(pieces) - 1 and hasattr(self.model, "no_sync"):
@@ -211,19 +228,35 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as the user's own optimizer has it, one entry a parameter, whatever it runs over.
+        """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
+        implementation, step counts on the CPU, whatever it runs over and however.
 
         Where it is laid over ranks, every rank calls it and gets all of it, whole.
         """
+        if self.captured:
+            self.captured.settle()
         if self.plan.wrap.shards_optimizer:
-            return consolidated(self.optimizer)
+            return with_flags(consolidated(self.optimizer), self._user_flags)
         state = self.optimizer.state_dict()
-        return self._flat.split(state) if self._flat else whole(state)
+        return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `optimizer_state_dict` gave, here or in a job of other settings."""
+        """Takes what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
+        optimizer. It runs on as it does here.
+
+        Raises:
+            WorkloadRejected: It has another number of groups.
+        """
+        if self.captured:
+            self.captured.settle()
+        groups = self.optimizer.param_groups
+        if len(state_dict["param_groups"]) != len(groups):
+            raise WorkloadRejected(
+                f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
+                "load it into one with the same groups"
+            )
         state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
-        self.optimizer.load_state_dict(state)
+        self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""

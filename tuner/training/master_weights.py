@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MasterWeights:
-    """Pairs every trainable 16-bit parameter with an FP32 master; FP32 ones are their own master."""
+    """Pairs every trainable 16-bit parameter with an FP32 master; others (FP32, complex) are their own master."""
 
     def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
         import torch
@@ -30,12 +30,12 @@ class MasterWeights:
             if not parameter.requires_grad:
                 continue
             self._names.append(name)
-            if parameter.dtype == torch.float32:
-                self._masters.append(parameter)
-            else:
+            if parameter.dtype in (torch.float16, torch.bfloat16):
                 master = torch.nn.Parameter(parameter.detach().float())
                 self._masters.append(master)
                 self._pairs.append((parameter, master))
+            else:
+                self._masters.append(parameter)
 
     def named(self) -> list[tuple[str, torch.nn.Parameter]]:
         """What the user's optimizer is given: their own names, FP32 values."""

@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.errors import UnsupportedHere
 from tuner.training.captured_step import make_capturable
 from tuner.training.flat_parameters import FlatParameters
+from tuner.training.optimizer_state import implementation_flags
 from tuner.training.sharding import zero_redundancy
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import OptimizerArguments, Plan
+    from tuner.training.plan import Plan
     from tuner.workloads.workload import NamedParameters, Workload
 
 
-def build_optimizer(
-    workload: Workload, named: NamedParameters, plan: Plan, device: torch.device
-) -> tuple[torch.optim.Optimizer, FlatParameters | None]:
+@dataclass(frozen=True, kw_only=True)
+class BuiltOptimizer:
+    """An optimizer as a plan has it.
+
+    Attributes:
+        flat: The buffers that it runs over, or None.
+        user_flags: How each group would run without the plan; checkpoints have these.
+    """
+
+    optimizer: torch.optim.Optimizer
+    flat: FlatParameters | None
+    user_flags: list[dict[str, Any]]
+
+
+def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
     """Another algorithm first, then how it runs, then the buffers that it runs over, its rates, and what ranks share.
 
-    Returns:
-        The optimizer, and the buffers where the plan has them.
+    Raises:
+        UnsupportedHere: The optimizer has to be built again and holds what would be lost, or has no such
+            implementation.
     """
     arguments = plan.optimizer
     optimizer = workload.optimizer(named)
+    again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
+    if again or plan.wrap.shards_optimizer:
+        _check_new(optimizer)
     if arguments.algorithm is not None:
         from tuner.training.optimizers.exchange import exchanged
 
         optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
-    flags = _flags(arguments)
+    user_flags = [implementation_flags(group) for group in optimizer.param_groups]
+    flags = _flags(optimizer, arguments.implementation)
     if flags:
         optimizer = _rebuilt(optimizer, optimizer.param_groups, flags)
     flat = FlatParameters(optimizer) if arguments.contiguous else None
@@ -43,13 +64,53 @@ def build_optimizer(
         make_capturable(optimizer, device)
     if plan.wrap.shards_optimizer:
         optimizer = zero_redundancy(optimizer)
-    return optimizer, flat
+    return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags)
 
 
-def _flags(arguments: OptimizerArguments) -> dict[str, bool]:
+def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
+    """Refuses a scheduler that sets rates of its own, where the plan has changed the user's.
+
+    Args:
+        rates: Of each group, before the scheduler was made, which keeps the first of them as `initial_lr`.
+
+    Raises:
+        UnsupportedHere: The plan's rates would not be trained with.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        first = float(group.get("initial_lr", rate))
+        if first != rate:
+            raise UnsupportedHere(
+                f"{type(scheduler).__name__} begins with a learning rate of its own, {first:g}, instead of the "
+                f"optimizer's, {rate:g}, so that no other rate can be given to it: compute its rates from the "
+                "optimizer's groups, or leave the learning rate as it is (larger_global_batch: rule none)"
+            )
+
+
+def _check_new(optimizer: torch.optim.Optimizer) -> None:
+    """Another one in its place has its groups and options, and nothing else of it."""
+    hooks = sorted(name for name, value in vars(optimizer).items() if name.endswith("_hooks") and value)
+    # Adagrad makes its state when it is made, at step 0.
+    stepped = [values for values in optimizer.state.values() if values and float(values.get("step", 1))]
+    lost = [f"state of {len(stepped)} parameters"] if stepped else []
+    lost += [f"hooks ({', '.join(hooks)})"] if hooks else []
+    if lost:
+        raise UnsupportedHere(
+            f"{type(optimizer).__name__} comes from Workload.optimizer with {' and '.join(lost)}, which would be lost "
+            "when it is built again to run otherwise: return it as its constructor makes it, and load a state with "
+            "load_optimizer_state_dict"
+        )
+
+
+def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict[str, bool]:
     """Source: https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and fused")."""
-    name = arguments.implementation
-    return {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
+    if implementation is None:
+        return {}
+    offered = inspect.signature(type(optimizer).__init__).parameters
+    if implementation != "for_loop" and implementation not in offered:
+        raise UnsupportedHere(
+            f"{type(optimizer).__name__} has no {implementation} implementation: leave optimizer_implementation out"
+        )
+    return {name: name == implementation for name in ("foreach", "fused") if name in offered}
 
 
 def _rebuilt(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
     """Applies a function to every leaf and rebuilds the containers."""
     if isinstance(value, Mapping):
         items = {key: map_structure(function, item) for key, item in value.items()}
+        if isinstance(value, defaultdict):
+            return type(value)(value.default_factory, items)
         return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_structure(function, item) for item in value))
@@ -94,7 +97,8 @@ def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return ["bytes", path]
     if isinstance(value, Mapping):
         pairs = [[key, child] for key, child in zip(value, children(value.values()), strict=True)]
-        return ["map", None if type(value) is dict else _type_name(value), pairs]
+        # What a missing key would give is code, which is not stored: a batch is complete.
+        return ["map", None if isinstance(value, defaultdict) or type(value) is dict else _type_name(value), pairs]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ["named", _type_name(value), children(value)]
     if isinstance(value, list | tuple):

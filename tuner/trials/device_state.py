@@ -11,6 +11,7 @@ Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.ht
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from tuner.records import DeviceReading
 
@@ -35,11 +36,11 @@ POWER_LIMIT_TOLERANCE_W = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What one process made of the device over the driver's last sampling period.
+    """What one process made of the device since a moment that the driver was asked about.
 
     Attributes:
         share: Of the device's time, 0 to 1.
-        at_us: End of that period (microseconds since 1970).
+        at_us: When the driver last took a sample of it (microseconds since 1970).
     """
 
     pid: int
@@ -56,7 +57,7 @@ class DeviceState:
         reasons: Bits of `LIMITS`.
         energy_mj: Used since the driver was loaded.
         thermal_ns: Time slowed down from heat since the driver was loaded.
-        uses: By process, of the last second; None where that is not known.
+        uses: By process, over the window that ends with this look; None where that is not known.
     """
 
     at_us: int
@@ -123,11 +124,16 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 
 def _foreign_share(before: DeviceState, after: DeviceState, own: frozenset[int]) -> float | None:
-    """Mean over the window's samples of what others used; None where the driver took none in it."""
+    """What others used in the window, each by the mean of its samples; None where the driver took none in it.
+
+    Processes are sampled at moments of their own, so that one that came and went counts in full.
+    """
     if after.uses is None:
         return None
-    within = [use for use in after.uses if use.at_us > before.at_us]
-    if not within:
+    shares: dict[int, list[float]] = {}
+    for use in after.uses:
+        if use.at_us > before.at_us:
+            shares.setdefault(use.pid, []).append(use.share)
+    if not shares:
         return None
-    moments = {use.at_us for use in within}
-    return min(1.0, sum(use.share for use in within if use.pid not in own) / len(moments))
+    return min(1.0, sum(fmean(taken) for pid, taken in shares.items() if pid not in own))

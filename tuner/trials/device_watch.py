@@ -26,7 +26,6 @@ NOT_INSTALLED = (
     "clocks, power, temperature, throttling and other processes of the device: nvidia-ml-py is not installed "
     "(pip install 'steptune[cuda]')"
 )
-RECENT_US = 1_000_000
 
 
 class DeviceLook(Protocol):
@@ -36,7 +35,12 @@ class DeviceLook(Protocol):
     def unmeasured(self) -> tuple[str, ...]:
         """What the driver does not tell, and why."""
 
-    def look(self) -> DeviceState: ...
+    def look(self, since_us: int | None = None) -> DeviceState:
+        """
+        Args:
+            since_us: Microseconds since 1970 from which the use by processes is told; None leaves it out.
+        """
+        ...
 
     def own_processes(self) -> frozenset[int]:
         """Those of the study, as the driver numbers them."""
@@ -70,7 +74,8 @@ class DeviceWatch:
         """After a window: what it showed, and why it does not count or None."""
         if self._look is None or self._before is None:
             return None, None
-        reading = reading_between(self._before, self._look.look(), self._look.own_processes())
+        after = self._look.look(self._before.at_us)
+        reading = reading_between(self._before, after, self._look.own_processes())
         if self._first_limit_w is None:
             self._first_limit_w = reading.power_limit_w
         return reading, why_void(reading, self._first_limit_w)
@@ -118,11 +123,11 @@ class NvmlLook:
     def unmeasured(self) -> tuple[str, ...]:
         return tuple(f"{what} of the device: {why}" for what, why in self._missing.items())
 
-    def look(self) -> DeviceState:
+    def look(self, since_us: int | None = None) -> DeviceState:
         nvml, handle = self._nvml, self._handle
-        now_us = time.time_ns() // 1000
+        told = self._sees_us and since_us is not None
         return DeviceState(
-            at_us=now_us,
+            at_us=time.time_ns() // 1000,
             sm_clock_mhz=self._asked("clock", lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
             power_w=self._asked("power", lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000),
             power_limit_w=self._asked(
@@ -134,7 +139,7 @@ class NvmlLook:
             reasons=self._asked("throttling", lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))) or 0,
             energy_mj=self._asked("energy", lambda: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
             thermal_ns=self._asked("time slowed down from heat", self._thermal_ns),
-            uses=self._asked("use by other processes", lambda: self._uses(now_us)) if self._sees_us else None,
+            uses=self._asked("use by other processes", lambda: self._uses(since_us)) if told else None,
         )
 
     def own_processes(self) -> frozenset[int]:
@@ -161,10 +166,11 @@ class NvmlLook:
         nvml = self._nvml
         return int(nvml.nvmlDeviceGetViolationStatus(self._handle, nvml.NVML_PERF_POLICY_THERMAL).violationTime)
 
-    def _uses(self, now_us: int) -> tuple[Use, ...]:
+    def _uses(self, since_us: int | None) -> tuple[Use, ...]:
+        """The driver keeps samples by itself: one figure for each process over all of them since then."""
         nvml = self._nvml
         try:
-            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, now_us - RECENT_US)
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
         except nvml.NVMLError_NotFound:  # no process used the device
             return ()
         return tuple(

@@ -48,7 +48,6 @@ class ReferenceRequest(Record):
     protocol: Protocol
     unit_roundoffs: tuple[float, ...]
     """Of the arithmetics that candidates may compute with."""
-    num_disturbed: int = 2
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
 
@@ -78,7 +77,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     for roundoff in request.unit_roundoffs:
         rows = [
             deviations(*runs.run(seed=request.protocol.seed, roundoff=roundoff, disturbance=number), reference, update)
-            for number in range(request.num_disturbed)
+            for number in range(request.protocol.num_disturbed)
         ]
         rounding[roundoff.hex()] = widest(rows)
     result = GuardReference(

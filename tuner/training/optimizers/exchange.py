@@ -1,8 +1,9 @@
 """Another algorithm in the place of the user's optimizer, over the same groups.
 
 What is taken over: the groups with their parameters, learning rates, weight decay, and keys of the user's own (which a
-scheduler may read); betas and momentum where both algorithms have them. The learning rate is the user's unless the
-workload names one for the algorithm; then groups keep their ratio to the optimizer's own rate.
+scheduler may read); betas and momentum where both algorithms have them, with what belongs to them. The learning rate is
+the user's unless the workload names one for the algorithm; then groups keep their ratio to the optimizer's own rate.
+What changes the meaning of the rest and the new algorithm does not have is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tuner.errors import UnsupportedHere
 from tuner.training.optimizers.lamb import Lamb
 from tuner.training.optimizers.lars import Lars
 from tuner.training.optimizers.sm3 import Sm3
@@ -26,13 +28,23 @@ CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
 """By the names that the strategy `optimizer_algorithm` has for them."""
 
 _SHARED: Mapping[str, tuple[str, ...]] = {
-    "adamw": ("weight_decay", "betas"),
+    "adamw": ("weight_decay", "betas", "amsgrad", "maximize", "differentiable"),
     "lamb": ("weight_decay", "betas"),
     "lars": ("weight_decay", "momentum"),
-    "adafactor": ("weight_decay",),
+    "adafactor": ("weight_decay", "maximize"),
     "sm3": ("weight_decay",),
 }
-"""Options that mean the same in the user's optimizer."""
+"""Options that are taken over from the user's optimizer. Its decay may have been coupled to the gradient: that is part
+of its algorithm, as the statistics are."""
+
+_BELONGS_TO: Mapping[str, str | None] = {
+    "maximize": None,
+    "differentiable": None,
+    "amsgrad": "betas",
+    "nesterov": "momentum",
+    "dampening": "momentum",
+}
+"""Options that may not be dropped, where what they belong to is taken over; None: ever."""
 
 
 def exchanged(
@@ -42,9 +54,25 @@ def exchanged(
 
     Args:
         learning_rate: Of the new algorithm, for groups with the old optimizer's own rate; None keeps the user's.
+
+    Raises:
+        UnsupportedHere: The optimizer has an option that the new algorithm lacks, and that is no part of the old one.
     """
+    for group in optimizer.param_groups:
+        _check_options(type(optimizer).__name__, group, algorithm)
     groups = [_group(group, optimizer.defaults, algorithm, learning_rate) for group in optimizer.param_groups]
     return CLASSES[algorithm](groups)
+
+
+def _check_options(name: str, group: dict[str, Any], algorithm: str) -> None:
+    shared = _SHARED[algorithm]
+    for option, owner in _BELONGS_TO.items():
+        kept = owner is None or (owner in shared and bool(group.get(owner)))
+        if group.get(option) and kept and option not in shared:
+            raise UnsupportedHere(
+                f"{name} has {option}={group[option]!r}, which {algorithm} has not: another training than was asked "
+                f"for would result; exchange an optimizer without {option}"
+            )
 
 
 def _group(

@@ -1,0 +1,62 @@
+"""`doctor` for networks: the checks of a host and the logs of a run, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.text import Text
+
+from service.cli.console import errors, output, plain_table, print_json
+from tuner.network.examine import examine_host
+from tuner.network.finding import Level, NetworkFinding
+from tuner.network.log_checks import examine_logs
+
+MARKS = {
+    Level.OK: ("✓", "green"),
+    Level.NOTE: ("·", "blue"),
+    Level.PROBLEM: ("!", "yellow"),
+    Level.UNKNOWN: ("?", "magenta"),
+}
+
+
+def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> None:
+    """Examines the host under `root`, where that is given, and the logs; prints what it found.
+
+    Raises:
+        typer.Exit: With status 1 where there is a problem, or something could not be examined.
+    """
+    findings: list[NetworkFinding] = []
+    log = None
+    with errors.status("looking at the network"):
+        if root is not None:
+            findings += examine_host(root)
+        if logs:
+            log, said = examine_logs(logs)
+            findings += said
+    if as_json:
+        print_json({"findings": findings, "log": log})
+    else:
+        _print(findings)
+    if any(finding.level in (Level.PROBLEM, Level.UNKNOWN) for finding in findings):
+        raise typer.Exit(1)
+
+
+def _printable(text: str) -> str:
+    """Of files and logs of others, which may hold what moves a cursor or colours text."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _print(findings: Sequence[NetworkFinding]) -> None:
+    table = plain_table("", "what", "found")
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    for finding in findings:
+        mark, style = MARKS[finding.level]
+        found = Text(_printable(finding.found))
+        if finding.effect:
+            found.append(f"\neffect: {finding.effect}", style="dim")
+        if finding.fix:
+            found.append(f"\nfix: {finding.fix}", style=style)
+        table.add_row(Text(mark, style=style), finding.subject, found)
+    output.print(table)

@@ -1,0 +1,50 @@
+"""The checks of a host, one a file: a name, and a function that looks and says what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tuner.network.checks import (
+    acs,
+    affinity,
+    device_files,
+    gids,
+    interfaces,
+    iommu,
+    locked_memory,
+    mtu,
+    nccl_settings,
+    peer_memory,
+    ports,
+    relaxed_ordering,
+)
+from tuner.network.finding import NetworkFinding
+from tuner.network.host import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing to look at. What it needs and cannot read it raises as `Unreadable`."""
+
+    name: str
+    examine: Callable[[Host], Iterator[NetworkFinding]]
+
+
+CHECKS = tuple(
+    Check(name=module.NAME, examine=module.examine)
+    for module in (
+        peer_memory,
+        ports,
+        device_files,
+        affinity,
+        acs,
+        iommu,
+        relaxed_ordering,
+        locked_memory,
+        mtu,
+        gids,
+        interfaces,
+        nccl_settings,
+    )
+)

@@ -1,0 +1,43 @@
+"""PCI Access Control Services on the bridges above GPUs and NICs: they send direct exchange up to the root complex."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.network.finding import NetworkFinding, ok, problem, unknown
+from tuner.network.host import Host
+from tuner.wording import counted
+
+NAME = "PCIe ACS"
+SHOWN = 4
+"""Bridges that are named."""
+
+
+def examine(host: Host) -> Iterator[NetworkFinding]:
+    if host.hides_pci:
+        yield unknown(NAME, "not all GPUs and NICs are found on the PCI bus", fix="look from the host, not a container")
+    if len(host.endpoints) < 2:
+        return
+    bridges = host.pci.bridges_above(host.endpoints)
+    hidden = [bridge.address for bridge in bridges if bridge.control is None]
+    redirecting = {
+        bridge.address: bridge.control.acs for bridge in bridges if bridge.control is not None and bridge.control.acs
+    }
+    if redirecting:
+        named = [f"{address} {' '.join(sorted(flags))}" for address, flags in list(redirecting.items())[:SHOWN]]
+        more = f" and {len(redirecting) - SHOWN} more" if len(redirecting) > SHOWN else ""
+        yield problem(
+            NAME,
+            f"on, on {len(redirecting)} of {counted(len(bridges), 'bridge')}: {', '.join(named)}{more}",
+            effect="what GPUs and NICs exchange directly goes through the root complex: slow, and it can hang",
+            fix="on bare metal turn it off in the BIOS (with VT-d or AMD-Vi), or at every boot: setpci -s ADDRESS "
+            "ECAP_ACS+0x6.w=0000; a virtual machine needs it: use address translation (ATS) there",
+        )
+    if hidden:
+        yield unknown(
+            NAME,
+            f"the registers of {len(hidden)} of {counted(len(bridges), 'bridge')} are not shown",
+            fix="run as root, or keep the output of `sudo lspci -vvv` as lspci.txt in the tree",
+        )
+    if bridges and not redirecting and not hidden:
+        yield ok(NAME, f"off on {counted(len(bridges), 'bridge')} above GPUs and NICs, all there are")

@@ -1,0 +1,66 @@
+"""The network interfaces that NCCL uses for sockets: to set up connections, and for all data where there is no RDMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tuner.network.finding import NetworkFinding, note, ok, problem
+from tuner.network.host import Host
+from tuner.network.interfaces import speeds
+from tuner.network.selection import Selection
+
+NAME = "socket interfaces"
+VARIABLE = "NCCL_SOCKET_IFNAME"
+LAST_RESORT = ("lo", "docker")
+"""Prefixes that NCCL takes only if there is nothing else."""
+
+Speeds = Mapping[str, int | None]
+
+
+def examine(host: Host) -> Iterator[NetworkFinding]:
+    up = speeds(host.tree)
+    setting = host.settings.get(VARIABLE, "").strip()
+    if not up:
+        yield note(NAME, "none is up", effect="only processes of this host can exchange", fix="raise an interface")
+    elif setting:
+        yield _chosen(up, setting)
+    else:
+        yield _judged({name: up[name] for name in up if not name.startswith(LAST_RESORT)} or up)
+
+
+def _chosen(up: Speeds, setting: str) -> NetworkFinding:
+    selection = Selection.parse(setting)
+    chosen = {name: speed for name, speed in up.items() if selection.takes(name)}
+    if not chosen:
+        return problem(
+            NAME,
+            f"{VARIABLE}={setting} matches none that is up: {', '.join(up)}",
+            effect="NCCL ends with 'Bootstrap : no socket interface found'",
+            fix=f"unset {VARIABLE}, or name one of these",
+        )
+    best, fastest = _fastest(up), _fastest(chosen)
+    if 0 < fastest < best:
+        better = ", ".join(name for name, speed in up.items() if speed == best)
+        return note(
+            NAME,
+            f"{VARIABLE}={setting} chooses {_shown(chosen)}; {better} has {best / 1000:g} Gb/s",
+            effect="without RDMA all data take the slower one; with RDMA only the set-up does",
+            fix=f"{VARIABLE}={better}, unless RDMA carries the data",
+        )
+    return _judged(chosen)
+
+
+def _judged(chosen: Speeds) -> NetworkFinding:
+    if all(name.startswith("lo") for name in chosen):
+        fix = f"raise another interface, or name it in {VARIABLE}"
+        return note(NAME, _shown(chosen), effect="the loopback reaches no other host", fix=fix)
+    return ok(NAME, _shown(chosen))
+
+
+def _fastest(interfaces: Speeds) -> int:
+    return max(speed or 0 for speed in interfaces.values())
+
+
+def _shown(interfaces: Speeds) -> str:
+    known = {name: f"{speed / 1000:g} Gb/s" if speed else "speed not known" for name, speed in interfaces.items()}
+    return ", ".join(f"{name} ({speed})" for name, speed in known.items())

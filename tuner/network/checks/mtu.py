@@ -1,0 +1,51 @@
+"""The largest frame of RoCE and of fast Ethernet interfaces: 1500 bytes leave RoCE with messages of 1024."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.network.finding import NetworkFinding, note, ok, problem, unknown
+from tuner.network.host import Host
+from tuner.network.interfaces import mtu_bytes, speeds
+
+NAME = "MTU"
+FOR_ROCE_OF_4096 = 4200
+"""Bytes of an Ethernet frame that carries RoCE's largest message with its headers."""
+FAST_MEGABITS_PER_S = 10_000
+"""From here on the number of packets is what limits TCP."""
+
+
+def examine(host: Host) -> Iterator[NetworkFinding]:
+    judged = set()
+    for port in host.active_ports:
+        if not port.is_ethernet:
+            continue
+        mtu = mtu_bytes(host.tree, port.interface) if port.interface else None
+        if mtu is None:
+            yield unknown(
+                NAME,
+                f"the interface of {port.name} is not shown",
+                fix="look at `ibv_devinfo` (active_mtu), 4096 is best",
+            )
+            continue
+        judged.add(port.interface)
+        shown = f"{mtu} bytes on {port.interface}, of {port.name}"
+        if mtu >= FOR_ROCE_OF_4096:
+            yield ok(NAME, shown)
+            continue
+        yield problem(
+            NAME,
+            shown,
+            effect="RoCE sends messages of 1024 bytes or less, not of 4096: more headers and more work for the NIC",
+            fix=f"ip link set {port.interface} mtu 9000, on both hosts and on every switch between them",
+        )
+    for interface, speed in speeds(host.tree).items():
+        mtu = mtu_bytes(host.tree, interface)
+        if interface in judged or (speed or 0) < FAST_MEGABITS_PER_S or mtu is None or mtu > 1500:
+            continue
+        yield note(
+            NAME,
+            f"{mtu} bytes on {interface}",
+            effect="TCP sockets spend six times as many packets as with 9000 bytes",
+            fix=f"ip link set {interface} mtu 9000, on both hosts and on every switch between them",
+        )

@@ -1,0 +1,30 @@
+"""NCCL's variables that this host sets to its disadvantage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.network.finding import NetworkFinding, ok, problem
+from tuner.network.host import Host
+from tuner.network.selection import Selection
+from tuner.network.settings import SUBJECT, settings_findings
+
+NAME = SUBJECT
+HCA = "NCCL_IB_HCA"
+
+
+def examine(host: Host) -> Iterator[NetworkFinding]:
+    settings = host.settings
+    found = settings_findings(settings)
+    yield from found
+    chosen = settings.get(HCA, "").strip()
+    if chosen and host.ports and not any(Selection.parse(chosen).takes(p.device, p.number) for p in host.ports):
+        yield problem(
+            NAME,
+            f"{HCA}={chosen} matches none of {', '.join(port.name for port in host.ports)}",
+            effect="InfiniBand and RoCE are not used: hosts exchange through TCP sockets",
+            fix=f"unset {HCA}, or name devices that are there",
+        )
+    elif not found:
+        harmless = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+        yield ok(NAME, harmless or "none is set")

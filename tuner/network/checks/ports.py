@@ -1,0 +1,65 @@
+"""The ports of the RDMA devices: whether their links are up, and as fast as each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.network.finding import NetworkFinding, note, ok, problem
+from tuner.network.host import Host
+
+NAME = "RDMA ports"
+
+
+def examine(host: Host) -> Iterator[NetworkFinding]:
+    if not host.rdma_devices:
+        yield note(
+            NAME,
+            "no RDMA device",
+            effect="hosts exchange through TCP sockets",
+            fix="where the host has InfiniBand or RoCE: load its drivers, and give the container its devices "
+            "(--device /dev/infiniband)",
+        )
+        return
+    for port in host.ports:
+        shown = f"{port.name}: {port.state}, {port.link_layer}, {port.rate}"
+        if port.is_active:
+            yield ok(NAME, shown)
+        elif len(host.active_ports) > 0 and port.is_ethernet and port.state == "DOWN":
+            yield note(
+                NAME, shown, effect="NCCL leaves this port out", fix="if it should carry traffic: plug and raise it"
+            )
+        else:
+            yield problem(
+                NAME,
+                shown,
+                effect="NCCL leaves this port out; without any other it falls back to TCP sockets",
+                fix="DOWN: cable or transceiver, `ip link set ... up`; INIT or ARMED: no subnet manager (start opensm)",
+            )
+    if not host.ports:
+        yield problem(
+            NAME,
+            f"{', '.join(host.rdma_devices)} without ports",
+            effect="NCCL falls back to TCP sockets",
+            fix="look at the driver's messages (dmesg)",
+        )
+    yield from _slower(host)
+
+
+def _slower(host: Host) -> Iterator[NetworkFinding]:
+    """Ports that are slower than the fastest of their link layer."""
+    for layer in sorted({port.link_layer for port in host.active_ports}):
+        rates = {
+            port.name: port.gigabits_per_s
+            for port in host.active_ports
+            if port.link_layer == layer and port.gigabits_per_s is not None
+        }
+        fastest = max((rate for rate in rates.values() if rate), default=0.0)
+        slow = [f"{name} at {rate:g} Gb/s" for name, rate in rates.items() if rate is not None and rate < fastest]
+        if slow:
+            yield note(
+                NAME,
+                f"{', '.join(slow)}; others at {fastest:g} Gb/s",
+                effect="a ring over all of them runs at the slowest one's rate",
+                fix="a link trained below its rate: cable, transceiver or switch port; a port for other uses: leave it "
+                "out with NCCL_IB_HCA",
+            )

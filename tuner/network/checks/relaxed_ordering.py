@@ -1,0 +1,32 @@
+"""PCIe relaxed ordering: whether a NIC may mark its writes so that they may pass each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.network.finding import NetworkFinding, note, ok, unknown
+from tuner.network.host import Host
+
+NAME = "PCIe relaxed ordering"
+
+
+def examine(host: Host) -> Iterator[NetworkFinding]:
+    controls = {name: nic.control if nic is not None else None for name, nic in host.nics.items()}
+    hidden = [name for name, control in controls.items() if control is None]
+    strict = [name for name, control in controls.items() if control and control.relaxed_ordering is False]
+    relaxed = [name for name, control in controls.items() if control and control.relaxed_ordering]
+    if strict:
+        yield note(
+            NAME,
+            f"not allowed to {', '.join(strict)}",
+            effect="PCIe writes of the NIC stay in order: slower on many processors, and in virtual machines",
+            fix="allow it in the BIOS; for ConnectX also: mlxconfig -d DEVICE set PCI_WR_ORDERING=1",
+        )
+    if hidden:
+        yield unknown(
+            NAME,
+            f"the registers of {', '.join(hidden)} are not shown",
+            fix="run as root, or keep the output of `sudo lspci -vvv` as lspci.txt in the tree",
+        )
+    if relaxed and not strict and not hidden:
+        yield ok(NAME, f"allowed to {', '.join(relaxed)}")

@@ -1,0 +1,32 @@
+"""All checks of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.errors import ChoiceError
+from tuner.network.checks import CHECKS, Check
+from tuner.network.finding import NetworkFinding, unknown
+from tuner.network.host import Host
+from tuner.network.tree import Unreadable
+
+
+def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
+    """What the checks say of the host whose files are under `root`.
+
+    Raises:
+        ChoiceError: `root` is no directory.
+    """
+    if not root.is_dir():
+        raise ChoiceError(f"{root} is no directory: name one that holds a host's sys, proc, etc and dev")
+    host = Host(root)
+    return [finding for check in CHECKS for finding in _examined(check, host)]
+
+
+def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
+    """What it finds before it meets something that cannot be read, and that."""
+    try:
+        yield from check.examine(host)
+    except Unreadable as error:
+        yield unknown(check.name, str(error), fix="run as root, or copy it with sudo")

@@ -1,0 +1,51 @@
+"""What a check of a network says."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tuner.records import Record
+
+
+class Level(StrEnum):
+    """How bad it is. `unknown` could not be examined: that it is fine must not be concluded."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+    UNKNOWN = "unknown"
+
+
+class NetworkFinding(Record):
+    """One thing that was looked at.
+
+    Attributes:
+        subject: The check that says it.
+        found: What was seen.
+        effect: What it does to training; empty where all is well.
+        fix: The way out; empty where none is needed.
+    """
+
+    level: Level
+    subject: str
+    found: str
+    effect: str = ""
+    fix: str = ""
+
+
+def ok(subject: str, found: str) -> NetworkFinding:
+    return NetworkFinding(level=Level.OK, subject=subject, found=found)
+
+
+def note(subject: str, found: str, *, effect: str = "", fix: str = "") -> NetworkFinding:
+    return NetworkFinding(level=Level.NOTE, subject=subject, found=found, effect=effect, fix=fix)
+
+
+def problem(subject: str, found: str, *, effect: str, fix: str) -> NetworkFinding:
+    return NetworkFinding(level=Level.PROBLEM, subject=subject, found=found, effect=effect, fix=fix)
+
+
+def unknown(subject: str, found: str, *, fix: str) -> NetworkFinding:
+    return NetworkFinding(
+        level=Level.UNKNOWN, subject=subject, found=found, effect="could not be examined: it may be wrong", fix=fix
+    )

@@ -1,0 +1,72 @@
+"""What the checks of one host share, each part read when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from tuner.network.pci import Function, Pci
+from tuner.network.rdma import DEVICES as RDMA_DEVICES
+from tuner.network.rdma import Port, read_ports
+from tuner.network.settings import read_settings
+from tuner.network.tree import Tree
+
+
+class Host:
+    """A host, by the files under a directory.
+
+    Every member raises `Unreadable` where something that it needs is there but cannot be read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.tree = Tree(root)
+
+    @cached_property
+    def pci(self) -> Pci:
+        return Pci(self.tree)
+
+    @cached_property
+    def ports(self) -> list[Port]:
+        return read_ports(self.tree)
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        return read_settings(self.tree)
+
+    @property
+    def active_ports(self) -> list[Port]:
+        return [port for port in self.ports if port.is_active]
+
+    @property
+    def rdma_devices(self) -> list[str]:
+        return self.tree.names(RDMA_DEVICES)
+
+    @property
+    def nics(self) -> dict[str, Function | None]:
+        """The PCI function of each RDMA device; None where the tree does not show which it is."""
+        functions = self.pci.functions
+        found = {}
+        for device in self.rdma_devices:
+            real = self.tree.real(f"{RDMA_DEVICES}/{device}/device") or ""
+            found[device] = functions.get(real.rpartition("/")[2])
+        return found
+
+    @property
+    def gpu_directories(self) -> list[str]:
+        """GPUs as the NVIDIA driver shows them, also where a container hides PCI."""
+        return self.tree.names("/proc/driver/nvidia/gpus")
+
+    @property
+    def has_gpu(self) -> bool:
+        return bool(self.gpu_directories or self.pci.gpus)
+
+    @property
+    def endpoints(self) -> list[Function]:
+        """GPUs and RDMA NICs: what should exchange directly."""
+        return [*self.pci.gpus, *(nic for nic in self.nics.values() if nic is not None)]
+
+    @property
+    def hides_pci(self) -> bool:
+        """Whether there is more than can be found on the PCI bus: containers and copies may lack it."""
+        num_gpus = max(len(self.gpu_directories), len(self.pci.gpus))
+        return len(self.endpoints) < num_gpus + len(self.rdma_devices)

@@ -1,0 +1,34 @@
+"""How NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose: prefixes with commas, `=` for whole names, `^` for all but those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Attributes:
+    names: Each with a port after a colon, which is empty where any will do.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    exact: bool
+    excluding: bool
+
+    @classmethod
+    def parse(cls, setting: str) -> Selection:
+        """Of a variable's value."""
+        wanted = setting.strip()
+        excluding = wanted.startswith("^")
+        wanted = wanted.removeprefix("^")
+        exact = wanted.startswith("=")
+        parts = (part.strip().partition(":") for part in wanted.removeprefix("=").split(","))
+        return cls(names=tuple((name, port) for name, _, port in parts if name), exact=exact, excluding=excluding)
+
+    def takes(self, name: str, port: str = "") -> bool:
+        """Whether it chooses this interface or port."""
+        named = any(
+            (name == wanted if self.exact else name.startswith(wanted)) and wanted_port in ("", port)
+            for wanted, wanted_port in self.names
+        )
+        return named != self.excluding

@@ -1,0 +1,136 @@
+"""A host's files under a directory: `/` itself, or a copy of another host's.
+
+Links are followed inside the directory, as if it were the root: an absolute link in a copy never leads to the files of
+the machine that looks at it. What cannot be read is an error of its own, so that no check takes it for absent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path, PurePosixPath
+
+MAX_BYTES = 1 << 20
+"""Of one file; those that are looked at have a few kilobytes."""
+MAX_LINKS = 40
+"""As the kernel follows at most."""
+_ABSENT = {errno.ENOENT, errno.ENOTDIR}
+_NO_VALUE = {errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP}
+"""What sysfs answers for an attribute that has no value now, such as the speed of a link that is down."""
+
+
+class Unreadable(Exception):
+    """Something is there and cannot be read: it can be said neither that it is fine nor that it is not."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+
+
+class Tree:
+    """The files of one host.
+
+    Paths are as on that host, with or without a slash at the beginning.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def text(self, path: str) -> str | None:
+        """A file's text, stripped; None where there is no such file, or the kernel has no value for it.
+
+        Raises:
+            Unreadable: It is there, but cannot be read.
+        """
+        data = self.data(path)
+        return None if data is None else data.decode("utf-8", "replace").strip()
+
+    def data(self, path: str) -> bytes | None:
+        """As `text`, in bytes."""
+        real = self.real(path)
+        if real is None:
+            return None
+        try:
+            # A copy may hold anything: opening a pipe would wait for a writer.
+            if not stat.S_ISREG(os.stat(self._outside(real)).st_mode):  # noqa: PTH116
+                raise Unreadable(path, "not a regular file")
+            descriptor = os.open(self._outside(real), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                return file.read(MAX_BYTES)
+        except OSError as error:
+            if error.errno in _ABSENT | _NO_VALUE:
+                return None
+            raise Unreadable(path, _reason(error)) from None
+
+    def number(self, path: str) -> int | None:
+        """A file that holds one integer; None where it is absent or holds something else."""
+        text = self.text(path)
+        try:
+            return int(text) if text is not None else None
+        except ValueError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """What a directory holds, in order; nothing where there is none.
+
+        Raises:
+            Unreadable: It is there, but cannot be listed.
+        """
+        real = self.real(path)
+        if real is None:
+            return []
+        try:
+            return sorted(os.listdir(self._outside(real)))  # noqa: PTH208
+        except OSError as error:
+            if error.errno in _ABSENT | _NO_VALUE:
+                return []
+            raise Unreadable(path, _reason(error)) from None
+
+    def exists(self, path: str) -> bool:
+        return self.real(path) is not None
+
+    def real(self, path: str) -> str | None:
+        """The path without links, from the host's root; None where there is nothing.
+
+        Raises:
+            Unreadable: A directory on the way may not be searched, or links go round in circles.
+        """
+        parts = _parts(path)
+        done: list[str] = []
+        links = 0
+        while parts:
+            part = parts.pop()
+            if part == "..":
+                del done[-1:]
+                continue
+            here = "/".join([*done, part])
+            try:
+                if not stat.S_ISLNK(os.lstat(self._outside(here)).st_mode):
+                    done.append(part)
+                    continue
+                target = os.readlink(self._outside(here))  # noqa: PTH115
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    return None
+                raise Unreadable(path, _reason(error)) from None
+            except ValueError:  # a zero byte
+                return None
+            links += 1
+            if links > MAX_LINKS:
+                raise Unreadable(path, "links go round in circles")
+            if target.startswith("/"):
+                done.clear()
+            parts += _parts(target)
+        return "/".join(done)
+
+    def _outside(self, inside: str) -> str:
+        return os.path.join(self.root, inside)  # noqa: PTH118  (bytes of names that are not UTF-8 pass through)
+
+
+def _parts(path: str) -> list[str]:
+    """The last one first, to be popped."""
+    return [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

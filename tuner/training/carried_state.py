@@ -1,0 +1,233 @@
+"""What a step leaves on modules for the next one, other than in tensors that stay where they are.
+
+A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
+a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
+same step only (a loss that a layer leaves for the training loop, a weight that a hook computes) is no such state. The
+steps that warm up tell: in the last of them, what the step before left is a tensor that knows when it is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import CannotCapture
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.job import TrainingJob
+
+MAX_ITEMS = 1000
+"""Of a container are looked into: a longer one is a table."""
+MAX_DEPTH = 4
+MAX_ARRAY_BYTES = 1 << 20
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attribute:
+    """An attribute, buffer or parameter as it is at one moment.
+
+    Attributes:
+        name: With that of its module, for people.
+        value: Which is also in the dictionary `slots`, under `slot`.
+        leaves: What it consists of; held, so that no other object can have the identity of one.
+        identity: Differs where it was set anew.
+        versions: Differ where a tensor was changed in place.
+    """
+
+    name: str
+    value: Any
+    slots: dict[str, Any]
+    slot: str
+    leaves: tuple[Any, ...]
+    identity: tuple[Any, ...]
+    versions: tuple[int, ...]
+
+    @property
+    def is_tensor(self) -> bool:
+        return _is_tensor(self.value)
+
+
+Look = dict[tuple[int, str], _Attribute]
+
+
+class CarriedState:
+    """Looks at the attributes of a job's modules and workload around each of three steps: what the first one makes may
+    stay, what the others set anew may not be read after that.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._looks = [_look(job)]
+        tensors = [leaf for found in self._looks[0].values() for leaf in found.leaves if _is_tensor(leaf)]
+        registered = {id(tensor) for tensor in [*job.model.parameters(), *job.model.buffers()]}
+        own = [t for t in tensors if id(t) not in registered and t.device.type == job.device.type]
+        self._kept = [(t, t.detach().clone(), _version(t)) for t in own]
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step.
+
+        Raises:
+            CannotCapture: Something carries state to the next step in a way that a graph cannot follow.
+        """
+        read: set[str] = set()
+        watched = self._watch(read.add) if len(self._looks) == 3 else []
+        try:
+            yield
+        finally:
+            for attribute, stand_in in watched:
+                if attribute.slots.get(attribute.slot) is stand_in:
+                    attribute.slots[attribute.slot] = attribute.value
+        self._looks.append(_look(self._job))
+        if len(self._looks) == 4:
+            self._check(harmless={attribute.name for attribute, _ in watched} - read)
+
+    def restore(self) -> None:
+        """Undoes what the steps changed in place in attributes. Parameters and buffers are `StepState`'s."""
+        import torch
+
+        with torch.no_grad():
+            for tensor, kept, version in self._kept:
+                if _version(tensor) != version:
+                    tensor.copy_(kept)
+
+    def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
+        """Puts tensors that tell when they are read in the place of those that the last step set anew."""
+        before, now = self._looks[-2:]
+        watched = []
+        for key, attribute in now.items():
+            if attribute.is_tensor and (key not in before or before[key].identity != attribute.identity):
+                stand_in = _watched(attribute.value, attribute.name, on_read)
+                attribute.slots[attribute.slot] = stand_in
+                watched.append((attribute, stand_in))
+        return watched
+
+    def _check(self, harmless: set[str]) -> None:
+        first, _, before, now = self._looks
+        for key in now | before:
+            new, old = now.get(key), before.get(key)
+            found = new or old
+            assert found is not None
+            if new is None or old is None or new.identity != old.identity:
+                if found.name not in harmless:
+                    raise CannotCapture(_set_anew(old, new))
+            elif new.versions != old.versions:
+                self._check_in_place(new, is_new=key not in first or first[key].identity != new.identity)
+
+    def _check_in_place(self, attribute: _Attribute, *, is_new: bool) -> None:
+        others = {t.device.type for t in attribute.leaves if _is_tensor(t)} - {self._job.device.type}
+        if others:
+            raise CannotCapture(
+                f"{attribute.name} is on the {', '.join(sorted(others))} and changes with every step, which a graph of "
+                f"the {self._job.device.type} does not: make it a buffer (register_buffer), which moves with the model"
+            )
+        if is_new:
+            raise CannotCapture(
+                f"{attribute.name} is made in the first step and changed in place from then on, so that the steps that "
+                "warm up a recording cannot be undone in it: make it with its module (register_buffer)"
+            )
+
+
+def _set_anew(old: _Attribute | None, new: _Attribute | None) -> str:
+    found = new or old
+    assert found is not None
+    if found.is_tensor:
+        how = "holds a new tensor after every step, which the next one reads"
+    elif any(_is_tensor(leaf) for leaf in found.leaves):
+        how = "holds new tensors after every step, which the next one may read"
+    else:
+        how = f"changes with every step (from {_shown(old)} to {_shown(new)})"
+    return (
+        f"{found.name} {how}: a graph runs no Python and would keep what the recorded step found there. Make it a "
+        "buffer (register_buffer) and change it in place, as self.count.add_(1) does"
+    )
+
+
+def _shown(attribute: _Attribute | None) -> str:
+    if attribute is None:
+        return "nothing"
+    return repr(attribute.value)[:80] if isinstance(attribute.value, _PLAIN) else f"{len(attribute.leaves)} items"
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def _look(job: TrainingJob) -> Look:
+    from torch import nn
+
+    internal = vars(nn.Module()).keys()
+    found: Look = {}
+    owners = [(type(job.workload).__name__, job.workload)]
+    owners += [(name or type(module).__name__, module) for name, module in job.model.named_modules()]
+    for owner, holder in owners:
+        attributes = vars(holder)
+        for slots in (attributes, attributes.get("_buffers", {}), attributes.get("_parameters", {})):
+            for slot, value in slots.items():
+                if slots is not attributes or slot not in internal:
+                    leaves = tuple(_leaves(value))
+                    found[id(slots), slot] = _Attribute(
+                        name=f"{owner}.{slot}",
+                        value=value,
+                        slots=slots,
+                        slot=slot,
+                        leaves=leaves,
+                        identity=tuple(_identity(leaf) for leaf in leaves),
+                        versions=tuple(_version(leaf) for leaf in leaves if _is_tensor(leaf)),
+                    )
+    return found
+
+
+def _leaves(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """Of containers that a step may change; with the keys of mappings."""
+    if isinstance(value, Mapping) and depth and len(value) <= MAX_ITEMS:
+        for key, item in value.items():
+            yield key
+            yield from _leaves(item, depth - 1)
+    elif isinstance(value, list | tuple | set | deque) and depth and len(value) <= MAX_ITEMS:
+        for item in value:
+            yield from _leaves(item, depth - 1)
+    else:
+        yield value
+
+
+def _identity(leaf: Any) -> Any:
+    if isinstance(leaf, _PLAIN):
+        return repr(leaf)
+    if hasattr(leaf, "tobytes") and leaf.nbytes <= MAX_ARRAY_BYTES:
+        return leaf.tobytes()
+    return id(leaf)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "data_ptr")
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _watched(tensor: torch.Tensor, name: str, on_read: Callable[[str], None]) -> torch.Tensor:
+    """The same values, and a call whenever an operator takes them; its shape and format may be asked for."""
+    import torch
+
+    described = {torch.Tensor.size, torch.Tensor.dim}
+    described |= {getattr(torch.Tensor, n).__get__ for n in ("shape", "dtype", "device", "ndim")}
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if func not in described:
+                on_read(name)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    return tensor.detach().as_subclass(Watched)

@@ -1,0 +1,40 @@
+"""Checkpoints of an optimizer that move between ways of running it.
+
+A state dict of torch has the flags of the implementation among the options of its groups, and where a step count lies
+follows from them. Loaded as it is, it would turn an optimizer into the one that it was saved from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+IMPLEMENTATION = ("foreach", "fused", "capturable")
+"""Options of torch's groups that say how an update runs, not what it computes."""
+
+
+def implementation_flags(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a group has."""
+    return {name: group[name] for name in IMPLEMENTATION if name in group}
+
+
+def with_flags(state_dict: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same state for groups that run otherwise.
+
+    Step counts are on the CPU, where an update that is neither fused nor capturable wants them; torch moves them to the
+    device for one that is, when it loads them.
+
+    Args:
+        flags: Of each group. Options of an implementation that are not among them are left out.
+    """
+    groups = [
+        {**{name: value for name, value in group.items() if name not in IMPLEMENTATION}, **own}
+        for group, own in zip(state_dict["param_groups"], flags, strict=True)
+    ]
+    state = {number: _with_step_on_cpu(values) for number, values in state_dict["state"].items()}
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _with_step_on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    step: Any = values.get("step")
+    return {**values, "step": step.cpu()} if hasattr(step, "data_ptr") else dict(values)

@@ -1,0 +1,59 @@
+"""In which number formats a step's products were computed, read from what autograd recorded of it.
+
+Looking costs nothing and changes nothing: no hook, no mode, no other graph for the compiler. What compiled code, or a
+function with a backward pass of its own, does inside is not recorded there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_PRODUCT = re.compile(
+    r"^(Addmm|Mm|\w*GroupedMm|Bmm|Baddbmm|Addbmm|Mv|Addmv|Dot|Linear|\w*Convolution|\w*Rnn\w*|ScaledDot\w+)Backward"
+)
+_HIDDEN = re.compile(r"^(CompiledFunction|CheckpointFunction)")
+
+
+class SeenFormats:
+    """Of the first loss that is computed with gradients.
+
+    Attributes:
+        looked: There was one.
+        products: How many products gave a result in each format.
+        hidden: Parts of the step do not show what they compute.
+        autocast: The format of autocast while the loss was computed; None where it was off.
+    """
+
+    def __init__(self) -> None:
+        self.looked = False
+        self.products: Counter[str] = Counter()
+        self.hidden = False
+        self.autocast: str | None = None
+
+    def look(self, loss: torch.Tensor, device: torch.device) -> None:
+        """Called where the loss was computed, with the same autocast."""
+        import torch
+
+        if self.looked or loss.grad_fn is None:
+            return
+        self.looked = True
+        if torch.is_autocast_enabled(device.type):
+            self.autocast = _name(torch.get_autocast_dtype(device.type))
+        waiting, known = [loss.grad_fn], {loss.grad_fn}
+        while waiting:
+            node = waiting.pop()
+            if _PRODUCT.match(node.name()):
+                self.products[_name(node._input_metadata[0].dtype)] += 1
+            self.hidden |= bool(_HIDDEN.match(node.name()))
+            following = {found for found, _ in node.next_functions if found is not None} - known
+            known |= following
+            waiting.extend(following)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

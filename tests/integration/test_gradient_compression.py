@@ -1,6 +1,7 @@
 """gradient_compression: what is sent, what is kept, and that training converges with it."""
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ class Nesterov(Momentum):
 
 
 class Clipped(Momentum):
-    max_grad_norm = 0.05
+    max_grad_norm, weight_decay = 0.05, 0.0
 
 
 class Cycling(Momentum):
@@ -185,6 +186,20 @@ def one_step_of_dgc(rank: int, ratio: float) -> dict[str, list[torch.Tensor]]:
     return seen
 
 
+def norms_when_clipped(rank: int) -> list[tuple[float, float]]:
+    """Of every step: the norm of the gradient that the optimizer gets, and of what it makes of it, over its rate."""
+    job = build(rank, Clipped(), compressed(method="dgc", ratio=1.0, warm_up_steps=0))
+    seen: list[float] = []
+    job.on_gradients = lambda gradients: seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+    steps = []
+    for batch in itertools.islice(job.loader, 10):
+        before = [parameter.detach().clone() for parameter in job.model.parameters()]
+        job.step(batch)
+        moved = [old - new.detach() for old, new in zip(before, job.model.parameters(), strict=True)]
+        steps.append((seen[-1], float(torch.nn.utils.get_total_norm(moved)) / 0.02))
+    return steps
+
+
 class TestDeepGradient:
     @pytest.mark.parametrize("workload", [Momentum, Nesterov])
     def test_with_ratio_1_is_sgd_bit_for_bit(self, ranks: Ranks, workload: type[Momentum]) -> None:
@@ -208,14 +223,16 @@ class TestDeepGradient:
                 assert sent[places].abs().min() >= after.abs().max()
                 assert not momentum[places].any()
 
-    def test_clips_each_rank_before_it_keeps_anything(self, ranks: Ranks) -> None:
-        """On one rank to the whole norm; the job does not clip what momentum made of it."""
-        plain: Trained = ranks.run(2, train, Momentum, compressed(method="dgc", ratio=1.0, warm_up_steps=0))[0]
-        clipped: Trained = ranks.run(2, train, Clipped, compressed(method="dgc", ratio=1.0, warm_up_steps=0))[0]
-        dense = train_alone(Clipped)
-        fall, plain_fall, dense_fall = (r.losses[0] - r.losses[-1] for r in (clipped, plain, dense))
-        assert fall < 0.7 * plain_fall
-        assert 0.5 * dense_fall < fall < 2 * dense_fall
+    def test_clips_each_rank_before_it_keeps_anything_and_not_again_what_momentum_makes_of_it(
+        self, ranks: Ranks
+    ) -> None:
+        """The mean of two gradients that were clipped to a norm is no longer than that; what momentum adds up is."""
+        limit = Clipped.max_grad_norm / math.sqrt(2)
+        for steps in ranks.run(2, norms_when_clipped):
+            (first, _), *_, (last, moved) = steps
+            assert 0.5 * limit < first <= 1.01 * limit
+            assert last > 1.2 * Clipped.max_grad_norm
+            assert moved == pytest.approx(last, rel=1e-3)
 
     def test_sends_more_in_the_warm_up(self) -> None:
         parameter = nn.Parameter(torch.zeros(2, 2))

@@ -2,10 +2,14 @@
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from ranks import Ranks
 
 pytest_plugins = ["postgres", "databases"]
 
@@ -39,3 +43,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator["Ranks"]:
+    """Processes that form groups of gloo, started with the first test that needs them."""
+    from ranks import Ranks
+
+    started = Ranks()
+    yield started
+    started.close()

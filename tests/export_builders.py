@@ -43,13 +43,13 @@ def on_gpus(num_ranks: int = 1, **choices: Choice) -> Recommendation:
 
 
 def sharded(mode: str, **changes: bool | int | str | None) -> Recommendation:
-    """With a choice of `sharding`, as DESIGN names its parameters; no strategy makes it yet."""
+    """With a choice of `sharding`, of which `cpu_offload` is no parameter of the strategy yet."""
     choice: Choice = {
         "mode": mode,
         "wrap": "root",
-        "min_num_params": None,
+        "min_num_params": 100_000_000,
         "reshard": True,
-        "prefetch": "backward_pre",
+        "prefetch": 1,
         "cpu_offload": False,
         **changes,
     }
@@ -70,14 +70,23 @@ CUDA = {
     "flags": on_gpus(
         backend_flags={"cudnn_benchmark": True, "tf32": True}, compile={"mode": "max-autotune-no-cudagraphs"}
     ),
+    "buckets_of_two_ranks": on_gpus(
+        2, ddp_buckets={"bucket_cap_mb": 50, "first_bucket_mb": 50, "static_graph": True, "bucket_views": True}
+    ),
+    "bfloat16_between_two_ranks": on_gpus(2, gradient_compression={"method": "bf16"}),
+    "powersgd_between_two_ranks": on_gpus(
+        2, gradient_compression={"method": "powersgd", "rank": 8}, ddp_buckets={"bucket_cap_mb": 50}
+    ),
+    "eight_bits_between_two_ranks": on_gpus(2, gradient_compression={"method": "int8"}),
     "graphs_of_all": on_gpus(compile={"mode": "max-autotune"}, optimizer_implementation={"implementation": "foreach"}),
 }
 SHARDED = {
     "sharded_full": sharded("full"),
     "sharded_full_offloaded": sharded("full", cpu_offload=True, wrap="size", min_num_params=5_000_000),
-    "sharded_full_kept": sharded("full", reshard=False, wrap="block", prefetch="backward_post"),
-    "sharded_grad_op": sharded("grad_op", cpu_offload=True, prefetch=None),
+    "sharded_full_kept": sharded("full", reshard=False, wrap="block", prefetch=2),
+    "sharded_grad_op": sharded("grad_op", cpu_offload=True),
     "sharded_hybrid": sharded("hybrid"),
+    "sharded_hybrid_kept": sharded("hybrid", reshard=False),
     "sharded_zero1": sharded("zero1"),
 }
 RECOMMENDATIONS = {
@@ -124,8 +133,18 @@ FACTS = WorkloadFacts(
     ),
 )
 ENVIRONMENTS = {
-    kind: Environment(hardware=hardware, compiler="/usr/bin/g++", free_memory_bytes=1 << 36, free_disk_bytes=1 << 36)
-    for kind, hardware in (("cpu", cpu_hardware()), ("cuda", gpu_hardware()))
+    kind: Environment(
+        hardware=hardware,
+        num_ranks=num_ranks,
+        compiler="/usr/bin/g++",
+        free_memory_bytes=1 << 36,
+        free_disk_bytes=1 << 36,
+    )
+    for kind, hardware, num_ranks in (
+        ("cpu", cpu_hardware(), 1),
+        ("cuda", gpu_hardware(), 1),
+        ("cuda2", gpu_hardware(2), 2),
+    )
 }
 
 

@@ -23,6 +23,8 @@ SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """From, and below."""
 CORES_VARIABLE = "STEPTUNE_CORES"
+HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
+"""So many hosts the ranks of this machine are taken to be on, in their order: to try out what is meant for several."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -169,9 +171,22 @@ def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Envi
         calibration=calibrate(kind),
         compiler=find_compiler(),
         num_ranks=num_ranks,
+        num_hosts=num_emulated_hosts(),
         free_disk_bytes=shutil.disk_usage(directory).free,
         free_memory_bytes=free_memory_bytes(),
     )
+
+
+def num_emulated_hosts() -> int:
+    """1 where nothing is emulated.
+
+    Raises:
+        PlatformError: The variable holds no number of hosts.
+    """
+    text = os.environ.get(HOSTS_VARIABLE, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise PlatformError(f"{HOSTS_VARIABLE} is {text!r}, not a number of hosts: set it to 2, say, or unset it")
+    return int(text)
 
 
 def calibrate(kind: str) -> Calibration:

@@ -260,6 +260,8 @@ class ModelFacts(Record):
     uses_attention: bool = False
     """`scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
+    num_unused_parameters: int = 0
+    """Tensors that require a gradient and got none from the first batch."""
     expert_implementations: tuple[str, ...] = ()
     expert_implementation: str | None = None
     can_be_batch_second: bool = False
@@ -427,6 +429,7 @@ class Environment(Record):
         hardware: What figures depend on.
         calibration: Its measured ceilings.
         num_ranks: Processes of the training.
+        num_hosts: That they are on.
         start_methods: How processes can be started: "fork", "spawn".
         free_disk_bytes: When the study began.
         free_memory_bytes: When the study began.
@@ -437,6 +440,7 @@ class Environment(Record):
     compiler: str | None = None
     """Path of a C++ compiler that torch.compile can use."""
     num_ranks: int = 1
+    num_hosts: int = 1
     start_methods: tuple[str, ...] = ("fork",)
     free_disk_bytes: int = 0
     free_memory_bytes: int = 0

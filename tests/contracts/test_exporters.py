@@ -101,7 +101,7 @@ class TestExporter:
 
 
 def changed(recommendation: Recommendation, candidate: Candidate) -> Recommendation:
-    """With the choices of another candidate; `sharding`, which is no strategy yet, stays."""
+    """With the choices of another candidate; what this version does not know stays."""
     choices = complete(candidate)
     kept = {name: choice for name, choice in recommendation.choices.items() if name not in choices}
     return make_recommendation(
@@ -164,7 +164,9 @@ def neighbours(draw: st.DrawFn) -> tuple[Recommendation, Recommendation, str, st
     if same or not possible(strategy, other, environment):
         other = choice
     made = [candidate, normalise(candidate.with_choice(strategy.name, other), FACTS)]
-    first, second = (make_recommendation(c, hardware=environment.hardware) for c in made)
+    first, second = (
+        make_recommendation(c, hardware=environment.hardware, num_ranks=environment.num_ranks) for c in made
+    )
     return first, second, strategy.name, parameter
 
 

@@ -124,7 +124,14 @@ def accelerate_python(path: str):
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True, **module["ACCELERATOR"])
-    return {**code_settings(module), "accumulation": accelerator.gradient_accumulation_steps}
+    found = {**code_settings(module), "accumulation": accelerator.gradient_accumulation_steps, "ddp": {}, "hook": None}
+    if accelerator.ddp_handler is None:
+        return found
+    handler = accelerator.ddp_handler
+    hook = [handler.comm_hook.value, handler.comm_state_option.get("matrix_approximation_rank")]
+    plain = accelerate.DistributedDataParallelKwargs().to_dict()
+    ddp = {name: value for name, value in handler.to_dict().items() if value != plain[name]}
+    return {**found, "ddp": ddp, "hook": hook}
 
 
 def transformers_arguments(path: str):
@@ -168,6 +175,9 @@ def lightning(path: str):
             "precision": made.precision,
             "accumulation": made.accumulate_grad_batches,
             "strategy": type(strategy).__name__,
+            "ddp": getattr(strategy, "_ddp_kwargs", {}),
+            "hook": getattr(getattr(strategy, "_ddp_comm_hook", None), "__name__", None),
+            "rank": getattr(getattr(strategy, "_ddp_comm_state", None), "matrix_approximation_rank", None),
             "sharding": getattr(getattr(strategy, "sharding_strategy", None), "name", None),
         }
     finally:

@@ -211,7 +211,7 @@ def half_of(recommendation: Recommendation, names: dict[str, str], without: str)
 
 def accelerate_means(found: dict, recommendation: Recommendation) -> None:
     compile_ = recommendation.choices["compile"]
-    sharding = recommendation.choices.get("sharding")
+    sharding = recommendation.choices["sharding"]
     assert found["num_processes"] == recommendation.num_ranks
     assert found["use_cpu"] == (recommendation.hardware.device_kind == "cpu")
     assert found["mixed_precision"] == half_of(recommendation, {"bfloat16": "bf16", "float16": "fp16"}, "no")
@@ -220,7 +220,7 @@ def accelerate_means(found: dict, recommendation: Recommendation) -> None:
         assert found["regional"] == (compile_["scope"] == "regional")
     else:
         assert found["backend"] == "NO"
-    if not sharding:
+    if sharding["mode"] == "ddp":
         assert found["distributed_type"] == ("NO" if recommendation.num_ranks == 1 else "MULTI_GPU")
         return
     fsdp = found["fsdp"]
@@ -242,10 +242,11 @@ def accelerate_fsdp2_means(found: dict, recommendation: Recommendation) -> None:
 def accelerate_fsdp1_means(found: dict, recommendation: Recommendation) -> None:
     accelerate_means(found, recommendation)
     sharding = recommendation.choices["sharding"]
-    names = {"full": "FULL_SHARD", "grad_op": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD"}
+    hybrid = "HYBRID_SHARD" if sharding["reshard"] else "_HYBRID_SHARD_ZERO2"
+    names = {"full": "FULL_SHARD", "grad_op": "SHARD_GRAD_OP", "hybrid": hybrid}
     assert found["fsdp"]["version"] == 1
     assert found["fsdp"]["strategy"] == names[sharding["mode"]]
-    assert (found["fsdp"]["prefetch"] or "").lower() == (sharding["prefetch"] or "")
+    assert found["fsdp"]["prefetch"] == "BACKWARD_PRE"
 
 
 def settings_mean(found: dict, recommendation: Recommendation, *, optimizer: bool = True) -> None:
@@ -271,10 +272,26 @@ def loader_means(found: dict, recommendation: Recommendation) -> None:
         assert found["persistent_workers"] == loading["persistent_workers"]
 
 
+def ddp_arguments(recommendation: Recommendation) -> dict[str, Any]:
+    """What the exported settings give to DistributedDataParallel, in its words; nothing where they are its own."""
+    buckets, plain = recommendation.choices["ddp_buckets"], strategy_named("ddp_buckets").defaults
+    names = {
+        "bucket_cap_mb": "bucket_cap_mb",
+        "static_graph": "static_graph",
+        "bucket_views": "gradient_as_bucket_view",
+    }
+    return {argument: buckets[name] for name, argument in names.items() if buckets[name] != plain[name]}
+
+
 def accelerate_python_means(found: dict, recommendation: Recommendation) -> None:
     settings_mean(found, recommendation)
     loader_means(found["loader"], recommendation)
     assert found["accumulation"] == pieces_of(recommendation)[1]
+    assert found["ddp"] == ddp_arguments(recommendation)
+    compression = recommendation.choices["gradient_compression"]
+    hook = {"fp16": "fp16", "bf16": "bf16", "powersgd": "power_sgd"}.get(compression["method"], "no")
+    rank = compression["rank"] if hook == "power_sgd" else None
+    assert found["hook"] in ([hook, rank], None if hook == "no" else [])
     flags, level = recommendation.choices["backend_flags"], recommendation.choices["precision"]["level"]
     assert found["tf32"] == (flags["tf32"] or level == "tf32")
     assert found["cudnn_benchmark"] == flags["cudnn_benchmark"]
@@ -294,9 +311,14 @@ def transformers_means(found: dict, recommendation: Recommendation) -> None:
     fused = choices["optimizer_implementation"]["implementation"] == "fused"
     assert found["optim"] == ("adamw_torch_fused" if fused else "adamw_torch")
     assert found["activation_checkpointing"] == (choices["activation_checkpointing"]["every"] is not None)
+    if recommendation.num_ranks > 1:
+        buckets = choices["ddp_buckets"]
+        assert found["ddp_find_unused_parameters"] == buckets["find_unused"]
+        assert found["ddp_static_graph"] == buckets["static_graph"]
+        assert found.get("ddp_bucket_cap_mb") == ddp_arguments(recommendation).get("bucket_cap_mb")
     if recommendation.hardware.device_kind == "cuda":
         assert found["tf32"] == (choices["backend_flags"]["tf32"] or choices["precision"]["level"] == "tf32")
-    if choices.get("sharding", {}).get("mode") in ("full", "grad_op"):
+    if choices["sharding"]["mode"] in ("full", "grad_op"):
         sharding = choices["sharding"]
         reshard = sharding["mode"] == "full" and sharding["reshard"]
         assert found["plugin"] == {"version": 2, "reshard": reshard}
@@ -312,11 +334,16 @@ def lightning_means(found: dict, recommendation: Recommendation) -> None:
     assert found["accumulation"] == pieces_of(recommendation)[1]
     assert found["benchmark"] == choices["backend_flags"]["cudnn_benchmark"]
     assert found["compiled"] == (choices["compile"]["mode"] is not None and choices["compile"]["scope"] == "whole")
-    sharding = choices.get("sharding", {}).get("mode")
+    sharding = choices["sharding"]["mode"]
     names = {"full": "FULL_SHARD", "grad_op": "SHARD_GRAD_OP"}
     if sharding in names:
         assert (found["strategy"], found["sharding"]) == ("FSDPStrategy", names[sharding])
     else:
+        assert found["ddp"] == ddp_arguments(recommendation)
+        compression = choices["gradient_compression"]
+        hooks = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook", "powersgd": "powerSGD_hook"}
+        assert found["hook"] == hooks.get(compression["method"])
+        assert found["rank"] == (compression["rank"] if compression["method"] == "powersgd" else None)
         assert found["strategy"] == ("DDPStrategy" if recommendation.num_ranks > 1 else "SingleDeviceStrategy")
     settings_mean(found["settings"], recommendation)
     loader_means(found["settings"]["loader"], recommendation)
@@ -328,8 +355,8 @@ def deepspeed_means(found: dict, recommendation: Recommendation) -> None:
     autocast = half_of(recommendation, {name: f"torch.{name}" for name in ("bfloat16", "float16")}, "")
     assert (found["autocast"] or "") == autocast
     assert not found["bfloat16"]
-    sharding = choices.get("sharding", {})
-    assert found["stage"] == {"full": 3, "grad_op": 2, "zero1": 1}.get(sharding.get("mode"), 0)
+    sharding = choices["sharding"]
+    assert found["stage"] == {"full": 3, "grad_op": 2, "zero1": 1}.get(sharding["mode"], 0)
     offloads = bool(sharding.get("cpu_offload")) and found["stage"] > 0
     assert found["offload_optimizer"] == ("cpu" if offloads else None)
     assert found["offload_param"] == ("cpu" if offloads and found["stage"] == 3 else None)
@@ -355,9 +382,9 @@ def torchtitan_means(found: dict, recommendation: Recommendation) -> None:
     loading = choices["data_loading"]
     assert found["loader"][0] == loading["num_workers"]
     assert found["recipe"] == [True, True]
-    sharding = choices.get("sharding", {})
+    sharding = choices["sharding"]
     ranks = recommendation.num_ranks
-    shards = sharding.get("mode") in ("full", "grad_op")
+    shards = sharding["mode"] in ("full", "grad_op")
     assert found["degrees"] == ([1, ranks] if shards else [ranks, 1])
     if shards:
         assert found["reshard"] == ("always" if sharding["mode"] == "full" and sharding["reshard"] else "never")

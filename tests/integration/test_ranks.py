@@ -2,11 +2,13 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
+from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
 from tuner.trace_records import TraceAnalysis
 
@@ -47,6 +49,39 @@ class TestTwoRanks:
         assert result.guard.passed, result.guard.reason
         assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-5)
 
+    def test_add_in_another_order_than_the_reference(self, study: Prepared) -> None:
+        """So that choices which change no bit on one rank, today's among them, are held to rounding on several."""
+        (result,) = study.run(study.spec(profile=False, exact=True))
+        assert result.failure is None, result.failure
+
+    def test_make_the_buckets_that_were_asked_for(self, study: Prepared) -> None:
+        candidate = Candidate(choices={"ddp_buckets": {"bucket_cap_mb": 5, "bucket_views": True, "static_graph": True}})
+        (result,) = study.run(study.spec(candidate))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+        (effect,) = [effect for effect in result.effects if effect.strategy == "ddp_buckets"]
+        assert effect.took
+        assert effect.detail.startswith("1 bucket of ")
+
+    @pytest.mark.parametrize("mode", ["zero1", "grad_op", "full"])
+    def test_share_their_parameters_or_states(self, study: Prepared, mode: str) -> None:
+        """Gradient norms and first updates of parts are compared with those of the whole model."""
+        (result,) = study.run(study.spec(Candidate(choices={"sharding": {"mode": mode}})))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+        (effect,) = [effect for effect in result.effects if effect.strategy == "sharding"]
+        assert effect.took, effect.detail
+
+    def test_may_reduce_in_16_bits_where_that_is_what_the_user_does(self, study: Prepared) -> None:
+        """So rounding at 16 bits is allowed; the reference reduces nothing."""
+        candidate = Candidate(choices={"gradient_compression": {"method": "bf16"}})
+        (result,) = study.run(study.spec(candidate, unit_roundoff=2.0**-8, profile=False))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+
     def test_throughput_counts_the_samples_of_all_ranks(self, study: Prepared) -> None:
         """A window of a trial is worth its global batches, so that gains over one rank would be true."""
         result = study.run_baseline()
@@ -64,6 +99,28 @@ class TestTwoRanks:
         specs = [study.spec(guard=False, profile=False), study.spec(THREE_THREADS, guard=False, profile=False)]
         results = study.run(*specs)
         assert [result.failure for result in results] == [None, None]
+
+
+class TestTwoHosts:
+    """Emulated: two of two ranks each."""
+
+    @pytest.fixture
+    def hosts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prepared]:
+        monkeypatch.setenv(HOSTS_VARIABLE, "2")
+        prepared = prepare(reference("misbehaving", "Misbehaving"), tmp_path, num_ranks=4)
+        yield prepared
+        prepared.runner.close()
+
+    def test_reduce_in_two_levels_and_are_the_same_training(self, hosts: Prepared) -> None:
+        environment = hosts.runner.describe()
+        assert (environment.num_ranks, environment.num_hosts) == (4, 2)
+        candidate = Candidate(choices={"hierarchical_allreduce": {"levels": 2}})
+        (result,) = hosts.run(hosts.spec(candidate))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.passed
+        (effect,) = [effect for effect in result.effects if effect.strategy == "hierarchical_allreduce"]
+        assert (effect.took, effect.detail) == (True, "2 hosts with 2 ranks each")
 
 
 class TestOneRankFails:

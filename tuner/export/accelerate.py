@@ -15,8 +15,8 @@ import yaml
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, set_up_code
 from tuner.export.settings import threads_lost
-from tuner.export.sharding import PREFETCHES, STRATEGY, WRAPS, sharding_of
-from tuner.export.translation import Rule, Said, TranslatingExporter
+from tuner.export.sharding import NO_DEPTH, STRATEGY, WRAPS, sharding_of
+from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
 VERSION = "accelerate 1.15.0"
@@ -81,6 +81,14 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(missing={"num_micro_batches": _IN_CODE})
 
 
+def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.first_bucket(choice)})
+
+
+def _compression(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.compression_missing(choice)})
+
+
 def _elsewhere(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
@@ -95,24 +103,24 @@ def _fsdp1(recommendation: Recommendation) -> Said:
         sections={
             "fsdp_config": {
                 "fsdp_version": 1,
-                "fsdp_sharding_strategy": sharding.words.fsdp1,
+                "fsdp_sharding_strategy": sharding.fsdp1,
                 **_wrapping(recommendation),
-                "fsdp_backward_prefetch": PREFETCHES[sharding.prefetch],
+                "fsdp_backward_prefetch": "BACKWARD_PRE",
                 "fsdp_forward_prefetch": False,
                 "fsdp_use_orig_params": True,
                 "fsdp_cpu_ram_efficient_loading": False,
                 "fsdp_sync_module_states": True,
             }
         },
-        missing=_unwrapped(recommendation),
+        missing=_unwrapped(recommendation) | ({} if sharding.prefetch == 1 else {"prefetch": NO_DEPTH}),
     )
 
 
 def _fsdp2(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     missing = _unwrapped(recommendation)
-    if sharding.prefetch is not None:
-        missing["prefetch"] = "FSDP2 in Accelerate has no prefetch setting"
+    if sharding.prefetch != 1:
+        missing["prefetch"] = NO_DEPTH
     return Said(
         sections={
             "fsdp_config": {
@@ -129,8 +137,8 @@ def _fsdp2(recommendation: Recommendation) -> Said:
 def _wrapping(recommendation: Recommendation) -> dict[str, Any]:
     sharding = sharding_of(recommendation)
     keys: dict[str, Any] = {"fsdp_auto_wrap_policy": WRAPS[sharding.wrap]}
-    if sharding.min_num_params is not None:
-        keys["fsdp_min_num_params"] = sharding.min_num_params
+    if sharding.size is not None:
+        keys["fsdp_min_num_params"] = sharding.size
     return {**keys, "fsdp_offload_params": sharding.cpu_offload, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
 
 
@@ -158,6 +166,8 @@ class _Yaml(TranslatingExporter):
         "compile": _compile,
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
+        "ddp_buckets": _ddp_buckets,
+        "gradient_compression": _compression,
     }
 
     @abstractmethod
@@ -264,6 +274,22 @@ def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
 
+_HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
+
+
+def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
+    if recommendation.num_ranks == 1:
+        return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    hook = _HOOKS.get(str(choice["method"]))
+    if hook is None:
+        return Said(missing=python_code.compression_missing(choice))
+    arguments: dict[str, Any] = {"comm_hook": python_code.Code(f"DDPCommunicationHookType.{hook}")}
+    if choice["method"] == "powersgd":
+        steps = python_code.POWERSGD_STEPS
+        arguments["comm_state_option"] = {"matrix_approximation_rank": choice["rank"], "start_powerSGD_iter": steps}
+    return Said(sections={"DDP": arguments})
+
+
 _OWN_THREADS = """
 # accelerate launch sets this; it was measured with the number of threads that torch chooses.
 os.environ.pop("OMP_NUM_THREADS", None)
@@ -287,6 +313,8 @@ class AccelerateCode(TranslatingExporter):
         "optimizer_implementation": python_code.optimizer_implementation,
         "activation_checkpointing": _said_in_yaml(_checkpointing),
         "micro_batch": python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
+        "ddp_buckets": python_code.ddp_buckets("DDP"),
+        "gradient_compression": _code_compression,
         STRATEGY: _said_in_yaml(None),
     }
 
@@ -298,10 +326,21 @@ class AccelerateCode(TranslatingExporter):
         optimizer = sections.get("OPTIMIZER", {})
         code = (
             constant("ACCELERATOR", sections.get("ACCELERATOR", {}), "accelerate.Accelerator(**ACCELERATOR)")
+            + _handlers(sections)
             + constant("DATALOADER", sections["DATALOADER"], "torch.utils.data.DataLoader(dataset, **DATALOADER)")
             + constant("OPTIMIZER", optimizer, "the class of your optimizer(parameters, ..., **OPTIMIZER)")
             + "\n\n"
             + set_up_code(sections)
         )
+        more = ["from accelerate import DistributedDataParallelKwargs"] if sections.get("DDP") else []
+        more += ["from accelerate.utils import DDPCommunicationHookType"] if "DDPCommunication" in code else []
         above = _OWN_THREADS if threads_lost(recommendation) else ""
-        return f"{self.header(recommendation)}\n{imports(recommendation, code, above=above)}\n{code}"
+        return f"{self.header(recommendation)}\n{imports(recommendation, code, *more, above=above)}\n{code}"
+
+
+def _handlers(sections: Sections) -> str:
+    """The arguments of DistributedDataParallel reach it through the Accelerator."""
+    if not sections.get("DDP"):
+        return ""
+    arguments = constant("DDP", sections["DDP"], "torch.nn.parallel.DistributedDataParallel(model, **DDP)")
+    return f'{arguments}ACCELERATOR["kwargs_handlers"] = [DistributedDataParallelKwargs(**DDP)]\n'

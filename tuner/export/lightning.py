@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, literal, set_up_code
-from tuner.export.sharding import PREFETCHES, STRATEGY, sharding_of
+from tuner.export.sharding import NO_DEPTH, STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -41,6 +41,23 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(sections={"COMPILE": {"mode": choice["mode"], **dynamic}})
 
 
+def _compression(choice: Choice, recommendation: Recommendation) -> Said:
+    """A hook of PyTorch, and its state where it has one."""
+    if recommendation.num_ranks == 1:
+        return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    method = choice["method"]
+    if method in ("fp16", "bf16"):
+        return Said(sections={"DDP": {"ddp_comm_hook": python_code.Code(f"default_hooks.{method}_compress_hook")}})
+    if method != "powersgd":
+        return Said(missing=python_code.compression_missing(choice))
+    state = (
+        f"powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank={choice['rank']}, "
+        f"start_powerSGD_iter={python_code.POWERSGD_STEPS})"
+    )
+    hook = {"ddp_comm_state": python_code.Code(state), "ddp_comm_hook": python_code.Code("powerSGD_hook.powerSGD_hook")}
+    return Said(sections={"DDP": hook})
+
+
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     if not sharding.shards:
@@ -54,8 +71,8 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     missing = {}
     if sharding.wrap != "root":
         missing = dict.fromkeys(("wrap", "min_num_params"), "give FSDPStrategy an auto_wrap_policy of your classes")
-    if sharding.prefetch != "backward_pre":
-        missing["prefetch"] = f"FSDPStrategy prefetches before the backward pass, not {PREFETCHES[sharding.prefetch]}"
+    if sharding.prefetch != 1:
+        missing["prefetch"] = NO_DEPTH
     return Said(sections={"FSDP": options}, missing=missing)
 
 
@@ -75,6 +92,8 @@ class LightningTrainer(TranslatingExporter):
         "compile": _compile,
         "optimizer_implementation": python_code.optimizer_implementation,
         "micro_batch": python_code.accumulation(_TRAINER, "accumulate_grad_batches"),
+        "ddp_buckets": python_code.ddp_buckets("DDP"),
+        "gradient_compression": _compression,
         STRATEGY: _sharding,
     }
 
@@ -84,10 +103,11 @@ class LightningTrainer(TranslatingExporter):
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(recommendation)
         options = {**_placement(recommendation), **sections[_TRAINER]}
-        fsdp, compiled = sections.get("FSDP"), sections.get("COMPILE")
-        strategy = (
-            f"FSDPStrategy({_arguments(fsdp)})" if fsdp else literal("ddp" if recommendation.num_ranks > 1 else "auto")
-        )
+        fsdp, ddp, compiled = (sections.get(name) for name in ("FSDP", "DDP", "COMPILE"))
+        strategy = literal("ddp" if recommendation.num_ranks > 1 else "auto")
+        name, arguments = ("FSDPStrategy", fsdp) if fsdp else ("DDPStrategy", ddp)
+        if arguments:
+            strategy = f"{name}({_arguments(arguments)})"
         optimizer = sections.get("OPTIMIZER", {})
         code = (
             constant(_TRAINER, options, "What decides speed and numerics; the recipe is not among it.")
@@ -104,7 +124,9 @@ class LightningTrainer(TranslatingExporter):
             + (f"    return torch.compile(module, {_arguments(compiled)})\n" if compiled else "    return module\n")
         )
         more = ["from lightning.pytorch import Trainer"]
-        more += ["from lightning.pytorch.strategies import FSDPStrategy"] if fsdp else []
+        more += [f"from lightning.pytorch.strategies import {name}"] if arguments else []
+        hooks = [module for module in ("default_hooks", "powerSGD_hook") if f"{module}." in code]
+        more += [f"from torch.distributed.algorithms.ddp_comm_hooks import {module}" for module in hooks]
         return f"{self.header(recommendation)}\n{imports(recommendation, code, *more)}\n{code}"
 
 

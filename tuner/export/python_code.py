@@ -17,6 +17,14 @@ from tuner.records import Choice, Recommendation, SampleUnit
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
 NO_LAYOUT = "parameters of your script have storage of their own; tuner.apply lays them out"
+ONE_RANK = "one process has no gradients to reduce"
+LIKE_OTHERS = "PyTorch makes the first bucket as large as the others where their size is given alone"
+DDP_FLAGS = {
+    "static_graph": "static_graph",
+    "bucket_views": "gradient_as_bucket_view",
+    "find_unused": "find_unused_parameters",
+}
+"""Arguments of DistributedDataParallel, by parameter."""
 TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tokens when it was measured"
 
 
@@ -75,6 +83,40 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 
+def ddp_buckets(section: str) -> Rule:
+    """A rule for targets that hand arguments to DistributedDataParallel, whose first bucket is then like the others."""
+
+    def rule(choice: Choice, recommendation: Recommendation) -> Said:
+        if recommendation.num_ranks == 1:
+            return Said(missing=dict.fromkeys(choice, ONE_RANK))
+        arguments: dict[str, Any] = {}
+        if (choice["bucket_cap_mb"], choice["first_bucket_mb"]) != (25, 1):  # PyTorch's, if it is told nothing
+            arguments["bucket_cap_mb"] = choice["bucket_cap_mb"]
+        for name, argument in DDP_FLAGS.items():
+            if choice[name]:
+                arguments[argument] = True
+        return Said(sections={section: arguments}, missing=first_bucket(choice))
+
+    return rule
+
+
+POWERSGD_STEPS = 2
+"""DDP's first steps are sent as they are, in trials too."""
+
+
+def compression_missing(choice: Choice) -> dict[str, str]:
+    """What targets with the communication hooks of PyTorch do not have."""
+    if choice["method"] in (None, "fp16", "bf16", "powersgd"):
+        return {}
+    return dict.fromkeys(choice, "PyTorch has no such communication hook; tuner.apply runs it")
+
+
+def first_bucket(choice: Choice) -> dict[str, str]:
+    """What is missing where a target sets the size of all buckets only."""
+    sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
+    return {} if sizes == (25, 1) or sizes[0] == sizes[1] else {"first_bucket_mb": LIKE_OTHERS}
+
+
 def allocator(choice: Choice, recommendation: Recommendation) -> Said:
     """Nothing beside its variables, which `environment_code` sets."""
     return Said()
@@ -127,8 +169,16 @@ def constant(name: str, values: Mapping[str, Any], meaning: str) -> str:
     return f"# {meaning}\n{name} = " + (f"{{\n{entries}}}\n" if entries else "{}\n")
 
 
+class Code(str):
+    """An expression that stands in the exported code as it is."""
+
+    __slots__ = ()
+
+
 def literal(value: Any) -> str:
     """A plain value as Python, strings in double quotes as formatters write them."""
+    if isinstance(value, Code):
+        return str(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):

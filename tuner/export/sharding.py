@@ -1,7 +1,7 @@
 """How a recorded `sharding` choice reads in other tools: one table.
 
 Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "size"), `min_num_params` (with "size"),
-`reshard` (parameters are freed after the forward pass), `prefetch` (None, "backward_pre", "backward_post"),
+`reshard` (parameters are freed after the forward pass), `prefetch` (units gathered ahead; FSDP itself gathers one),
 `cpu_offload`. A recommendation without the choice is data-parallel: every rank holds the whole model.
 """
 
@@ -39,7 +39,7 @@ MODES = {
     "hybrid": Mode(fsdp1="HYBRID_SHARD", fsdp2=False, zero_stage=None),
 }
 WRAPS = {"root": "NO_WRAP", "block": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}
-PREFETCHES = {None: "NO_PREFETCH", "backward_pre": "BACKWARD_PRE", "backward_post": "BACKWARD_POST"}
+NO_DEPTH = "it gathers one unit ahead, not several"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,24 @@ class Sharding:
     wrap: str = "root"
     min_num_params: int | None = None
     reshard: bool = True
-    prefetch: str | None = None
+    prefetch: int = 1
     cpu_offload: bool = False
 
     @property
     def shards(self) -> bool:
         """Ranks hold parts of something."""
         return self.mode != "ddp"
+
+    @property
+    def size(self) -> int | None:
+        """The fewest parameters of a unit, where units are chosen by it."""
+        return self.min_num_params if self.wrap == "size" else None
+
+    @property
+    def fsdp1(self) -> str | None:
+        """Its name among the strategies of FSDP1."""
+        name = self.words.fsdp1
+        return "HYBRID_SHARD_ZERO2" if self.mode == "hybrid" and not self.reshard else name
 
     @property
     def words(self) -> Mode:
@@ -74,7 +85,7 @@ def sharding_of(recommendation: Recommendation) -> Sharding:
     allowed: dict[str, Collection[Scalar]] = {
         "mode": list(MODES),
         "wrap": list(WRAPS),
-        "prefetch": list(PREFETCHES),
+        "prefetch": range(1, 17),
         "reshard": flag,
         "cpu_offload": flag,
     }

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tuner.export import python_code
 from tuner.export.python_code import NO_BATCH, imports, literal, set_up_code, token_weights
 from tuner.export.settings import batch_per_rank
-from tuner.export.sharding import STRATEGY, sharding_of
+from tuner.export.sharding import NO_DEPTH, STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -94,8 +94,8 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     missing = {}
     if sharding.wrap != "block":
         missing |= dict.fromkeys(("wrap", "min_num_params"), "torchtitan wraps every block")
-    if sharding.prefetch is not None:
-        missing["prefetch"] = "FSDP2 prefetches by itself there"
+    if sharding.prefetch != 1:
+        missing["prefetch"] = NO_DEPTH
     parallelism = {
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": ranks,

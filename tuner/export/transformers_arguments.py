@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tuner.export import python_code
-from tuner.export.python_code import NO_BATCH, NO_LAYOUT, constant, imports, set_up_code
+from tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
 from tuner.export.settings import batch_per_rank, choice_of
-from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
+from tuner.export.sharding import NO_DEPTH, STRATEGY, WRAPS, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
 _ARGUMENTS = "ARGUMENTS"
+_DDP_FLAGS = {"find_unused_parameters": "find_unused", "static_graph": "static_graph"}
 
 
 def _said(missing: Mapping[str, str] | None = None, **arguments: Any) -> Said:
@@ -83,6 +84,19 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
     return _said(per_device_train_batch_size=size, gradient_accumulation_steps=pieces)
 
 
+def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
+    """Whether to look for unused parameters is always said: left alone, the Trainer looks for them."""
+    if recommendation.num_ranks == 1:
+        return Said(missing=dict.fromkeys(choice, ONE_RANK))
+    arguments: dict[str, Any] = {f"ddp_{name}": choice[part] for name, part in _DDP_FLAGS.items()}
+    if (choice["bucket_cap_mb"], choice["first_bucket_mb"]) != (25, 1):
+        arguments["ddp_bucket_cap_mb"] = choice["bucket_cap_mb"]
+    missing = python_code.first_bucket(choice)
+    if choice["bucket_views"]:
+        missing["bucket_views"] = "TrainingArguments have no setting for it; tuner.apply runs it"
+    return _said(missing, **arguments)
+
+
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     if not sharding.shards:
@@ -95,9 +109,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         "cpu_offload": sharding.cpu_offload,
         "auto_wrap_policy": WRAPS[sharding.wrap],
     }
-    if sharding.min_num_params is not None:
-        config["min_num_params"] = sharding.min_num_params
-    missing = {} if sharding.prefetch is None else {"prefetch": "FSDP2 has no prefetch setting there"}
+    if sharding.size is not None:
+        config["min_num_params"] = sharding.size
+    missing = {} if sharding.prefetch == 1 else {"prefetch": NO_DEPTH}
     if sharding.wrap == "block":
         missing["wrap"] = "for models of transformers, which know their layers"
     return _said(missing, fsdp=True, fsdp_config=config)
@@ -120,6 +134,7 @@ class TransformersArguments(TranslatingExporter):
         "optimizer_implementation": _optimizer,
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
+        "ddp_buckets": _ddp_buckets,
         STRATEGY: _sharding,
     }
 

@@ -178,7 +178,7 @@ def _communication_cause(evidence: Evidence) -> Cause | None:
         name="network",
         message=f"waiting for a late rank, another {evidence.late_share:.0%}, is not counted in it",
         advice=COMMUNICATION_ADVICE,
-        strategies=("micro_batch",),
+        strategies=("sharding", "ddp_buckets", "hierarchical_allreduce", "gradient_compression", "micro_batch"),
     )
 
 
@@ -288,7 +288,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.05, 0.10, 0.30),
         message="{share} of the step communicates while nothing is computed",
         advice=COMMUNICATION_ADVICE,
-        strategies=("micro_batch",),
+        strategies=("sharding", "ddp_buckets", "hierarchical_allreduce", "gradient_compression", "micro_batch"),
         cause=_communication_cause,
     ),
     Rule(
@@ -369,7 +369,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.85, 0.90, 0.97),
         message="{share} of the device's memory is reserved at the peak",
         advice="checkpoint activations or use smaller micro-batches, before fragmentation stops the run",
-        strategies=("activation_checkpointing", "activation_compression", "allocator", "micro_batch"),
+        strategies=("activation_checkpointing", "sharding", "activation_compression", "allocator", "micro_batch"),
         devices=("cuda",),
         measure=_memory_filled,
     ),

@@ -16,7 +16,10 @@ from tuner.strategies.cpu_threads import CpuThreads
 from tuner.strategies.cuda_graph import CudaGraph
 from tuner.strategies.data_loading import DataLoading
 from tuner.strategies.dataset_cache import DatasetCache
+from tuner.strategies.ddp_buckets import DdpBuckets
 from tuner.strategies.device_prefetch import DevicePrefetch
+from tuner.strategies.gradient_compression import GradientCompression
+from tuner.strategies.hierarchical_allreduce import HierarchicalAllreduce
 from tuner.strategies.larger_global_batch import LargerGlobalBatch
 from tuner.strategies.length_balancing import LengthBalancing
 from tuner.strategies.memory_format import MemoryFormat
@@ -26,6 +29,7 @@ from tuner.strategies.moe_experts import MoeExperts
 from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
 from tuner.strategies.precision import Precision
+from tuner.strategies.sharding import Sharding
 
 STRATEGIES: tuple[Strategy, ...] = (
     DataLoading(),
@@ -48,6 +52,10 @@ STRATEGIES: tuple[Strategy, ...] = (
     ModelRecipe(),
     LargerGlobalBatch(),
     MoeExperts(),
+    Sharding(),
+    DdpBuckets(),
+    GradientCompression(),
+    HierarchicalAllreduce(),
 )
 
 

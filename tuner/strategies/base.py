@@ -192,3 +192,10 @@ def needs_cuda(environment: Environment) -> Support:
     if environment.hardware.device_kind == "cuda":
         return Supported()
     return Unsupported("needs CUDA")
+
+
+def needs_ranks(environment: Environment) -> Support:
+    """Support of a choice that changes how ranks communicate."""
+    if environment.num_ranks > 1:
+        return Supported()
+    return Unsupported("one rank has nobody to communicate with")

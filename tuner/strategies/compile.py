@@ -128,8 +128,10 @@ class Compile(Strategy):
 
         def compile_model(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
             from tuner.training.compilation import compile_in_place
+            from tuner.training.job import unwrapped
 
-            compile_in_place(model, str(mode), dynamic)
+            # Inside DDP, which is PyTorch's own code: TorchDynamo cuts the graph at its buckets all the same.
+            compile_in_place(unwrapped(model), str(mode), dynamic)
             return model
 
         def compile_blocks(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:

@@ -10,7 +10,9 @@ from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFact
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
 from tuner.strategies.base import TF32_ROUNDOFF
 from tuner.strategies.compile import MODES_WITH_GRAPHS
+from tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
 from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
+from tuner.strategies.sharding import FSDP
 
 if TYPE_CHECKING:
     from tuner.training.plan import Plan
@@ -120,6 +122,85 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="the cache on disk holds converted samples",
     ),
     Conflict(
+        strategies=("ddp_buckets", "micro_batch"),
+        applies=lambda c, e, w: bool(c["ddp_buckets"]["static_graph"]) and c["micro_batch"]["num_micro_batches"] != 1,
+        reason="DDP learns a static graph from the first backward pass, which accumulation leaves unreduced",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "precision"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] is not None and c["precision"]["level"] in ("O2", "O3")
+        ),
+        reason="gradients are of 16 bits already, in which what a step does not send could not be kept",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "precision"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] in FEEDS_BACK and c["precision"]["dtype"] == "float16"
+        ),
+        reason="what a step does not send is added to a gradient of another loss scale, and an overflow would stay in "
+        "it for good",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "optimizer_algorithm"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] == "dgc" and c["optimizer_algorithm"]["algorithm"] is not None
+        ),
+        reason="momentum correction is defined for SGD",
+    ),
+    Conflict(
+        strategies=("gradient_compression", "optimizer_implementation"),
+        applies=lambda c, e, w: (
+            c["gradient_compression"]["method"] == "dgc" and bool(c["optimizer_implementation"]["contiguous"])
+        ),
+        reason="momentum is corrected tensor by tensor, which contiguous parameters are not",
+    ),
+    Conflict(
+        strategies=("hierarchical_allreduce", "gradient_compression"),
+        applies=lambda c, e, w: (
+            c["hierarchical_allreduce"]["levels"] == 2 and c["gradient_compression"]["method"] in WHOLE_TENSORS
+        ),
+        reason="between hosts each rank holds a part of the gradients, and that method looks at whole tensors: bf16, "
+        "fp16, int8 and one_bit go with two levels",
+    ),
+    Conflict(
+        strategies=("sharding", "precision"),
+        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["precision"]["dtype"] == "float16",
+        reason="a loss scaler would have to skip a step on all ranks or on none, which is not offered: use bfloat16",
+    ),
+    Conflict(
+        strategies=("sharding", "memory_format"),
+        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["memory_format"]["layout"] == "channels_last",
+        reason="FSDP shards contiguous parameters only",
+    ),
+    Conflict(
+        strategies=("sharding", "optimizer_implementation"),
+        applies=lambda c, e, w: c["sharding"]["mode"] != "ddp" and bool(c["optimizer_implementation"]["contiguous"]),
+        reason="one buffer cannot be laid over ranks parameter by parameter",
+    ),
+    Conflict(
+        strategies=("sharding", "optimizer_algorithm"),
+        applies=lambda c, e, w: (
+            c["sharding"]["mode"] != "ddp" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
+        ),
+        reason="that algorithm looks at whole parameters, of which a rank has parts",
+    ),
+    Conflict(
+        strategies=("sharding", "gradient_compression"),
+        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["gradient_compression"]["method"] is not None,
+        reason="FSDP scatters gradients itself, and has no communication hook that would compress them",
+    ),
+    Conflict(
+        strategies=("sharding", "gradient_compression"),
+        applies=lambda c, e, w: c["sharding"]["mode"] == "zero1" and c["gradient_compression"]["method"] == "dgc",
+        reason="deep gradient compression takes the momentum over from an optimizer that holds all parameters",
+    ),
+    Conflict(
+        strategies=("sharding", "hierarchical_allreduce"),
+        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["hierarchical_allreduce"]["levels"] == 2,
+        reason="FSDP scatters gradients itself; its two levels are the mode hybrid",
+    ),
+    Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",
@@ -156,6 +237,42 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("tf32",),
         applies=lambda c: c["precision"]["level"] == "tf32",
         reason="precision sets TF32 already",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("wrap", "min_num_params", "reshard", "prefetch"),
+        applies=lambda c: c["sharding"]["mode"] not in FSDP,
+        reason="parameters are whole on every rank",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("min_num_params",),
+        applies=lambda c: c["sharding"]["wrap"] != "size",
+        reason="units are not chosen by size",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("reshard",),
+        applies=lambda c: c["sharding"]["mode"] == "grad_op",
+        reason="parameters stay until the backward pass",
+    ),
+    Meaningless(
+        strategy="ddp_buckets",
+        parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
+        applies=lambda c: c["sharding"]["mode"] in FSDP,
+        reason="FSDP has no buckets",
+    ),
+    Meaningless(
+        strategy="gradient_compression",
+        parameters=("rank",),
+        applies=lambda c: c["gradient_compression"]["method"] != "powersgd",
+        reason="no matrix is approximated",
+    ),
+    Meaningless(
+        strategy="gradient_compression",
+        parameters=("ratio", "warm_up_steps"),
+        applies=lambda c: c["gradient_compression"]["method"] != "dgc",
+        reason="no elements are chosen",
     ),
     Meaningless(
         strategy="larger_global_batch",

@@ -82,6 +82,8 @@ class OptimizerImplementation(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         group = job.optimizer.param_groups[0]
         name = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for_loop"
+        if job.plan.wrap.shards_parameters:
+            return {"implementation": name, "contiguous": False}  # parts have no storage that could be compared
         trained = {id(parameter) for _, parameter in job.master_parameters()}
         held = {parameter.untyped_storage().data_ptr() for g in job.optimizer.param_groups for parameter in g["params"]}
         own = any(id(parameter) in trained for g in job.optimizer.param_groups for parameter in g["params"])

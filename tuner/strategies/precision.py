@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
+    from tuner.workloads.workload import Workload
 
 
 SIXTEEN_BITS = ("bfloat16", "float16")
@@ -128,8 +129,13 @@ class Precision(Strategy):
         elif level in ("O2", "O3"):
             from tuner.training.casting import cast_model
 
-            plan.cast.append(lambda model, workload: cast_model(model, str(dtype), keep_fp32=level == "O2"))
+            def cast(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+                gathered = level == "O2" and plan.wrap.shards_parameters  # in 16 bits from parts in FP32, the masters
+                return cast_model(model, str(dtype), keep_fp32=level == "O2", cast_parameters=not gathered)
+
+            plan.cast.append(cast)
             plan.optimizer.master_weights = level == "O2"
+            plan.wrap.param_dtype = str(dtype) if level == "O2" else None
             plan.step.loss_scaler = level == "O2" and dtype == "float16"
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
@@ -162,14 +168,16 @@ class Precision(Strategy):
         import torch
 
         from tuner.training.casting import fp32_modules, is_complex
+        from tuner.training.sharding import gathered_dtypes
 
         kept = {id(t): t for _, m in fp32_modules(job.model) for t in (*m.parameters(), *m.buffers())}
         complex_modules = (m for m in job.model.modules() if is_complex(m))
         apart = {id(t) for m in complex_modules for t in m.parameters()}
         cast = [p for p in job.model.parameters() if id(p) not in kept]
+        gathered = gathered_dtypes(job.model) if job.plan.wrap.shards_parameters else {}
         return {
-            "kept_dtypes": _dtypes(t for t in kept.values() if id(t) not in apart),
-            "parameter_dtypes": _dtypes(cast),
+            "kept_dtypes": _dtypes((t for t in kept.values() if id(t) not in apart), gathered),
+            "parameter_dtypes": _dtypes(cast, gathered),
             "looked": job.formats.looked,
             "autocast": job.formats.autocast,
             "products": dict(job.formats.products),
@@ -218,9 +226,14 @@ def _products_seen(evidence: Mapping[str, Any]) -> str:
     return f"{seen}{f' ({hidden})' if hidden else ''}{autocast}"
 
 
-def _dtypes(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Of real numbers: complex ones have no 16-bit form."""
-    return sorted({str(t.dtype).removeprefix("torch.") for t in tensors if t.is_floating_point()})
+def _dtypes(tensors: Iterable[torch.Tensor], gathered: Mapping[int, torch.dtype]) -> list[str]:
+    """Of real numbers: complex ones have no 16-bit form.
+
+    Args:
+        gathered: By identity, of those that compute in another format than they are kept in.
+    """
+    dtypes = {gathered.get(id(t), t.dtype) for t in tensors if t.is_floating_point()}
+    return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _allow_tf32() -> None:

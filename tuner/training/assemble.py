@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
+from tuner.training.communication import attach as attach_hook
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
 from tuner.training.optimizer import build_optimizer, check_rates
+from tuner.training.plan import WrapArguments
 from tuner.training.prefetcher import PrefetchingLoader, copy_stream
 from tuner.training.regrouping import LengthOf, regroup
+from tuner.training.sharding import shard
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +47,12 @@ def assemble(
             batches, the loader has one of the same samples in its place.
         worker_init: Runs in every loader worker before the workload's own `worker_init`.
     """
+    from torch.nn.parallel import DistributedDataParallel
+
+    # One rank has nobody to share or to reduce with, whatever several would.
+    if num_ranks == 1:
+        plan.wrap = WrapArguments()
+
     # 1. Environment first: threads and back-end flags decide how everything after them computes.
     for setting in plan.environment:
         setting()
@@ -68,14 +77,14 @@ def assemble(
 
     # 6. Wrapped once, from the collected arguments; gradients are averaged from here on.
     if num_ranks > 1:
-        model = _data_parallel(model, plan, device)
+        model = _wrapped(model, workload, plan, device)
 
     # 7. The optimizer after wrapping, so that its groups hold the parameters that are trained.
     named = [(name, p) for name, p in _user_parameters(model) if p.requires_grad]
     if not named:
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
-    built = build_optimizer(workload, masters.named() if masters else named, plan.optimizer, device)
+    built = build_optimizer(workload, masters.named() if masters else named, plan, device)
     if masters:
         masters.check(built.optimizer)
     other_rates = plan.optimizer.rate_factor != 1.0 or plan.optimizer.algorithm in workload.learning_rates
@@ -83,6 +92,8 @@ def assemble(
     scheduler = workload.scheduler(built.optimizer)
     if other_rates:
         check_rates(built.optimizer, rates, scheduler)
+    if isinstance(model, DistributedDataParallel):
+        attach_hook(model, built.optimizer, scheduler, plan.wrap, workload.max_grad_norm)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     for transform in plan.whole_compilation:
@@ -125,9 +136,12 @@ def assemble(
     )
 
 
-def _data_parallel(model: torch.nn.Module, plan: Plan, device: torch.device) -> torch.nn.Module:
+def _wrapped(model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device) -> torch.nn.Module:
+    """By FSDP or DDP."""
     from torch.nn.parallel import DistributedDataParallel
 
+    if plan.wrap.shards_parameters:
+        return shard(model, workload, plan.wrap, device)
     device_ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=device_ids, **plan.wrap.ddp)
 

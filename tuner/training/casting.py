@@ -89,11 +89,14 @@ def fp32_modules(model: torch.nn.Module, *, keep_fp32: bool = True) -> Iterator[
             yield name, module
 
 
-def cast_model(model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool) -> torch.nn.Module:
+def cast_model(
+    model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool, cast_parameters: bool = True
+) -> torch.nn.Module:
     """Casts parameters and floating-point buffers, and adds the casts at the model's boundary.
 
     Args:
         keep_fp32: Leave normalisation layers and routers in FP32 (level O2).
+        cast_parameters: False where they are gathered in 16 bits from FP32 parts (`sharding`).
     """
     import torch
 
@@ -105,7 +108,8 @@ def cast_model(model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool) -> t
     for module in model.modules():
         if module in kept:
             continue
-        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        parameters = module.parameters(recurse=False) if cast_parameters else ()
+        for tensor in [*parameters, *module.buffers(recurse=False)]:
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
         if isinstance(module, torch.nn.RNNBase):

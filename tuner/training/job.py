@@ -11,6 +11,7 @@ from tuner.training.captured_step import CapturedStep
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
+from tuner.training.sharding import consolidated, laid_out, whole
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -192,6 +193,9 @@ class TrainingJob:
 
     def clip(self) -> None:
         """Clips the gradients to the workload's norm, where it has one."""
+        compression = self.plan.wrap.compression
+        if compression is not None and compression.method == "dgc":
+            return  # it clipped before it sent
         if self.workload.max_grad_norm is not None:
             import torch
 
@@ -214,8 +218,11 @@ class TrainingJob:
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's state under the user's own key names, masters in FP32 where there are any."""
-        state = dict(unwrapped(self.model).state_dict())
+        """The model's state under the user's own key names, masters in FP32 where there are any.
+
+        Where parameters are laid over ranks, every rank calls it and gets all of them, whole.
+        """
+        state: dict[str, torch.Tensor] = whole(dict(unwrapped(self.model).state_dict()))
         if self.masters:
             state.update(self.masters.state_of(unwrapped(self.model)))
         return state
@@ -223,11 +230,15 @@ class TrainingJob:
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
         implementation, step counts on the CPU, whatever it runs over and however.
+
+        Where it is laid over ranks, every rank calls it and gets all of it, whole.
         """
         if self.captured:
             self.captured.settle()
+        if self.plan.wrap.shards_optimizer:
+            return with_flags(consolidated(self.optimizer), self._user_flags)
         state = self.optimizer.state_dict()
-        return with_flags(self._flat.split(state) if self._flat else state, self._user_flags)
+        return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
@@ -244,7 +255,7 @@ class TrainingJob:
                 f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
                 "load it into one with the same groups"
             )
-        state = self._flat.join(state_dict) if self._flat else state_dict
+        state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
         self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:

@@ -11,11 +11,12 @@ from tuner.errors import UnsupportedHere
 from tuner.training.captured_step import make_capturable
 from tuner.training.flat_parameters import FlatParameters
 from tuner.training.optimizer_state import implementation_flags
+from tuner.training.sharding import zero_redundancy
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import OptimizerArguments
+    from tuner.training.plan import Plan
     from tuner.workloads.workload import NamedParameters, Workload
 
 
@@ -33,17 +34,17 @@ class BuiltOptimizer:
     user_flags: list[dict[str, Any]]
 
 
-def build_optimizer(
-    workload: Workload, named: NamedParameters, arguments: OptimizerArguments, device: torch.device
-) -> BuiltOptimizer:
-    """Another algorithm first, then how it runs, then the buffers that it runs over, then its rates.
+def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
+    """Another algorithm first, then how it runs, then the buffers that it runs over, its rates, and what ranks share.
 
     Raises:
         UnsupportedHere: The optimizer has to be built again and holds what would be lost, or has no such
             implementation.
     """
+    arguments = plan.optimizer
     optimizer = workload.optimizer(named)
-    if arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous:
+    again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
+    if again or plan.wrap.shards_optimizer:
         _check_new(optimizer)
     if arguments.algorithm is not None:
         from tuner.training.optimizers.exchange import exchanged
@@ -61,6 +62,8 @@ def build_optimizer(
             group["lr"] = group["lr"] * arguments.rate_factor
     if arguments.capturable:
         make_capturable(optimizer, device)
+    if plan.wrap.shards_optimizer:
+        optimizer = zero_redundancy(optimizer)
     return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags)
 
 

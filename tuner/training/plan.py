@@ -91,11 +91,48 @@ class BatchArguments:
         return self.factor == 1 and self.pool_batches == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompressionArguments:
+    """How gradients are sent in fewer bytes, as `gradient_compression` names it."""
+
+    method: str
+    rank: int
+    ratio: float
+    warm_up_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingArguments:
+    """What is laid over the ranks, as `sharding` names it."""
+
+    mode: str
+    wrap: str
+    min_num_params: int
+    reshard: bool
+    prefetch: int
+
+
 @dataclass(kw_only=True)
 class WrapArguments:
     """How the model is made data-parallel; used with more than one rank."""
 
     ddp: dict[str, Any] = field(default_factory=dict)
+    compression: CompressionArguments | None = None
+    hierarchical: bool = False
+    """Gradients are reduced inside hosts, then between them."""
+    sharding: ShardingArguments | None = None
+    param_dtype: str | None = None
+    """In which sharded FP32 parameters are gathered, where that is another number format."""
+
+    @property
+    def shards_parameters(self) -> bool:
+        """By FSDP in place of DDP."""
+        return self.sharding is not None and self.sharding.mode in ("grad_op", "full", "hybrid")
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """By ZeRO-1 beside DDP."""
+        return self.sharding is not None and self.sharding.mode == "zero1"
 
 
 @dataclass(kw_only=True)

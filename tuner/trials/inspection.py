@@ -24,6 +24,7 @@ from tuner.records import (
     WorkloadFacts,
 )
 from tuner.strategies import strategy_named
+from tuner.strategies.gradient_compression import FEEDS_BACK
 from tuner.training.initial_state import save_initial_state
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
@@ -116,7 +117,7 @@ class _Inspection:
             dataset=msgspec.structs.replace(data_facts, padding_share=self._padding_share),
             model=look.facts,
             optimizer=look_at_optimizer(job),
-            current=current,
+            current=_finding_unused(current, look.facts, self._request.num_ranks),
             steps_per_epoch=_steps_per_epoch(workload, data_facts),
             batch_bytes=size_of(batches[0]),
             batch_splittable=batch_length(batches[0]) is not None,
@@ -197,7 +198,21 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
         difference = {key: value for key, value in choice.items() if value != strategy.defaults[key]}
         if difference:
             current[name] = difference
+    method = current.get("gradient_compression", {}).get("method")
+    if method in FEEDS_BACK:
+        raise WorkloadRejected(
+            f"{type(workload).__name__}.current compresses gradients by {method}, which no training of one process can "
+            "be compared with step by step: leave it out, and allow lossy choices to have it tried"
+        )
     return current
+
+
+def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: int) -> dict[str, Choice]:
+    """DDP trains a model with unused parameters only if it looks for them, or knows that the graph is static."""
+    buckets = current.get("ddp_buckets", {})
+    if num_ranks == 1 or not model.num_unused_parameters or buckets.get("static_graph"):
+        return current
+    return {**current, "ddp_buckets": {**buckets, "find_unused": True}}
 
 
 def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device) -> TrainingJob:

@@ -74,6 +74,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     parameters = [p for p in job.model.parameters() if p.requires_grad]
     if not job.workload.has_custom_step and all(p.grad is None for p in parameters):
         raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
+    num_unused = 0 if job.workload.has_custom_step else sum(p.grad is None for p in parameters)
     value = float(loss.detach())
     if not math.isfinite(value):
         raise WorkloadRejected(
@@ -94,6 +95,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         has_batch_statistics=any(
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
+        num_unused_parameters=num_unused,
         expert_implementations=offered_implementations(job.model),
         expert_implementation=used_implementation(job.model),
         can_be_batch_second=can_be_batch_second(blocks),

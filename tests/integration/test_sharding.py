@@ -1,0 +1,354 @@
+"""sharding: laid over ranks, a model trains as in one process, and its checkpoints are whole."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from builders import sample_environment, sample_facts
+from rank_jobs import Trained, build, emulated, train, train_alone
+from ranks import RankFailed, Ranks
+from tiny_workloads import AttentionBlock, Everything, TinyViT
+from torch import nn
+
+from tuner.hardware import find_compiler
+from tuner.records import Candidate
+from tuner.strategies import Unsupported, strategy_named
+from tuner.strategies.composition import conflict, normalise
+from tuner.training.job import TrainingJob
+from tuner.training.plan import ShardingArguments
+from tuner.training.sharding import gathered_dtypes, units_of
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+FULL = {"mode": "full", "wrap": "block"}
+MODES = [
+    {"mode": "zero1"},
+    {"mode": "grad_op"},
+    {"mode": "grad_op", "wrap": "block"},
+    {"mode": "full"},
+    FULL,
+    {"mode": "full", "wrap": "size", "min_num_params": 1000},
+    {**FULL, "prefetch": 2},
+]
+each_mode = pytest.mark.parametrize(
+    "choice", MODES, ids=lambda choice: "-".join(str(value) for value in choice.values())
+)
+rounding = pytest.mark.parametrize("mode", ["zero1", "grad_op", "full"])
+
+
+class Deep(Everything):
+    """Four blocks."""
+
+    def model(self) -> nn.Module:
+        model = TinyViT(width=32)
+        model.blocks = nn.ModuleList(AttentionBlock(32, 2) for _ in range(4))
+        return model
+
+
+class Clipped(Deep):
+    max_grad_norm = 0.01
+
+
+class Partly(Deep):
+    """A layer that no loss sees, and one that is not trained."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.unused = nn.Linear(4, 4)
+        model.blocks[1].requires_grad_(False)
+        return model
+
+
+class Tied(Everything):
+    """Two names for one weight."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 192), nn.Linear(192, 192), nn.Linear(192, 4))
+        model[2].weight = model[1].weight
+        return model
+
+
+def sharding(**choice: Any) -> dict[str, Any]:
+    return {"sharding": choice}
+
+
+class TestTraining:
+    @each_mode
+    def test_is_that_of_one_process(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        alone = train_alone(Deep)
+        for trained in ranks.run(2, train, Deep, sharding(**choice)):
+            assert trained.losses == pytest.approx(alone.losses, rel=2e-5)
+            assert trained.effects["sharding"][0], trained.effects["sharding"][1]
+            assert trained.state.keys() == alone.state.keys()
+            for name, value in alone.state.items():
+                assert type(trained.state[name]) is torch.Tensor
+                torch.testing.assert_close(trained.state[name], value, rtol=1e-3, atol=1e-3)
+
+    @rounding
+    def test_clips_by_the_norm_of_all_parts(self, ranks: Ranks, mode: str) -> None:
+        trained: Trained = ranks.run(2, train, Clipped, sharding(mode=mode))[0]
+        assert trained.losses == pytest.approx(train_alone(Clipped).losses, rel=2e-5)
+
+    @rounding
+    def test_of_micro_batches_is_that_of_the_whole(self, ranks: Ranks, mode: str) -> None:
+        choices = {**sharding(mode=mode), "micro_batch": {"num_micro_batches": 2}}
+        trained: Trained = ranks.run(2, train, Deep, choices)[0]
+        assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
+
+    @pytest.mark.parametrize("workload", [Partly, Tied])
+    @rounding
+    def test_with_unused_frozen_or_tied_parameters(self, ranks: Ranks, workload: type, mode: str) -> None:
+        choices = {**sharding(mode=mode), "ddp_buckets": {"find_unused": True}}
+        trained: Trained = ranks.run(2, train, workload, choices)[0]
+        alone = train_alone(workload)
+        assert trained.losses == pytest.approx(alone.losses, rel=2e-5)
+        for name in ("unused.weight", "blocks.1.norm.weight"):
+            assert name not in alone.state or torch.equal(trained.state[name], alone.state[name])
+
+    @pytest.mark.parametrize("every", [1, 2])
+    def test_recomputes_blocks_whose_parameters_were_freed(self, ranks: Ranks, every: int) -> None:
+        choices = {**sharding(**FULL), "activation_checkpointing": {"every": every}}
+        trained: Trained = ranks.run(2, train, Deep, choices)[0]
+        assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
+
+    @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+    @pytest.mark.parametrize("scope", ["whole", "regional"])
+    def test_of_a_compiled_model(self, ranks: Ranks, scope: str) -> None:
+        choices = {**sharding(**FULL), "compile": {"mode": "default", "scope": scope}}
+        trained: Trained = ranks.run(2, train, Deep, choices, 5)[0]
+        assert trained.losses == pytest.approx(train_alone(Deep, num_steps=5).losses, rel=2e-5)
+        for name in choices:
+            assert trained.effects[name][0], trained.effects[name][1]
+
+    @pytest.mark.parametrize("reshard", [False, True])
+    def test_hybrid_shards_inside_hosts_and_reduces_between_them(self, ranks: Ranks, reshard: bool) -> None:
+        choices = sharding(mode="hybrid", wrap="block", reshard=reshard)
+        trained: Trained
+        for trained in ranks.run(4, emulated, 2, train, Deep, choices):
+            assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
+            assert trained.effects["sharding"] == (True, "5 units, of which a rank has 50%; 1 gathered ahead")
+
+    def test_hybrid_needs_hosts_of_one_size(self, ranks: Ranks) -> None:
+        with pytest.raises(RankFailed, match="as many ranks on every host; these have 2, 1"):
+            ranks.run(3, emulated, 2, train, Threes, sharding(mode="hybrid"))
+
+
+class Threes(Deep):
+    global_batch = 6
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+    def test_keeps_its_levels(self, ranks: Ranks, level: str) -> None:
+        """Against the same level in one process, within some roundings of bfloat16."""
+        choices = {"precision": {"level": level, "dtype": "bfloat16"}}
+        alone = train_alone(Deep, choices, 5)
+        trained: Trained = ranks.run(2, train, Deep, {**choices, **sharding(**FULL)}, 5)[0]
+        assert trained.losses == pytest.approx(alone.losses, rel=5 * 2.0**-8)
+        for name in ("precision", "sharding"):
+            assert trained.effects[name][0], trained.effects[name][1]
+
+    def test_at_o2_fp32_parts_are_gathered_in_16_bits_but_for_norms(self, ranks: Ranks) -> None:
+        found = ranks.run(2, formats)[0]
+        assert found["parts"] == {torch.float32}
+        assert found["norms"] == {torch.float32}
+        assert found["others"] == {torch.bfloat16}
+        assert found["state"] == {torch.float32}
+
+
+def formats(rank: int) -> dict[str, set[torch.dtype]]:
+    job = build(rank, Deep(), {**sharding(**FULL), "precision": {"level": "O2", "dtype": "bfloat16"}})
+    job.step(next(iter(job.loader)))
+    gathered = gathered_dtypes(job.model)
+    named = list(job.model.named_parameters())
+    assert {id(parameter) for _, parameter in named} == set(gathered)
+    return {
+        "parts": {parameter.dtype for _, parameter in named},
+        "norms": {gathered[id(parameter)] for name, parameter in named if "norm" in name},
+        "others": {gathered[id(parameter)] for name, parameter in named if "norm" not in name},
+        "state": {value.dtype for value in job.state_dict().values()},
+    }
+
+
+def train_on(job: TrainingJob, num_steps: int) -> list[float]:
+    losses = torch.stack([job.step(batch) for batch in itertools.islice(job.loader, num_steps)]).double()
+    if dist.is_initialized():
+        dist.all_reduce(losses)
+        losses /= dist.get_world_size()
+    return losses.tolist()
+
+
+def saved(rank: int, choice: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint after three steps."""
+    job = build(rank, Deep(), {"sharding": choice})
+    train_on(job, 3)
+    return {"model": job.state_dict(), "optimizer": job.optimizer_state_dict()}
+
+
+def continued(rank: int, choice: dict[str, Any], checkpoint: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
+    """From a checkpoint of the model alone into a fresh model, and of the optimizer into its job."""
+
+    class Restored(Deep):
+        def model(self) -> nn.Module:
+            model = super().model()
+            model.load_state_dict(checkpoint["model"])
+            return model
+
+    job = build(rank, Restored(), {"sharding": choice})
+    job.load_optimizer_state_dict(copy.deepcopy(checkpoint["optimizer"]))  # torch goes on in the tensors it is given
+    again = copy.deepcopy(job.optimizer_state_dict())
+    return train_on(job, 3), again
+
+
+class TestCheckpoints:
+    @each_mode
+    def test_move_from_and_to_one_process(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        of_one = saved(0, {})
+        of_ranks = ranks.run(2, saved, choice)
+        for other in of_ranks:
+            same(other, of_one)
+        expected, _ = continued(0, {}, of_one)
+        assert continued(0, {}, of_ranks[0])[0] == pytest.approx(expected, rel=2e-5)
+        for losses, again in ranks.run(2, continued, choice, of_one):
+            assert losses == pytest.approx(expected, rel=2e-5)
+            same({"optimizer": again}, {"optimizer": of_one["optimizer"]})
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Whole tensors of the same values, by the same names."""
+    if "model" in wanted:
+        assert found["model"].keys() == wanted["model"].keys()
+    states, others = found["optimizer"]["state"], wanted["optimizer"]["state"]
+    assert states.keys() == others.keys()
+    for number, state in others.items():
+        assert states[number].keys() == state.keys()
+        for name, value in state.items():
+            assert type(states[number][name]) is type(value)
+            torch.testing.assert_close(states[number][name], value, rtol=1e-3, atol=1e-4)
+
+
+def held(rank: int, mode: str) -> tuple[int, int]:
+    """Elements of the optimizer's states on this rank, and of parameters in all."""
+    job = build(rank, Deep(), {"sharding": {"mode": mode}})
+    job.step(next(iter(job.loader)))
+    size = 0
+    for state in getattr(job.optimizer, "optim", job.optimizer).state.values():
+        moment = state.get("exp_avg")
+        if moment is not None:
+            size += (moment.to_local() if hasattr(moment, "to_local") else moment).numel()
+    return size, sum(p.numel() for p in Deep().model().parameters())
+
+
+class TestMemory:
+    def test_a_rank_holds_its_part_of_the_optimizers_states(self, ranks: Ranks) -> None:
+        for mode in ("zero1", "full"):
+            parts = ranks.run(2, held, mode)
+            assert sum(size for size, _ in parts) == pytest.approx(parts[0][1], rel=0.02)
+            assert all(size < 0.6 * total for size, total in parts)
+        assert all(size == total for size, total in ranks.run(2, held, "ddp"))
+
+
+def differing(rank: int) -> torch.Tensor:
+    """Models that were initialised otherwise on every rank."""
+
+    class Own(Deep):
+        def model(self) -> nn.Module:
+            torch.manual_seed(rank)
+            return super().model()
+
+    return build(rank, Own(), sharding(**FULL)).state_dict()["head.weight"]
+
+
+def test_all_ranks_start_as_the_first(ranks: Ranks) -> None:
+    """As under DDP; parts of different models would make none that was initialised."""
+    torch.manual_seed(0)
+    wanted = Deep().model().head.weight
+    for value in ranks.run(2, differing):
+        assert torch.equal(value, wanted)
+
+
+class TestUnits:
+    def units(self, model: nn.Module, minimum: int) -> list[str]:
+        names = {module: name for name, module in model.named_modules()}
+        arguments = ShardingArguments(mode="full", wrap="size", min_num_params=minimum, reshard=True, prefetch=1)
+        return [names[unit] for unit in units_of(model, Deep(), arguments)]
+
+    def test_by_size_take_what_is_in_no_inner_one(self) -> None:
+        """Of a block's 4,256 parameters 3,168 are the first projection's: with that apart, it is too small."""
+        model = Deep().model()
+        assert self.units(model, 4000) == [f"blocks.{number}" for number in range(4)]
+        assert self.units(model, 2000) == [f"blocks.{number}.qkv" for number in range(4)]
+        assert self.units(model, 10**6) == []
+
+    def test_never_part_an_attention_from_its_projection(self) -> None:
+        """Which it uses without calling it; nor is a list of modules one, which is never called."""
+        model = nn.Sequential(nn.ModuleList([nn.MultiheadAttention(32, 2)]))
+        assert self.units(model, 1000) == ["0.0"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "other", "reason"),
+    [
+        ("full", {"precision": {"level": "O1", "dtype": "float16"}}, "use bfloat16"),
+        ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous parameters only"),
+        ("zero1", {"optimizer_implementation": {"contiguous": True}}, "parameter by parameter"),
+        ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
+        ("full", {"gradient_compression": {"method": "bf16"}}, "no communication hook"),
+        ("zero1", {"gradient_compression": {"method": "dgc"}}, "holds all parameters"),
+        ("grad_op", {"hierarchical_allreduce": {"levels": 2}}, "the mode hybrid"),
+        ("zero1", {"gradient_compression": {"method": "bf16"}, "hierarchical_allreduce": {"levels": 2}}, None),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_does_not_go_together_is_refused(mode: str, other: dict[str, Any], reason: str | None) -> None:
+    candidate = Candidate(choices={"sharding": {"mode": mode}, **other})
+    found = conflict(candidate, sample_environment(), sample_facts(current={}))
+    assert (found is None) == (reason is None)
+    assert reason is None or reason in str(found)
+
+
+def test_zero1_goes_with_buckets_and_compression(ranks: Ranks) -> None:
+    choices = {
+        **sharding(mode="zero1"),
+        "ddp_buckets": {"bucket_views": True},
+        "gradient_compression": {"method": "int8"},
+    }
+    trained: Trained = ranks.run(2, train, Deep, choices)[0]
+    assert sum(trained.losses[-4:]) < sum(trained.losses[:4])
+    for name in choices:
+        assert trained.effects[name][0], trained.effects[name][1]
+
+
+def test_buckets_mean_nothing_without_ddp() -> None:
+    facts = sample_facts(current={})
+    for mode, kept in (("zero1", True), ("full", False)):
+        candidate = Candidate(choices={"sharding": {"mode": mode}, "ddp_buckets": {"bucket_cap_mb": 50}})
+        assert ("ddp_buckets" in normalise(candidate, facts).choices) == kept
+
+
+@pytest.mark.parametrize(
+    ("choice", "environment", "facts", "reason"),
+    [
+        ({"mode": "zero1"}, {"num_ranks": 1}, {}, "nobody to communicate with"),
+        ({"mode": "full"}, {}, {"custom_step": True}, "training_step"),
+        ({"mode": "full", "reshard": False}, {}, {}, "is grad_op"),
+        ({"mode": "full", "prefetch": 2}, {}, {}, "other units have none"),
+        ({"mode": "full", "wrap": "block", "prefetch": 16}, {}, {}, "never 16 ahead"),
+        ({"mode": "hybrid"}, {}, {}, "would be full sharding"),
+        ({"mode": "hybrid"}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 on 4"),
+    ],
+)
+def test_what_cannot_be_tried_gives_the_reason(
+    choice: dict[str, Any], environment: dict[str, Any], facts: dict[str, Any], reason: str
+) -> None:
+    strategy = strategy_named("sharding")
+    support = strategy.supports(
+        {**strategy.defaults, **choice},
+        sample_environment(**environment),
+        sample_facts(**{"current": {}, "custom_step": False, **facts}),
+    )
+    assert isinstance(support, Unsupported)
+    assert reason in support.reason

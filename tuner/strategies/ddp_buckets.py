@@ -1,0 +1,161 @@
+"""ddp_buckets: how DistributedDataParallel groups gradients for reduction.
+
+Mechanism: DDP reduces a bucket of gradients as soon as all of them are there, while the backward pass goes on. The
+first bucket is small, so that communication begins early; the others hold `bucket_cap_mb`. A static graph says that the
+parameters in use never change, so that DDP need not look for unused ones; with `bucket_views` gradients live in their
+bucket instead of being copied into it and out of it. `find_unused` looks for parameters without a gradient in every
+step.
+
+Helps: exposed communication. Small buckets start early and pay latency often; large ones leave a long tail after the
+last gradient. Hurts: a static graph fails where the parameters in use change from step to step.
+
+Numerics: `rounding`. Other groups are added in another order.
+
+Sources: Li et al., "PyTorch Distributed" (2020), arXiv 2006.15704;
+https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+MIB = 2**20
+CAPS_MB = (50, 100, 200, 5, 1)
+"""Tried beside PyTorch's 25, the most promising first."""
+SIZES = ("bucket_cap_mb", "first_bucket_mb")
+
+
+class DdpBuckets(Strategy):
+    name = "ddp_buckets"
+    summary = "size of DDP's gradient buckets, static graph, gradients as views of their bucket"
+    defaults: ClassVar[Choice] = {
+        "bucket_cap_mb": 25,
+        "first_bucket_mb": 1,
+        "static_graph": False,
+        "bucket_views": False,
+        "find_unused": False,
+    }
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "bucket_cap_mb": (range(1, 65537),),
+        "first_bucket_mb": (range(1, 65537),),
+        "static_graph": (False, True),
+        "bucket_views": (False, True),
+        "find_unused": (False, True),
+    }
+    attacks = (Category.COMMUNICATION, Category.COPY_D2D, Category.ELEMENTWISE, Category.HOST)
+    usual_realisation = 0.15
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        today = self.neutral(workload)
+        changes: list[Choice] = [
+            {"bucket_views": True},
+            {"static_graph": True, "find_unused": False},
+            {"static_graph": True, "find_unused": False, "bucket_views": True},
+            {"find_unused": False},
+            {"bucket_cap_mb": 25, "first_bucket_mb": 25},
+            {},
+        ]
+        changes[-2:-2] = [{"bucket_cap_mb": cap, "first_bucket_mb": 1} for cap in CAPS_MB]
+        found: list[Choice] = []
+        for change in changes:
+            choice = {**today, **change}
+            if choice not in found:
+                found.append(choice)
+        return tuple(found)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice == self.neutral(workload):
+            return Supported()
+        alone = needs_ranks(environment)
+        if isinstance(alone, Unsupported):
+            return alone
+        cap, first = int(choice["bucket_cap_mb"] or 0), int(choice["first_bucket_mb"] or 0)
+        if first > cap:
+            return Unsupported(f"the first bucket ({first} MiB) is meant to be no larger than the others ({cap} MiB)")
+        unused = workload.model.num_unused_parameters
+        if unused and not choice["find_unused"] and not choice["static_graph"]:
+            return Unsupported(
+                f"{unused} parameters get no gradient: DDP must find them in every step, or know a static graph"
+            )
+        if choice["static_graph"] and workload.custom_step:
+            return Unsupported("the workload has its own training_step, whose graph may change from step to step")
+        return self._makes_other_buckets(choice, workload)
+
+    def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
+        """Whether sizes that differ from today's, and from those tried, make other buckets of this model."""
+        today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
+        if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
+            return Supported()
+        if all(total <= int(c["first_bucket_mb"] or 0) for c in (choice, today)):
+            return Unsupported("the first bucket holds all gradients, now as then")
+        cap, others = int(choice["bucket_cap_mb"] or 0), (*CAPS_MB, int(today["bucket_cap_mb"] or 0))
+        enough = min((size for size in others if total <= size), default=cap)
+        if cap > enough:
+            return Unsupported(f"buckets of {enough} MiB hold all {total:.1f} MiB of gradients already")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        cap, first = choice["bucket_cap_mb"], choice["first_bucket_mb"]
+        if any(choice[name] != self.defaults[name] for name in SIZES):
+            plan.wrap.ddp["bucket_cap_mb_list"] = [first, cap]  # of the first bucket, and of all others
+        for name, argument in (
+            ("static_graph", "static_graph"),
+            ("bucket_views", "gradient_as_bucket_view"),
+            ("find_unused", "find_unused_parameters"),
+        ):
+            if choice[name]:
+                plan.wrap.ddp[argument] = True
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """Exposed communication; views save copies of the gradients, and nobody need look for unused parameters."""
+        today = situation.choices[self.name]
+        saved = [Category.COMMUNICATION]
+        if choice["bucket_views"] != today["bucket_views"]:
+            saved += [Category.COPY_D2D, Category.ELEMENTWISE]
+        if today["find_unused"] and not choice["find_unused"]:
+            saved += [Category.HOST, Category.LAUNCH_LATENCY]
+        return removable(situation, *saved)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """What the running DDP says of itself."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        ddp = job.model
+        if not isinstance(ddp, DistributedDataParallel):
+            return {}
+        logged = ddp._get_ddp_logging_data()
+        caps = ddp.bucket_bytes_cap_list or [MIB, ddp.bucket_bytes_cap]
+        sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+        return {
+            "bucket_cap_mb": caps[-1] // MIB,
+            "first_bucket_mb": caps[0] // MIB,
+            "static_graph": bool(logged.get("static_graph")),
+            "bucket_views": bool(logged.get("gradient_as_bucket_view")),
+            "find_unused": bool(logged.get("find_unused_parameters")),
+            "buckets": [int(size) for size in str(sizes).split(",") if size.strip()],
+        }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        if "buckets" not in evidence:
+            plain = choice == self.defaults
+            return Effect(strategy=self.name, took=plain, detail="no DDP" if plain else "there is no DDP to set")
+        effect = super().took_effect(evidence, choice)
+        if not effect.took:
+            return effect
+        buckets = evidence["buckets"]
+        sizes = ", ".join(f"{size / MIB:.1f}" for size in buckets[:8])
+        detail = f"{len(buckets)} bucket{'s' * (len(buckets) != 1)} of {sizes} MiB"
+        return Effect(strategy=self.name, took=True, detail=detail)

@@ -1,0 +1,128 @@
+"""gradient_compression: send fewer bytes of every gradient.
+
+Mechanism: a communication hook of DDP replaces the all-reduce. `fp16` and `bf16` reduce in 16 bits; `int8` and
+`one_bit` send a scale for every block and few bits for every number, by all-to-all and all-gather; `powersgd` sends a
+matrix as the product of two thin ones of the given rank; `dgc` (deep gradient compression, SGD only) sends the given
+share of every tensor, its largest elements. What a step of `one_bit`, `powersgd` or `dgc` does not send is added to
+the next gradient (error feedback). See `tuner.training.compression`.
+
+Helps: networks much slower than the devices, such as Ethernet between hosts. Hurts: on NVLink compressing takes longer
+than sending; with `dgc` the volume grows with the number of ranks.
+
+Numerics: `lossy`. Judged on the loss over a longer horizon.
+
+Sources: Lin et al., "Deep Gradient Compression" (2017), arXiv 1712.01887; Vogels et al., "PowerSGD" (2019), arXiv
+1905.13727; Seide et al., "1-Bit Stochastic Gradient Descent" (Interspeech 2014); Tang et al., "1-bit Adam" (2021),
+arXiv 2102.02888; https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import (
+    BF16_ROUNDOFF,
+    FP16_ROUNDOFF,
+    Strategy,
+    Support,
+    Supported,
+    Unsupported,
+    needs_ranks,
+)
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+FEEDS_BACK = ("one_bit", "powersgd", "dgc")
+"""They keep what a step does not send."""
+WHOLE_TENSORS = ("powersgd", "dgc")
+"""They look at tensors, not at runs of numbers."""
+TRIED_WARM_UP = 16
+"""Steps, so that a trial measures what comes after them."""
+
+
+class GradientCompression(Strategy):
+    name = "gradient_compression"
+    summary = "gradients in 16, 8 or 1 bits, as products of thin matrices, or their largest elements only"
+    defaults: ClassVar[Choice] = {"method": None, "rank": 4, "ratio": 0.01, "warm_up_steps": TRIED_WARM_UP}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "method": (None, "fp16", "bf16", "int8", "one_bit", "powersgd", "dgc"),
+        "rank": (range(1, 1025),),
+        "ratio": (0.001, 0.01, 0.1, 1.0),
+        "warm_up_steps": (range(10**7 + 1),),
+    }
+    attacks = (Category.COMMUNICATION,)
+    usual_realisation = 0.3
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        ranks, ratios = (4, 2, 8), (0.01, 0.001)
+        return (
+            self.completed({"method": "bf16"}),
+            self.completed({"method": "fp16"}),
+            *(self.completed({"method": "powersgd", "rank": rank}) for rank in ranks),
+            self.completed({"method": "int8"}),
+            *(self.completed({"method": "dgc", "ratio": ratio}) for ratio in ratios),
+            self.completed({"method": "one_bit"}),
+            self.completed({"method": None}),
+        )
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice == self.neutral(workload):
+            return Supported()
+        alone = needs_ranks(environment)
+        if isinstance(alone, Unsupported) or choice["method"] is None:
+            return alone
+        if choice["method"] == "dgc":
+            optimizer = workload.optimizer
+            if optimizer.name != "SGD" or not optimizer.module.startswith("torch.optim"):
+                return Unsupported(f"momentum correction is defined for torch.optim.SGD, not for {optimizer.name}")
+            if workload.custom_step:
+                return Unsupported("the workload has its own training_step, which may clip what was clipped already")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.EXACT if choice["method"] is None else Numerics.LOSSY
+
+    def unit_roundoff(self, choice: Choice) -> float:
+        if choice["method"] is None:
+            return super().unit_roundoff(choice)
+        return FP16_ROUNDOFF if choice["method"] == "fp16" else BF16_ROUNDOFF
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["method"] is None:
+            return
+        from tuner.training.plan import CompressionArguments
+
+        plan.wrap.compression = CompressionArguments(
+            method=str(choice["method"]),
+            rank=int(choice["rank"] or 0),
+            ratio=float(choice["ratio"] or 0),
+            warm_up_steps=int(choice["warm_up_steps"] or 0),
+        )
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        return removable(situation, Category.COMMUNICATION)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """What the hook of the running DDP counted."""
+        from tuner.training.communication import compression_of
+
+        found = compression_of(job.model)
+        return {"method": None} if found is None else {"method": found.method, **found.settings, "factor": found.factor}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        if evidence.get("method") != choice["method"] or choice["method"] is None:
+            took = evidence.get("method") == choice["method"]
+            return Effect(
+                strategy=self.name, took=took, detail=f"gradients are sent as {evidence.get('method') or 'they are'}"
+            )
+        effect = super().took_effect(evidence, choice)
+        factor = evidence.get("factor", 1.0)
+        if not effect.took:
+            return effect
+        return Effect(strategy=self.name, took=factor > 1.0, detail=f"{factor:.1f} times fewer bytes were sent")

@@ -1,0 +1,80 @@
+"""hierarchical_allreduce: reduce gradients inside every host, then between hosts.
+
+Mechanism: a communication hook of DDP scatters the reduced gradients over the ranks of a host, all-reduces each part
+between hosts, and gathers the parts inside. See `tuner.training.hierarchy`. Gradients that are compressed are so
+between hosts only.
+
+Helps: several hosts with a slow network between them, above all where it is latency or the number of connections that
+is slow, or where ranks are numbered so that neighbours are on different hosts. Hurts: three collectives in place of
+one; a library that knows the topology already saves most of the volume.
+
+Numerics: `rounding`. Equal to a flat all-reduce but for the order of additions.
+
+Source: Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision" (2018), arXiv 1807.11205
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+
+class HierarchicalAllreduce(Strategy):
+    name = "hierarchical_allreduce"
+    summary = "gradients reduced inside every host, then between hosts"
+    defaults: ClassVar[Choice] = {"levels": 1}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"levels": (1, 2)}
+    attacks = (Category.COMMUNICATION,)
+    usual_realisation = 0.15
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return ({"levels": 2}, {"levels": 1})
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice == self.neutral(workload):
+            return Supported()
+        alone = needs_ranks(environment)
+        if isinstance(alone, Unsupported):
+            return alone
+        ranks, hosts = environment.num_ranks, environment.num_hosts
+        if hosts == 1:
+            return Unsupported("all ranks are on one host: between none of them is there a slower network")
+        if ranks % hosts:
+            return Unsupported(f"{hosts} hosts cannot have as many of {ranks} ranks each")
+        if ranks == hosts:
+            return Unsupported("every host has one rank: there is nothing to reduce inside")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["levels"] == 2:
+            plan.wrap.hierarchical = True
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        return removable(situation, Category.COMMUNICATION)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from tuner.training.communication import hierarchy_of
+
+        found = hierarchy_of(job.model)
+        if found is None or not found.num_reductions:
+            return {"levels": 1}
+        return {"levels": 2, "hosts": found.levels.num_hosts, "ranks_per_host": found.levels.ranks_per_host}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        effect = super().took_effect(evidence, choice)
+        if not effect.took or choice["levels"] == 1:
+            return effect
+        detail = f"{evidence.get('hosts')} hosts with {evidence.get('ranks_per_host')} ranks each"
+        return Effect(strategy=self.name, took=True, detail=detail)

@@ -1,0 +1,172 @@
+"""sharding: how parameters, gradients and optimizer states are laid over the ranks.
+
+Mechanism: `ddp` keeps everything on every rank. `zero1` keeps the optimizer's states of each parameter on one rank,
+which sends its update to the others (`ZeroRedundancyOptimizer`). FSDP2 (`fully_shard`) keeps a part of every parameter,
+gradient and state on each rank, gathers a unit's parameters just before they are used, and scatters the reduced
+gradients: `full` frees them after the forward pass and gathers them again in the backward pass, `grad_op` keeps them
+until then, `hybrid` shards inside every host and reduces between hosts (freeing them or not: `reshard`). Units are the
+whole model (`root`), its repeated blocks (`block`), or modules of at least `min_num_params` parameters (`size`).
+`prefetch` says how many units are gathered ahead.
+
+Helps: memory, and with it larger micro-batches; the update takes a share of its time on each rank. Hurts: full sharding
+sends half as much again as DDP. With few parameters in a unit latency dominates; one unit for the whole model hides
+nothing.
+
+Numerics: `rounding`. Gradients are reduced in another order; dtypes stay with `precision`.
+
+Sources: Rajbhandari et al., "ZeRO" (2019), arXiv 1910.02054; Zhao et al., "PyTorch FSDP" (2023), arXiv 2304.11277;
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from tuner.training.flat_parameters import ELEMENT_WISE
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+FSDP = ("grad_op", "full", "hybrid")
+"""They lay parameters over ranks."""
+SIZES = (1_000_000, 10_000_000, 100_000_000)
+"""Tried as the fewest parameters of a unit; FSDP's own is the last."""
+
+
+class Sharding(Strategy):
+    name = "sharding"
+    summary = "DDP, ZeRO-1, or FSDP: full, until the backward pass, or inside hosts only; what is gathered as one"
+    defaults: ClassVar[Choice] = {
+        "mode": "ddp",
+        "wrap": "root",
+        "min_num_params": SIZES[-1],
+        "reshard": True,
+        "prefetch": 1,
+    }
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "mode": ("ddp", "zero1", *FSDP),
+        "wrap": ("root", "block", "size"),
+        "min_num_params": (range(1, 10**12 + 1),),
+        "reshard": (False, True),
+        "prefetch": (range(1, 17),),
+    }
+    attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    usual_realisation = 0.15
+    recompiles = True
+    memory = True
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        smaller = [size for size in SIZES if size < workload.model.num_parameters]
+        return (
+            self.completed({"mode": "grad_op", "wrap": "block"}),
+            self.completed({"mode": "full", "wrap": "block"}),
+            self.completed({"mode": "hybrid", "wrap": "block", "reshard": False}),
+            self.completed({"mode": "hybrid", "wrap": "block"}),
+            self.completed({"mode": "zero1"}),
+            self.completed({"mode": "grad_op", "wrap": "block", "prefetch": 2}),
+            self.completed({"mode": "full", "wrap": "block", "prefetch": 2}),
+            *(self.completed({"mode": "full", "wrap": "size", "min_num_params": size}) for size in smaller),
+            self.completed({"mode": "grad_op"}),
+            self.completed({"mode": "full"}),
+            self.completed({"mode": "ddp"}),
+        )
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice == self.neutral(workload):
+            return Supported()
+        alone = needs_ranks(environment)
+        if isinstance(alone, Unsupported) or choice["mode"] == "ddp":
+            return alone
+        optimizer = workload.optimizer
+        if workload.custom_step:
+            return Unsupported("the workload has its own training_step, which sees parts of parameters or of states")
+        if not optimizer.module.startswith("torch.optim") or optimizer.name not in ELEMENT_WISE:
+            return Unsupported(
+                f"whether {optimizer.name} treats every element alike is not known, and a rank has parts"
+            )
+        if choice["mode"] == "zero1":
+            return Supported()
+        return self._supports_fsdp(choice, environment, workload)
+
+    def _supports_fsdp(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["mode"] == "full" and not choice["reshard"]:
+            return Unsupported("full sharding that frees nothing after the forward pass is grad_op")
+        if choice["wrap"] == "block" and workload.model.num_blocks < 2:
+            return Unsupported("the model has no repeated blocks; name them in Workload.blocks")
+        if choice["prefetch"] != 1 and choice["wrap"] != "block":
+            return Unsupported("blocks are gathered ahead in their order; other units have none that is known")
+        if int(choice["prefetch"] or 1) > 1 and int(choice["prefetch"] or 1) >= workload.model.num_blocks:
+            return Unsupported(f"of {workload.model.num_blocks} blocks there are never {choice['prefetch']} ahead")
+        if choice["mode"] != "hybrid":
+            return Supported()
+        ranks, hosts = environment.num_ranks, environment.num_hosts
+        if hosts == 1:
+            return Unsupported("all ranks are on one host: hybrid sharding would be full sharding")
+        if ranks % hosts or ranks == hosts:
+            return Unsupported(
+                f"hybrid sharding needs several ranks on every host, as many on each: {ranks} on {hosts}"
+            )
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["mode"] == "ddp":
+            return
+        from tuner.training.plan import ShardingArguments
+
+        plan.wrap.sharding = ShardingArguments(
+            mode=str(choice["mode"]),
+            wrap=str(choice["wrap"]),
+            min_num_params=int(choice["min_num_params"] or 0),
+            reshard=bool(choice["reshard"]),
+            prefetch=int(choice["prefetch"] or 1),
+        )
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """Exposed communication, and the update but for a rank's own share of it."""
+        shared = 1 - 1 / max(1, situation.environment.num_ranks)
+        update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+        copies = removable(situation, Category.COPY_D2D) if choice["mode"] in FSDP else 0.0
+        return min(1.0, removable(situation, Category.COMMUNICATION) + shared * update + copies)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """What FSDP says of the model, or whose states the optimizer holds."""
+        from tuner.training.sharding import description_of, is_sharded, is_zero_redundancy, num_held
+
+        if job.plan.wrap.sharding is None:
+            return {"mode": "ddp"}
+        if is_sharded(job.model):
+            return description_of(job.model)
+        if not is_zero_redundancy(job.optimizer):
+            return {"mode": "ddp"}
+        return {"mode": "zero1", "held": num_held(job.optimizer), "parameters": len(job.parameters())}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        mode = evidence.get("mode")
+        if mode is None:
+            mode = "hybrid" if evidence.get("hybrid") else "full" if evidence.get("frees") else "grad_op"
+        took, detail = mode == choice["mode"], f"it runs as {mode}"
+        if took and mode == "zero1":
+            held, parameters = evidence.get("held", 0), evidence.get("parameters", 0)
+            took, detail = held < parameters, f"a rank has the states of {held} of {parameters} parameters"
+        if took and mode in FSDP:
+            units, share = evidence.get("units", 0), evidence.get("share", 1.0)
+            frees = choice["mode"] == "full" or (choice["mode"] == "hybrid" and bool(choice["reshard"]))
+            alone = choice["wrap"] == "root"
+            took = (
+                share < 1.0
+                and evidence.get("frees") == frees
+                and evidence.get("prefetch") == choice["prefetch"]
+                and (units == 1 or not alone)
+                and (units > 1 or alone)
+            )
+            detail = f"{units} units, of which a rank has {share:.0%}; {evidence.get('prefetch')} gathered ahead"
+        return Effect(strategy=self.name, took=took, detail=detail)

@@ -1,0 +1,90 @@
+"""What DDP does with a bucket of gradients, where that is not its own all-reduce: one hook, made here.
+
+What a technique sends and what it replaces is counted, so that a job can show its effect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import UnsupportedHere
+from tuner.training.compression.base import Compression, FlatCompression
+from tuner.training.compression.lane import Lane
+from tuner.training.hierarchy import Hierarchy
+from tuner.training.hosts import make_levels
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tuner.training.plan import CompressionArguments, WrapArguments
+
+
+def attach(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    arguments: WrapArguments,
+    max_grad_norm: float | None,
+) -> None:
+    """Gives DDP its hook; after the optimizer, whose momentum one technique takes over.
+
+    Raises:
+        UnsupportedHere: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
+    """
+    wanted = arguments.compression
+    if wanted is None and not arguments.hierarchical:
+        return
+    if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
+        raise UnsupportedHere(
+            f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
+            "give it cycle_momentum=False"
+        )
+    lane = Lane(model.device)
+    compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
+    state: Compression | Hierarchy | None = compression
+    if arguments.hierarchical:
+        assert compression is None or isinstance(compression, FlatCompression), "between hosts there are parts only"
+        state = Hierarchy(make_levels(), lane, compression)
+    model.register_comm_hook(state, lambda state, bucket: state.reduce(bucket))
+
+
+def build(
+    optimizer: torch.optim.Optimizer, arguments: CompressionArguments, max_grad_norm: float | None, lane: Lane
+) -> Compression:
+    """The technique, by its name."""
+    match arguments.method:
+        case "fp16" | "bf16":
+            from tuner.training.compression.sixteen_bit import SixteenBit
+
+            return SixteenBit(lane, arguments.method)
+        case "int8":
+            from tuner.training.compression.int8 import Int8
+
+            return Int8(lane)
+        case "one_bit":
+            from tuner.training.compression.one_bit import OneBit
+
+            return OneBit(lane)
+        case "powersgd":
+            from tuner.training.compression.powersgd import PowerSgd
+
+            return PowerSgd(lane, arguments.rank)
+        case "dgc":
+            from tuner.training.compression.deep_gradient import DeepGradient
+
+            return DeepGradient(lane, optimizer, arguments.ratio, arguments.warm_up_steps, max_grad_norm)
+    raise AssertionError(f"no compression is called {arguments.method!r}")
+
+
+def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
+    """What reduces the gradients of a wrapped model in two levels, where something does."""
+    return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Hierarchy)), None)
+
+
+def compression_of(model: torch.nn.Module) -> Compression | None:
+    """What compresses the gradients of a wrapped model, where something does: all of them, or between hosts."""
+    hierarchy = hierarchy_of(model)
+    if hierarchy is not None:
+        return hierarchy.compression
+    return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Compression)), None)

@@ -1,0 +1,1 @@
+"""Averaging gradients over ranks with fewer bytes: one technique a file. `tuner.training.communication` chooses."""

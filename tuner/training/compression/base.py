@@ -1,0 +1,89 @@
+"""What a compression is: an average of gradients over the ranks that sends fewer bytes than they have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import GradBucket
+
+    from tuner.training.compression.lane import Lane
+
+FIRST_COMPRESSED = 2
+"""DDP lays its buckets out anew after the first step: what is kept by bucket begins with the third."""
+
+
+class Compression(ABC):
+    """One technique, with what it keeps from step to step.
+
+    Attributes:
+        method: Its name among the choices of `gradient_compression`.
+        dense_bytes: What gradients took that were reduced so far.
+        sent_bytes: What was sent in their place.
+    """
+
+    method: str
+
+    def __init__(self) -> None:
+        self.dense_bytes = 0
+        self.sent_bytes = 0
+        self.num_steps = 0
+
+    @abstractmethod
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The bucket's gradients, averaged over all ranks."""
+
+    def count(self, dense: torch.Tensor, sent_bytes: int) -> None:
+        """
+        Args:
+            sent_bytes: Of an all-reduce that would load the links as much.
+        """
+        self.dense_bytes += dense.nbytes
+        self.sent_bytes += sent_bytes
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The parameters of `gradient_compression` that it was built with."""
+        return {}
+
+    @property
+    def factor(self) -> float:
+        """So many times fewer bytes; 1 before anything was reduced."""
+        return self.dense_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+
+class FlatCompression(Compression):
+    """A technique that looks at a run of numbers, whatever tensors they belong to: it can average parts too."""
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__()
+        self._lane = lane
+
+    @abstractmethod
+    def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:
+        """Averages a one-dimensional tensor over a group, in place.
+
+        Args:
+            key: The same tensor has the same one in every step.
+        """
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        import torch.distributed as dist
+
+        def run() -> torch.Tensor:
+            averaged = self.average(bucket.buffer(), dist.group.WORLD, bucket.index())
+            self.num_steps += bucket.is_last()
+            return averaged
+
+        return self._lane.submit(run)
+
+
+def average_dense(flat: torch.Tensor, group: Any) -> torch.Tensor:
+    """Plain averaging, in place, with the rounding that DDP has."""
+    import torch.distributed as dist
+
+    flat.div_(dist.get_world_size(group))
+    dist.all_reduce(flat, group=group)
+    return flat

@@ -1,0 +1,199 @@
+"""Deep gradient compression: of every tensor only the largest elements are sent, the rest is kept for later.
+
+On every rank, for each tensor of more than one dimension, with momentum m and the share that is sent (ratio):
+
+    u <- m u + g          momentum correction: momentum is of what this rank saw, not of what arrives late
+    v <- v + u            what was not sent yet
+    send the elements of v that are largest in magnitude; set v and u to zero there (momentum factor masking)
+
+With Nesterov's momentum u <- m (u + g), v <- v + u + g. All ranks gather what all sent, so that the volume grows with
+their number. Other tensors, and all of them at ratio 1, are averaged, and get their momentum afterwards as SGD has it:
+there this is SGD bit for bit. The optimizer's own momentum and weight decay are taken over from its groups. A gradient
+norm of the workload clips on each rank, before anything is kept, to its N-th part's root; as that needs the whole
+gradient, nothing is sent before the last bucket then. During the warm-up the share falls in five stages from its fifth
+root. The largest elements are found exactly; the paper estimates their threshold from a sample.
+
+Source: Lin et al. (2017), arXiv 1712.01887; https://github.com/synxlin/deep-gradient-compression
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tuner.errors import UnsupportedHere
+from tuner.training.compression.base import Compression, average_dense
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+    from tuner.training.compression.lane import Lane
+
+STAGES = 5
+
+Gradient = tuple[torch.Tensor, torch.nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of one group of the optimizer."""
+
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+
+class DeepGradient(Compression):
+    method = "dgc"
+
+    def __init__(
+        self,
+        lane: Lane,
+        optimizer: torch.optim.Optimizer,
+        ratio: float,
+        warm_up_steps: int = 0,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._lane = lane
+        self._final_ratio = ratio
+        self._warm_up_steps = warm_up_steps
+        self._max_grad_norm = max_grad_norm
+        self._options = take_over(optimizer)
+        self._waiting: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
+        self.momenta: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.unsent: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"ratio": self._final_ratio, "warm_up_steps": self._warm_up_steps}
+
+    @property
+    def ratio(self) -> float:
+        """The share that this step sends."""
+        if self.num_steps >= self._warm_up_steps:
+            return self._final_ratio
+        stage = (STAGES - 1) * self.num_steps // self._warm_up_steps
+        return float(self._final_ratio ** ((stage + 1) / STAGES))
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = self._lane.future()
+        self._waiting.append((bucket, future))
+        if self._max_grad_norm is None or bucket.is_last():
+            buckets, futures = zip(*self._waiting, strict=True)
+            self._waiting = []
+            self._lane.fulfil(futures, lambda: self._reduced(buckets))
+        return future
+
+    def _reduced(self, buckets: Sequence[GradBucket]) -> list[torch.Tensor]:
+        if self._max_grad_norm is not None:
+            limit = self._max_grad_norm / math.sqrt(dist.get_world_size())
+            gradients = [gradient for bucket in buckets for gradient in bucket.gradients()]
+            scale = (limit / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp_max(1.0)
+            torch._foreach_mul_(gradients, scale)
+        for bucket in buckets:
+            pairs: list[Gradient] = list(zip(bucket.gradients(), bucket.parameters(), strict=True))  # type: ignore[arg-type]
+            sparse = [self.ratio < 1.0 and gradient.dim() > 1 for gradient, _ in pairs]
+            self._send_all([pair for pair, is_sparse in zip(pairs, sparse, strict=True) if not is_sparse])
+            self._send_largest([pair for pair, is_sparse in zip(pairs, sparse, strict=True) if is_sparse])
+        self.num_steps += buckets[-1].is_last()
+        return [bucket.buffer() for bucket in buckets]
+
+    def _send_all(self, pairs: list[Gradient]) -> None:
+        """Averages, then decay and momentum as SGD has them."""
+        if not pairs:
+            return
+        flat = average_dense(torch.cat([gradient.flatten() for gradient, _ in pairs]), dist.group.WORLD)
+        self.count(flat, flat.nbytes)
+        for (gradient, parameter), averaged in zip(pairs, _split_like(flat, pairs), strict=True):
+            options = self._options[parameter]
+            gradient.copy_(averaged.view_as(gradient))
+            if options.weight_decay:
+                gradient.add_(parameter, alpha=options.weight_decay)
+            if options.momentum:
+                momentum = self._of(self.momenta, parameter).mul_(options.momentum).add_(gradient)
+                gradient.copy_(gradient.add(momentum, alpha=options.momentum) if options.nesterov else momentum)
+
+    def _send_largest(self, pairs: list[Gradient]) -> None:
+        if not pairs:
+            return
+        values, places, offset = [], [], 0
+        for gradient, parameter in pairs:
+            self._accumulate(gradient, parameter)
+            chosen = self._largest(parameter)
+            values.append(self._take(parameter, chosen))
+            places.append(chosen + offset)
+            offset += gradient.numel()
+        own_values, own_places = torch.cat(values), torch.cat(places)
+        num_ranks = dist.get_world_size()
+        all_values = own_values.new_empty(num_ranks * own_values.numel())
+        all_places = own_places.new_empty(num_ranks * own_places.numel())
+        dist.all_gather_into_tensor(all_values, own_values)
+        dist.all_gather_into_tensor(all_places, own_places)
+        averaged = own_values.new_zeros(offset)
+        for part, where in zip(all_values.chunk(num_ranks), all_places.chunk(num_ranks), strict=True):
+            # One rank after the other: each place once, so that all ranks add in the same order.
+            averaged.index_add_(0, where, part, alpha=1 / num_ranks)
+        # Gathering sends from each rank to all what an all-reduce of half as much for each rank would.
+        self.count(averaged, (all_values.nbytes + all_places.nbytes) // 2)
+        for (gradient, _), part in zip(pairs, _split_like(averaged, pairs), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _accumulate(self, gradient: torch.Tensor, parameter: torch.nn.Parameter) -> None:
+        options = self._options[parameter]
+        if options.weight_decay:
+            gradient.add_(parameter, alpha=options.weight_decay)
+        unsent, momentum = self._of(self.unsent, parameter), self._of(self.momenta, parameter)
+        if options.nesterov:
+            momentum.add_(gradient).mul_(options.momentum)
+            unsent.add_(momentum).add_(gradient)
+        else:
+            unsent.add_(momentum.mul_(options.momentum).add_(gradient))
+
+    def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Places in the flattened tensor, as many on every rank."""
+        unsent = self.unsent[parameter].flatten()
+        return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
+
+    def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
+        """What is sent, and is neither kept nor carried on by momentum."""
+        unsent = self.unsent[parameter].view(-1)
+        values = unsent[places]
+        unsent[places] = 0.0
+        self.momenta[parameter].view(-1)[places] = 0.0
+        return values
+
+    def _of(self, kept: dict[torch.nn.Parameter, torch.Tensor], parameter: torch.nn.Parameter) -> torch.Tensor:
+        if parameter not in kept:
+            kept[parameter] = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        return kept[parameter]
+
+
+def take_over(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, Options]:
+    """Momentum and weight decay of every parameter, which the optimizer then has no more.
+
+    Raises:
+        UnsupportedHere: It is no SGD, or one that momentum correction is not defined for.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise UnsupportedHere(
+            f"deep gradient compression corrects the momentum of SGD, not of {type(optimizer).__name__}"
+        )
+    options = {}
+    for group in optimizer.param_groups:
+        for name in ("dampening", "maximize"):
+            if group[name]:
+                raise UnsupportedHere(f"deep gradient compression is not defined for SGD with {name}={group[name]}")
+        taken = Options(group["momentum"], group["nesterov"], group["weight_decay"])
+        options.update(dict.fromkeys(group["params"], taken))
+        group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
+    return options
+
+
+def _split_like(flat: torch.Tensor, pairs: list[Gradient]) -> tuple[torch.Tensor, ...]:
+    return tuple(flat.split([gradient.numel() for gradient, _ in pairs]))

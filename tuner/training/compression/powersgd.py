@@ -1,0 +1,52 @@
+"""PowerSGD: a matrix of gradients is sent as the product of two thin ones.
+
+M (n x m) is approximated by P Q^T of a given rank, by one step of subspace iteration that starts from the Q of the step
+before (warm start). What the product leaves out is added to the next gradient (error feedback). Tensors for which that
+sends no fewer bytes are averaged as they are. The first two steps are, too: DDP lays its buckets out anew after the
+first, and what is kept is kept by bucket.
+
+Source: Vogels et al. (2019), arXiv 1905.13727; torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tuner.training.compression.base import FIRST_COMPRESSED, Compression
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import GradBucket
+
+    from tuner.training.compression.lane import Lane
+
+
+class PowerSgd(Compression):
+    method = "powersgd"
+
+    def __init__(self, lane: Lane, rank: int) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+        super().__init__()
+        self._lane = lane
+        self._state = PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=FIRST_COMPRESSED,
+            use_error_feedback=True,
+            warm_start=True,
+        )
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
+        # Its own futures hold one another up on gloo; one bucket after the other they do not.
+        return self._lane.submit(lambda: powerSGD_hook(self._state, bucket).wait())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"rank": self._state.matrix_approximation_rank}
+
+    @property
+    def factor(self) -> float:
+        return float(self._state.compression_stats()[0])

@@ -1,0 +1,61 @@
+"""Which ranks share a host, and the process groups of a host and between hosts."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import UnsupportedHere
+from tuner.hardware import num_emulated_hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """The two levels that a rank is on.
+
+    Attributes:
+        inside: Group of the ranks of its host.
+        between: Group of the ranks that have its place on their hosts.
+    """
+
+    inside: Any
+    between: Any
+    ranks_per_host: int
+    num_hosts: int
+
+
+def make_levels() -> Levels:
+    """Makes the groups; every rank calls it.
+
+    Raises:
+        UnsupportedHere: The hosts have different numbers of ranks.
+    """
+    import torch.distributed as dist
+
+    hosts = members_of(host_of_ranks())
+    sizes = {len(ranks) for ranks in hosts}
+    if len(sizes) != 1:
+        counts = ", ".join(str(len(ranks)) for ranks in hosts)
+        raise UnsupportedHere(f"two levels need as many ranks on every host; these have {counts}")
+    inside, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in hosts])
+    between, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in zip(*hosts, strict=True)])
+    return Levels(inside=inside, between=between, ranks_per_host=sizes.pop(), num_hosts=len(hosts))
+
+
+def host_of_ranks() -> list[str]:
+    """What tells the host of every rank from others."""
+    import torch.distributed as dist
+
+    num_ranks, emulated = dist.get_world_size(), num_emulated_hosts()
+    if emulated > 1:
+        return [str(rank * emulated // num_ranks) for rank in range(num_ranks)]
+    hosts: list[str] = [""] * num_ranks
+    dist.all_gather_object(hosts, platform.node())
+    return hosts
+
+
+def members_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
+    """The ranks of each host, in the order of their first."""
+    return [tuple(rank for rank, other in enumerate(hosts) if other == host) for host in dict.fromkeys(hosts)]

@@ -1,0 +1,207 @@
+"""Laying parameters, gradients and optimizer states over the ranks: FSDP2 (`fully_shard`), and ZeRO-1.
+
+A unit is a module whose parameters are gathered together just before they are used: the repeated blocks, or modules of
+at least so many parameters; what is in none of them is in the root. Every rank holds a part of every parameter
+(a DTensor), under the user's own names; so the optimizer's states are parts too.
+
+The number formats are those of `precision`: at its level O2 the parts stay in FP32, as masters, and units gather
+16-bit weights and reduce gradients in FP32; modules that keep FP32 are units of their own.
+
+Sources: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html ;
+https://docs.pytorch.org/docs/stable/distributed.optim.html (`ZeroRedundancyOptimizer`)
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import UnsupportedHere
+from tuner.training.casting import fp32_modules
+from tuner.training.hosts import host_of_ranks, members_of
+from tuner.training.initial_state import named_state
+from tuner.training.structure import map_structure
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tuner.training.plan import ShardingArguments, WrapArguments
+    from tuner.workloads.workload import Workload
+
+
+def shard(
+    model: torch.nn.Module, workload: Workload, arguments: WrapArguments, device: torch.device
+) -> torch.nn.Module:
+    """The model with its parameters laid over all ranks, in place; it starts as on rank 0."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    sharding = arguments.sharding
+    assert sharding is not None
+    for _, tensor in named_state(model):
+        dist.broadcast(tensor.detach(), src=0)
+    options: dict[str, Any] = {"mesh": _mesh(sharding, device)}
+    frees = sharding.mode == "full" or (sharding.mode == "hybrid" and sharding.reshard)
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    units = units_of(model, workload, sharding)
+    if arguments.param_dtype is not None:
+        # precision casts what goes in and out of the model and of what keeps FP32.
+        for _, module in fp32_modules(model):
+            if any(True for _ in module.parameters()):
+                fully_shard(module, mp_policy=policy, reshard_after_forward=frees, **options)
+        dtype = getattr(torch, arguments.param_dtype)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for unit in units:
+        fully_shard(unit, mp_policy=policy, reshard_after_forward=frees, **options)
+    # What only the root holds is needed first in the backward pass again: freeing it pays where it is everything.
+    fully_shard(model, mp_policy=policy, reshard_after_forward=frees and not units, **options)
+    _prefetch(units, sharding.prefetch)
+    return model
+
+
+def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArguments) -> list[torch.nn.Module]:
+    """What is gathered as one, inner modules first; without the root."""
+    if sharding.wrap == "block":
+        return list(workload.blocks(model))
+    return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
+
+
+def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module]:
+    """Modules with at least so many parameters outside of units inside them: FSDP's `size_based_auto_wrap_policy`."""
+    import torch
+
+    found: list[torch.nn.Module] = []
+
+    def visit(module: torch.nn.Module) -> int:
+        if isinstance(module, torch.nn.MultiheadAttention):  # it uses its projection's weights without calling it
+            left = sum(parameter.numel() for parameter in module.parameters())
+        else:
+            left = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            left += sum(visit(child) for child in module.children())
+        holds_only = isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)  # is never called
+        if module is model or holds_only or left < minimum:
+            return left
+        found.append(module)
+        return 0
+
+    visit(model)
+    return found
+
+
+def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
+    """All ranks in a row; hybrid: hosts by the ranks of a host."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    if sharding.mode != "hybrid":
+        return init_device_mesh(device.type, (dist.get_world_size(),))
+    hosts = members_of(host_of_ranks())
+    if len({len(ranks) for ranks in hosts}) != 1:
+        counts = ", ".join(str(len(ranks)) for ranks in hosts)
+        raise UnsupportedHere(f"hybrid sharding needs as many ranks on every host; these have {counts}")
+    return DeviceMesh(device.type, [list(ranks) for ranks in hosts], mesh_dim_names=("between", "inside"))
+
+
+def _prefetch(units: list[torch.nn.Module], depth: int) -> None:
+    """Gathers so many units ahead; one is what FSDP does by itself."""
+    if depth == 1:
+        return
+    for order, name in ((units, "forward"), (units[::-1], "backward")):
+        for place, unit in enumerate(order):
+            getattr(unit, f"set_modules_to_{name}_prefetch")(order[place + 1 : place + 1 + depth])
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
+
+
+def description_of(model: torch.nn.Module) -> dict[str, Any]:
+    """What FSDP itself says of a sharded model."""
+    from torch.distributed.fsdp import FSDPModule
+
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+    parameters: list[Any] = list(model.parameters())
+    return {
+        "units": len(groups),
+        "frees": any(group.post_forward_mesh_info is not None for group in groups),
+        "hybrid": any(parameter.device_mesh.ndim == 2 for parameter in parameters),
+        "share": sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters),
+        "prefetch": max((len(state._states_to_forward_prefetch) for state in states), default=0) or 1,
+    }
+
+
+def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
+    """By the identity of a sharded parameter: the number format in which its unit computes with it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found: dict[int, torch.dtype] = {}
+    for module in model.modules():
+        group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for held in group.fsdp_params if group is not None else ():
+            dtype = group.mp_policy.param_dtype or held.sharded_param.dtype
+            found[id(held.sharded_param)] = dtype
+    return found
+
+
+# --- whole values -----------------------------------------------------------------------------
+
+
+def whole(value: Any) -> Any:
+    """A structure of tensors with those that are laid over ranks gathered; every rank calls it."""
+    return map_structure(lambda leaf: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf, value)
+
+
+def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+    """An optimizer's whole state as parts, each laid over the ranks as its parameter is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    def part(value: Any, parameter: torch.nn.Parameter) -> Any:
+        if not isinstance(parameter, DTensor) or getattr(value, "shape", None) != parameter.shape:
+            return value
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+    parts = {
+        number: {name: part(value, parameters[number]) for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": parts}
+
+
+# --- ZeRO-1 -----------------------------------------------------------------------------------
+
+
+def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimizer, with the states of every parameter on one rank only, which tells its update to the others."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    return ZeroRedundancyOptimizer(optimizer.param_groups, optimizer_class=type(optimizer), **options)
+
+
+def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return isinstance(optimizer, ZeroRedundancyOptimizer)
+
+
+def num_held(optimizer: Any) -> int:
+    """Parameters whose states are on this rank."""
+    return len(optimizer.optim.state)
+
+
+def consolidated(optimizer: Any) -> dict[str, Any]:
+    """The state of all ranks' parts; every rank calls it and gets it."""
+    import torch.distributed as dist
+
+    state: dict[str, Any] = {}
+    for rank in range(dist.get_world_size()):
+        optimizer.consolidate_state_dict(to=rank)
+        if dist.get_rank() == rank:
+            state = optimizer.state_dict()
+    return state

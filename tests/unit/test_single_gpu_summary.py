@@ -60,9 +60,17 @@ def test_seven_rows_with_their_columns(single_gpu: Any) -> None:
     for row in single_gpu.ROWS:
         columns = single_gpu.by_hand(row)
         assert list(columns)[:5] == ["fp32", "TF32", "O1 fp16", "O1 bf16", "best by hand, O1"]
-        assert len(columns) == 5 + row.pure
+        assert len(columns) == 5 + row.blocks + row.pure
         assert all(c["optimizer_implementation"] == {"implementation": "fused"} for c in columns.values())
         assert all("compile" in choices for name, choices in columns.items() if name.startswith("best"))
+
+
+def test_compiled_blocks_are_by_hand_too_where_an_expert_would_try_them(single_gpu: Any) -> None:
+    """A whole ViT compiles to slower attention with some versions of transformers: then blocks are what to beat."""
+    found = line("vit_large", 1.5)
+    found["by_hand"]["by hand, O1, compiled blocks"] = {"ratio": 1.1, "interval": None, "units_per_s": 100.0}
+    assert single_gpu.target(found)["ratio"] == 1.1
+    assert [row.name for row in single_gpu.ROWS if row.blocks] == ["vit_large", "gpt2_large"]
 
 
 def test_missing_rows_are_named(single_gpu: Any) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
+from tuner.errors import WorkloadError
 from tuner.records import BASELINE, Choice, StudySettings
 from tuner.trials.guard import last_quarter
 from tuner.trials.training_run import LossCurve, TrainRequest
@@ -77,16 +78,19 @@ def compared(curve: LossCurve, reference: LossCurve) -> dict:
 
 
 def train_all(workload: str, num_steps: int) -> dict:
-    """All levels on one model, and the machine."""
+    """All levels on one model, and the machine; of a level that cannot be run here, why not."""
     with engine(workload, StudySettings()) as ready:
         on_cuda = ready.space.environment.hardware.device_kind == "cuda"
-        curves = {
-            name: curve(ready, precision, num_steps, seed=int(name == SAME))
-            for name, precision in LEVELS.items()
-            if on_cuda or name != "TF32"
-        }
+        reference = curve(ready, LEVELS["FP32"], num_steps, seed=0)
+        levels = {"FP32": compared(reference, reference)}
+        for name, precision in LEVELS.items():
+            if name in levels or (name == "TF32" and not on_cuda):
+                continue
+            try:
+                levels[name] = compared(curve(ready, precision, num_steps, seed=int(name == SAME)), reference)
+            except WorkloadError as error:
+                levels[name] = {"failed": str(error)[:300], "missing": None, "skipped_steps": None, "losses": []}
         machine = hardware(ready.space.environment)
-    levels = {name: compared(found, curves["FP32"]) for name, found in curves.items()}
     return {"workload": workload, "hardware": machine, "levels": levels}
 
 

@@ -18,6 +18,7 @@ from tuner.export.settings import threads_lost
 from tuner.export.sharding import NO_DEPTH, STRATEGY, WRAPS, sharding_of
 from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from tuner.records import Choice, Recommendation
+from tuner.strategies.nccl_settings import VARIABLES
 
 VERSION = "accelerate 1.15.0"
 _IN_CODE = "no key of the YAML; the accelerate_python export says it"
@@ -160,6 +161,7 @@ class _Yaml(TranslatingExporter):
         "data_loading": _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
         "cpu_threads": _elsewhere("num_threads", "bind"),
         "allocator": _elsewhere("expandable_segments", "max_split_size_mb"),
+        "nccl_settings": _elsewhere(*VARIABLES),
         "backend_flags": _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
         "optimizer_implementation": _optimizer,
         "precision": _precision,
@@ -307,6 +309,7 @@ class AccelerateCode(TranslatingExporter):
         "data_loading": python_code.data_loading,
         "cpu_threads": python_code.cpu_threads,
         "allocator": python_code.allocator,
+        "nccl_settings": python_code.nccl_settings,
         "backend_flags": python_code.backend_flags,
         "precision": _code_precision,
         "compile": _said_in_yaml(_compile),

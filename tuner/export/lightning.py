@@ -87,6 +87,7 @@ class LightningTrainer(TranslatingExporter):
         "data_loading": python_code.data_loading,
         "cpu_threads": python_code.cpu_threads,
         "allocator": python_code.allocator,
+        "nccl_settings": python_code.nccl_settings,
         "backend_flags": _backend_flags,
         "precision": _precision,
         "compile": _compile,

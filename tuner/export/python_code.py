@@ -14,10 +14,12 @@ from typing import Any
 from tuner.export.settings import batch_per_rank
 from tuner.export.translation import Rule, Said, Sections
 from tuner.records import Choice, Recommendation, SampleUnit
+from tuner.strategies.nccl_settings import OWN
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
 NO_LAYOUT = "parameters of your script have storage of their own; tuner.apply lays them out"
 ONE_RANK = "one process has no gradients to reduce"
+STAYS_SET = "measured with the value that the environment had: start the training with it too"
 LIKE_OTHERS = "PyTorch makes the first bucket as large as the others where their size is given alone"
 DDP_FLAGS = {
     "static_graph": "static_graph",
@@ -120,6 +122,11 @@ def first_bucket(choice: Choice) -> dict[str, str]:
 def allocator(choice: Choice, recommendation: Recommendation) -> Said:
     """Nothing beside its variables, which `environment_code` sets."""
     return Said()
+
+
+def nccl_settings(choice: Choice, recommendation: Recommendation) -> Said:
+    """Nothing beside its variables, which `environment_code` sets; those of the user's own stay in the environment."""
+    return Said(missing={name: STAYS_SET for name, value in choice.items() if value == OWN})
 
 
 def accumulation(section: str, key: str) -> Rule:

@@ -116,6 +116,7 @@ class TorchtitanConfig(TranslatingExporter):
         "data_loading": _data_loading,
         "cpu_threads": python_code.cpu_threads,
         "allocator": python_code.allocator,
+        "nccl_settings": python_code.nccl_settings,
         "backend_flags": python_code.backend_flags,
         "precision": _precision,
         "compile": _compile,

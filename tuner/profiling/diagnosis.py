@@ -178,7 +178,14 @@ def _communication_cause(evidence: Evidence) -> Cause | None:
         name="network",
         message=f"waiting for a late rank, another {evidence.late_share:.0%}, is not counted in it",
         advice=COMMUNICATION_ADVICE,
-        strategies=("sharding", "ddp_buckets", "hierarchical_allreduce", "gradient_compression", "micro_batch"),
+        strategies=(
+            "sharding",
+            "ddp_buckets",
+            "hierarchical_allreduce",
+            "gradient_compression",
+            "nccl_settings",
+            "micro_batch",
+        ),
     )
 
 
@@ -288,7 +295,14 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.05, 0.10, 0.30),
         message="{share} of the step communicates while nothing is computed",
         advice=COMMUNICATION_ADVICE,
-        strategies=("sharding", "ddp_buckets", "hierarchical_allreduce", "gradient_compression", "micro_batch"),
+        strategies=(
+            "sharding",
+            "ddp_buckets",
+            "hierarchical_allreduce",
+            "gradient_compression",
+            "nccl_settings",
+            "micro_batch",
+        ),
         cause=_communication_cause,
     ),
     Rule(

@@ -26,6 +26,7 @@ from tuner.strategies.memory_format import MemoryFormat
 from tuner.strategies.micro_batch import MicroBatch
 from tuner.strategies.model_recipe import ModelRecipe
 from tuner.strategies.moe_experts import MoeExperts
+from tuner.strategies.nccl_settings import NcclSettings
 from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
 from tuner.strategies.precision import Precision
@@ -56,6 +57,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     DdpBuckets(),
     GradientCompression(),
     HierarchicalAllreduce(),
+    NcclSettings(),
 )
 
 

@@ -263,6 +263,12 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         reason="FSDP has no buckets",
     ),
     Meaningless(
+        strategy="nccl_settings",
+        parameters=("algorithm",),
+        applies=lambda c: c["sharding"]["mode"] in ("full", "grad_op"),
+        reason="it is that of all-reduces, and FSDP reduces and scatters",
+    ),
+    Meaningless(
         strategy="gradient_compression",
         parameters=("rank",),
         applies=lambda c: c["gradient_compression"]["method"] != "powersgd",
@@ -286,6 +292,9 @@ TOGETHER: tuple[Together, ...] = (
     Together(strategies=("data_loading", "cpu_threads"), reason="loader workers and operator threads share the cores"),
     Together(strategies=("larger_global_batch", "micro_batch"), reason="a larger batch may fit in pieces only"),
     Together(strategies=("data_loading", "device_prefetch"), reason="copying ahead needs pinned memory"),
+    Together(
+        strategies=("nccl_settings", "ddp_buckets"), reason="more sockets slow small messages, so buckets go along"
+    ),
 )
 
 

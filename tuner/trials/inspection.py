@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from tuner.records import (
 )
 from tuner.strategies import strategy_named
 from tuner.strategies.gradient_compression import FEEDS_BACK
+from tuner.strategies.nccl_settings import settings_of
 from tuner.training.initial_state import save_initial_state
 from tuner.training.job import TrainingJob
 from tuner.training.loader import build_loader
@@ -86,7 +88,7 @@ class _Inspection:
         self._say("loading the workload")
         with importing():
             workload = load_workload(self._request.workload)
-        current = _checked_current(workload)
+        current = with_nccl(_checked_current(workload), self._request)
         self._files.data.mkdir(parents=True, exist_ok=True)
         workload.directory = self._files.data
         self._say("preparing its data")
@@ -205,6 +207,15 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
             "be compared with step by step: leave it out, and allow lossy choices to have it tried"
         )
     return current
+
+
+def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, Choice]:
+    """With what NCCL's variables say already, where it is NCCL that reduces; what the workload says itself counts."""
+    if request.num_ranks == 1 or request.device == "cpu":
+        return current
+    found = {name: value for name, value in settings_of(os.environ).items() if value is not None}
+    together = {**found, **current.get("nccl_settings", {})}
+    return {**current, "nccl_settings": together} if together else current
 
 
 def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: int) -> dict[str, Choice]:

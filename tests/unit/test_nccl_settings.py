@@ -1,0 +1,191 @@
+"""NCCL's settings: what is asked for, how it is read back, and what the user's own environment says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from builders import sample_breakdown, sample_environment, sample_facts
+from report_builders import make_recommendation
+
+from tuner.export import python_code
+from tuner.profiling.bounds import Situation
+from tuner.profiling.categories import Category
+from tuner.records import Candidate
+from tuner.strategies import STRATEGIES, Supported
+from tuner.strategies.composition import normalise
+from tuner.strategies.nccl_settings import VARIABLES, NcclSettings, settings_of
+from tuner.trials.inspection import InspectRequest, with_nccl
+
+NCCL = NcclSettings()
+DEFAULTS = NcclSettings.defaults
+SOCKETS = {"socket_threads": 4, "sockets_per_thread": 4}
+TWO_HOSTS = sample_environment(num_ranks=4, num_hosts=2)
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that says nothing of NCCL."""
+    for variable in VARIABLES.values():
+        monkeypatch.delenv(variable, raising=False)
+    return monkeypatch
+
+
+class TestVariables:
+    @pytest.mark.parametrize(
+        ("difference", "variables"),
+        [
+            ({}, {}),
+            ({"algorithm": "tree"}, {"NCCL_ALGO": "allreduce:tree"}),
+            ({"protocol": "simple"}, {"NCCL_PROTO": "Simple"}),
+            ({"protocol": "ll", "algorithm": "own"}, {"NCCL_PROTO": "LL"}),
+            ({"min_channels": 16, "max_channels": 32}, {"NCCL_MIN_NCHANNELS": "16", "NCCL_MAX_NCHANNELS": "32"}),
+            (SOCKETS, {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}),
+        ],
+    )
+    def test_say_what_is_chosen_and_nothing_of_what_is_left(self, difference: Any, variables: dict[str, str]) -> None:
+        assert NCCL.environment_variables({**DEFAULTS, **difference}) == variables
+
+    def test_are_read_back_as_the_choice_that_they_were_made_of(self) -> None:
+        choices = NCCL.choices(TWO_HOSTS, sample_facts())
+        assert len(choices) > 1
+        for choice in choices:
+            assert settings_of(NCCL.environment_variables(choice)) == choice
+
+    @pytest.mark.parametrize(
+        ("variable", "text", "value"),
+        [
+            ("NCCL_ALGO", "AllReduce:Ring", "ring"),
+            ("NCCL_ALGO", "Ring", "own"),  # of every collective, which none of the choices says
+            ("NCCL_ALGO", "^Tree", "own"),
+            ("NCCL_ALGO", "", None),
+            ("NCCL_PROTO", "SIMPLE", "simple"),
+            ("NCCL_PROTO", "LL128", "own"),
+            ("NCCL_MIN_NCHANNELS", " 8 ", 8),
+            ("NCCL_MAX_NCHANNELS", "010", "own"),  # octal for NCCL
+            ("NCCL_SOCKET_NTHREADS", "17", "own"),
+            ("NCCL_NSOCKS_PERTHREAD", "many", "own"),
+        ],
+    )
+    def test_of_the_user_have_a_value_or_are_their_own(self, variable: str, text: str, value: Any) -> None:
+        assert [found for found in settings_of({variable: text}).values() if found is not None] == [value] * (
+            value is not None
+        )
+
+
+class TestToday:
+    def request(self, device: str = "cuda", num_ranks: int = 2) -> InspectRequest:
+        return InspectRequest(workload="", study_directory="", device=device, num_ranks=num_ranks)
+
+    def test_is_what_the_environment_says(self, unset: pytest.MonkeyPatch) -> None:
+        unset.setenv("NCCL_MIN_NCHANNELS", "16")
+        unset.setenv("NCCL_ALGO", "Ring,Tree")
+        current = with_nccl({"precision": {"level": "O1"}}, self.request())
+        assert current == {"precision": {"level": "O1"}, "nccl_settings": {"algorithm": "own", "min_channels": 16}}
+        today = NCCL.neutral(sample_facts(current=current))
+        assert NCCL.environment_variables(today) == {"NCCL_MIN_NCHANNELS": "16"}
+
+    def test_is_what_the_workload_says_where_both_do(self, unset: pytest.MonkeyPatch) -> None:
+        unset.setenv("NCCL_MIN_NCHANNELS", "16")
+        assert with_nccl({"nccl_settings": {"min_channels": 8}}, self.request()) == {
+            "nccl_settings": {"min_channels": 8}
+        }
+
+    @pytest.mark.usefixtures("unset")
+    def test_is_plain_where_nothing_is_set(self) -> None:
+        assert with_nccl({}, self.request()) == {}
+
+    @pytest.mark.parametrize(("device", "num_ranks"), [("cpu", 2), ("cuda", 1)])
+    def test_is_plain_without_nccl(self, unset: pytest.MonkeyPatch, device: str, num_ranks: int) -> None:
+        """What is set is not read then: it would only make every trial start afresh."""
+        unset.setenv("NCCL_MIN_NCHANNELS", "16")
+        assert with_nccl({}, self.request(device, num_ranks)) == {}
+
+    def test_stays_in_every_choice_that_does_not_replace_it(self) -> None:
+        facts = sample_facts(current={"nccl_settings": {"algorithm": "own", "min_channels": 16}})
+        choices = NCCL.choices(TWO_HOSTS, facts)
+        for choice in choices:
+            assert NCCL.supports(choice, TWO_HOSTS, facts) == Supported()
+            assert choice["min_channels"] in (16, 32)
+            assert choice["algorithm"] in ("own", "ring", "tree")
+        assert NCCL.neutral(facts) in choices
+
+
+class TestSpace:
+    def test_sockets_are_tried_between_hosts_only(self) -> None:
+        facts, one_host = sample_facts(current={}), sample_environment(num_ranks=4)
+        choices = NCCL.choices(TWO_HOSTS, facts)
+        assert all(NCCL.supports(choice, TWO_HOSTS, facts) == Supported() for choice in choices)
+        left = [choice for choice in choices if NCCL.supports(choice, one_host, facts) == Supported()]
+        assert [choice for choice in choices if choice not in left] == [
+            {**DEFAULTS, "socket_threads": n, "sockets_per_thread": n} for n in (4, 2)
+        ]
+
+    @pytest.mark.parametrize(("mode", "kept"), [("ddp", True), ("full", False), ("grad_op", False), ("hybrid", True)])
+    def test_an_algorithm_of_all_reduces_counts_where_there_are_any(self, mode: str, kept: bool) -> None:
+        candidate = Candidate(choices={"sharding": {"mode": mode}, "nccl_settings": {"algorithm": "tree"}})
+        found = normalise(candidate, sample_facts(current={})).choices
+        assert ("nccl_settings" in found) == kept
+
+    def test_saves_exposed_communication_at_most(self) -> None:
+        categories = {Category.COMMUNICATION: 300_000, Category.ELEMENTWISE: 700_000}
+        breakdown = sample_breakdown(
+            categories=categories, step_time_ns=1_000_000, rescaled={}, unprofiled_step_time_ns=None
+        )
+        situation = Situation(
+            breakdown=breakdown,
+            workload=sample_facts(),
+            environment=TWO_HOSTS,
+            choices={s.name: dict(s.defaults) for s in STRATEGIES},
+        )
+        assert NCCL.bound(situation, {**DEFAULTS, **SOCKETS}) == pytest.approx(0.3)
+        assert NCCL.bound(situation, dict(DEFAULTS)) == 0
+
+
+class TestEffect:
+    def evidence(self, device: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:
+        """Of a rank whose process has these variables."""
+        monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+        monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 28, 9))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        job: Any = SimpleNamespace(device=torch.device(device))
+        return NCCL.evidence(job)
+
+    def test_what_the_process_has_took(self, unset: pytest.MonkeyPatch) -> None:
+        choice = {**DEFAULTS, **SOCKETS}
+        evidence = self.evidence("cuda", unset, **NCCL.environment_variables(choice))
+        effect = NCCL.took_effect(evidence, choice)
+        assert effect.took
+        assert effect.detail == "NCCL 2.28.9: NCCL_SOCKET_NTHREADS=4, NCCL_NSOCKS_PERTHREAD=4"
+
+    def test_a_variable_that_the_process_lacks_is_noticed(self, unset: pytest.MonkeyPatch) -> None:
+        evidence = self.evidence("cuda", unset, NCCL_SOCKET_NTHREADS="4")
+        effect = NCCL.took_effect(evidence, {**DEFAULTS, **SOCKETS})
+        assert not effect.took
+        assert effect.detail == "sockets_per_thread is None, not 4"
+
+    def test_a_variable_that_nobody_asked_for_is_noticed(self, unset: pytest.MonkeyPatch) -> None:
+        assert not NCCL.took_effect(self.evidence("cuda", unset, NCCL_PROTO="LL"), dict(DEFAULTS)).took
+
+    def test_the_users_own_value_took_while_it_is_there(self, unset: pytest.MonkeyPatch) -> None:
+        choice = {**DEFAULTS, "algorithm": "own"}
+        assert not NCCL.took_effect(self.evidence("cuda", unset), choice).took
+        assert NCCL.took_effect(self.evidence("cuda", unset, NCCL_ALGO="^Tree"), choice).took
+
+    def test_without_nccl_there_is_nothing_to_set(self, unset: pytest.MonkeyPatch) -> None:
+        """Variables that nobody reads are no evidence."""
+        choice = {**DEFAULTS, **SOCKETS}
+        evidence = self.evidence("cpu", unset, **NCCL.environment_variables(choice))
+        assert NCCL.took_effect(evidence, dict(DEFAULTS)).took
+        effect = NCCL.took_effect(evidence, choice)
+        assert not effect.took
+        assert effect.detail == "there is no NCCL to set"
+
+
+def test_an_export_says_that_values_of_the_users_own_must_stay_set() -> None:
+    recommendation = make_recommendation(Candidate())
+    said = python_code.nccl_settings({**DEFAULTS, "algorithm": "own", "min_channels": 16}, recommendation)
+    assert said.missing == {"algorithm": python_code.STAYS_SET}

@@ -1,0 +1,176 @@
+"""nccl_settings: NCCL's algorithm, protocol, channels, and the sockets and threads that serve a network.
+
+Mechanism: NCCL chooses by a model of the topology and by the size of a message; its variables overrule it. More
+channels use more of a link's bandwidth and take multiprocessors from the model. Over TCP one connection fills no fast
+network: each channel can use several threads with several sockets each.
+
+Helps: exposed communication, where NCCL's own choice is wrong for the network. Hurts: what is good for one message size
+can be bad for another. With 4 threads of 4 sockets the bus of an emulated second host went from 7 to 9 GB/s to 23, and
+messages of 1 MiB became four times slower.
+
+Numerics: `rounding`. Another algorithm, or other pieces, add in another order.
+
+Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda, needs_ranks
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+OWN = "own"
+"""A value of the user's that none of ours says; it stays as it is."""
+VARIABLES = {
+    "algorithm": "NCCL_ALGO",
+    "protocol": "NCCL_PROTO",
+    "min_channels": "NCCL_MIN_NCHANNELS",
+    "max_channels": "NCCL_MAX_NCHANNELS",
+    "socket_threads": "NCCL_SOCKET_NTHREADS",
+    "sockets_per_thread": "NCCL_NSOCKS_PERTHREAD",
+}
+"""By parameter."""
+TEXTS: Mapping[str, Mapping[str, str]] = {
+    "algorithm": {"ring": "allreduce:ring", "tree": "allreduce:tree"},
+    "protocol": {"simple": "Simple", "ll": "LL"},
+}
+"""What a variable says, where that is not the value itself. The algorithm is that of all-reduces: no other collective
+has a tree, and NCCL fails where it has none of the algorithms that are named. LL128 is left to NCCL, which knows where
+it is safe."""
+SOCKETS = ("socket_threads", "sockets_per_thread")
+MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
+"""NCCL's limits: on channels, on threads and on sockets of a thread, and on the product of these two."""
+
+
+class NcclSettings(Strategy):
+    name = "nccl_settings"
+    summary = "NCCL's algorithm, protocol, channels, sockets and threads"
+    defaults: ClassVar[Choice] = dict.fromkeys(VARIABLES)
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "algorithm": (None, OWN, *TEXTS["algorithm"]),
+        "protocol": (None, OWN, *TEXTS["protocol"]),
+        "min_channels": (None, OWN, range(1, MAX_CHANNELS + 1)),
+        "max_channels": (None, OWN, range(1, MAX_CHANNELS + 1)),
+        "socket_threads": (None, OWN, range(1, MAX_PER_CHANNEL + 1)),
+        "sockets_per_thread": (None, OWN, range(1, MAX_PER_CHANNEL + 1)),
+    }
+    attacks = (Category.COMMUNICATION,)
+    usual_realisation = 0.15
+    trial_cost_s = 5.0
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        """Fewer channels are not tried: what they would save is compute, which the bound does not hold."""
+        today = self.neutral(workload)
+        changes: list[Choice] = [
+            {"socket_threads": 4, "sockets_per_thread": 4},
+            {"socket_threads": 2, "sockets_per_thread": 2},
+            {"algorithm": "tree"},
+            {"algorithm": "ring"},
+            {"min_channels": 16},
+            {"min_channels": 32},
+            {"protocol": "simple"},
+            {},
+        ]
+        found: list[Choice] = []
+        for change in changes:
+            choice = {**today, **change}
+            if choice not in found:
+                found.append(choice)
+        return tuple(found)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        today = self.neutral(workload)
+        if choice == today:
+            return Supported()
+        for needed in (needs_ranks(environment), needs_cuda(environment)):
+            if isinstance(needed, Unsupported):
+                return needed
+        changed = [name for name in self.defaults if choice[name] != today[name]]
+        for name in changed:
+            if choice[name] in (None, OWN):
+                return _unchosen(name, choice[name])
+        if environment.num_hosts == 1 and set(changed) & set(SOCKETS):
+            return Unsupported("all ranks are on one host: no socket lies between them")
+        return _within_limits(choice)
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def environment_variables(self, choice: Choice) -> dict[str, str]:
+        return {
+            variable: TEXTS.get(name, {}).get(str(choice[name]), str(choice[name]))
+            for name, variable in VARIABLES.items()
+            if choice[name] not in (None, OWN)
+        }
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        """Nothing: the variables are all there is to it."""
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        return 0.0 if choice == situation.choices[self.name] else removable(situation, Category.COMMUNICATION)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """What NCCL finds in the environment of this process, and NCCL's version."""
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        if job.device.type != "cuda" or not dist.is_initialized():
+            return {}
+        version = ".".join(str(part) for part in torch.cuda.nccl.version())
+        return {**settings_of(os.environ), "version": version}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        if "version" not in evidence:
+            plain = choice == self.defaults
+            return Effect(strategy=self.name, took=plain, detail="no NCCL" if plain else "there is no NCCL to set")
+        effect = super().took_effect(evidence, choice)
+        if not effect.took:
+            return effect
+        found = [f"{variable}={evidence[name]}" for name, variable in VARIABLES.items() if evidence[name] is not None]
+        detail = f"NCCL {evidence['version']}: {', '.join(found) or 'nothing is set'}"
+        return Effect(strategy=self.name, took=True, detail=detail)
+
+
+def settings_of(variables: Mapping[str, str]) -> Choice:
+    """The complete choice that the variables of an environment stand for. An empty one counts as not set."""
+    return {name: _value(name, variables.get(variable, "").strip()) for name, variable in VARIABLES.items()}
+
+
+def _value(name: str, text: str) -> Scalar:
+    if not text:
+        return None
+    if name in TEXTS:
+        said = {ours.lower(): value for value, ours in TEXTS[name].items()}
+        return said.get(text.lower(), OWN)
+    allowed = (str(number) for values in NcclSettings.values[name] if isinstance(values, range) for number in values)
+    return int(text) if text in allowed else OWN
+
+
+def _unchosen(name: str, value: Scalar) -> Unsupported:
+    variable = VARIABLES[name]
+    if value == OWN:
+        return Unsupported(f"{variable} has no value of your own today that could be kept")
+    return Unsupported(f"{variable} is set today, which a trial cannot undo: unset it where Steptune is started")
+
+
+def _within_limits(choice: Choice) -> Support:
+    """Of what is known: a limit on what is left to NCCL, or is the user's own, is not checked."""
+    least, most = choice["min_channels"], choice["max_channels"]
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        return Unsupported(f"at least {least} channels are more than at most {most}")
+    threads, sockets = (choice[name] for name in SOCKETS)
+    if isinstance(threads, int) and isinstance(sockets, int) and threads * sockets > MAX_SOCKETS:
+        return Unsupported(
+            f"{threads} threads of {sockets} sockets are more than NCCL's {MAX_SOCKETS} for a connection"
+        )
+    return Supported()

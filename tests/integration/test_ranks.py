@@ -24,6 +24,13 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     prepared.runner.close()
 
 
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    prepared = prepare(reference("regression", "Normalised"), tmp_path_factory.mktemp("normalised"), num_ranks=2)
+    yield prepared
+    prepared.runner.close()
+
+
 class TestTwoRanks:
     def test_are_measured_profiled_and_guarded_as_one_trial(self, study: Prepared) -> None:
         (result,) = study.run(study.spec())
@@ -119,12 +126,6 @@ class TestTwoRanks:
 class TestReference:
     """It is the user's own training on as many ranks, which one process could not repeat."""
 
-    @pytest.fixture(scope="class")
-    def normalised(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
-        prepared = prepare(reference("regression", "Normalised"), tmp_path_factory.mktemp("normalised"), num_ranks=2)
-        yield prepared
-        prepared.runner.close()
-
     def test_has_the_statistics_of_each_rank(self, normalised: Prepared) -> None:
         (result,) = normalised.run(normalised.spec(profile=False))
         assert result.failure is None, result.failure
@@ -133,7 +134,7 @@ class TestReference:
 
     @pytest.mark.parametrize("deal", ["first", "halves"])
     def test_is_not_that_of_other_statistics(self, normalised: Prepared, deal: str) -> None:
-        """"halves" are of the very same samples: a model without statistics would train as it does."""
+        """ "halves" are of the very same samples: a model without statistics would train as it does."""
         workload = reference("regression", "Normalised", deal=deal)
         (result,) = normalised.run(normalised.spec(workload=workload, profile=False))
         assert result.failure is not None
@@ -151,11 +152,11 @@ class TestReference:
         assert result.guard is not None
         assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-6)
 
-    def test_rounds_parameters_alike_on_all_ranks(self, normalised: Prepared) -> None:
-        """Ranks that went apart would show far more than what rounding at 2⁻²⁴ does to three steps."""
-        rounding = _reference(normalised).rounding[(2.0**-24).hex()]
-        assert 0 < rounding.loss[-1] < 1e-5
-        assert 0 < rounding.update_norm < 1e-5
+    def test_has_the_same_parameters_on_all_ranks_however_it_is_disturbed(self, tmp_path: Path) -> None:
+        """DDP itself never compares them after its beginning."""
+        study = prepare(reference("regression", "Together"), tmp_path, num_ranks=2)
+        study.runner.close()
+        assert all(not tolerance.is_zero for tolerance in _reference(study).rounding.values())
 
     def test_is_made_again_in_the_same_study(self, normalised: Prepared) -> None:
         """As for a candidate that needs less memory, or after somebody killed it: ranks find no earlier run's."""
@@ -166,7 +167,7 @@ class TestReference:
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_rank_that_dies_ends_all(self, tmp_path: Path, rank: int) -> None:
-        with pytest.raises(BaselineFailed, match=f"rank {rank}"):
+        with pytest.raises(BaselineFailed, match="exited with status 3"):
             prepare(reference("regression", "DiesInStep", rank=rank), tmp_path, num_ranks=2)
 
 

@@ -78,3 +78,16 @@ class DiesInStep(Regression):
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == self._rank:
             os._exit(3)
         return super().loss(model, batch)
+
+
+class Together(Regression):
+    """Raises where ranks train with other parameters than rank 0 does."""
+
+    def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if torch.distributed.is_initialized():
+            own = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+            first = own.clone()
+            torch.distributed.broadcast(first, src=0)
+            if not torch.equal(own, first):
+                raise RuntimeError("ranks train with different parameters")
+        return super().loss(model, batch)

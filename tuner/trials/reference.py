@@ -115,7 +115,9 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
 class _Runs:
     """Repeated runs of one job from the saved initial state."""
 
-    def __init__(self, job: TrainingJob, files: StudyFiles, request: ReferenceRequest, coordinator: Coordinator) -> None:
+    def __init__(
+        self, job: TrainingJob, files: StudyFiles, request: ReferenceRequest, coordinator: Coordinator
+    ) -> None:
         self._job = job
         self._files = files
         self._request = request

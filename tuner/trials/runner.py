@@ -141,9 +141,7 @@ class LocalRunner:
         """Runs another entry of a rank ("train") and returns its answer (MessagePack)."""
         return self._task(entry, request)
 
-    def _task(
-        self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1
-    ) -> bytes:
+    def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
         for rerun in range(RERUNS + 1):
             job, answer, doing = self._run_task(entry, request, {**self._variables, **(variables or {})}, num_ranks)
             if not _was_killed(job) or rerun == RERUNS:

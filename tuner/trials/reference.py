@@ -1,8 +1,9 @@
 """Making the guard's reference: the unchanged workload, run several times from its initial state.
 
-It runs on as many ranks as the study has, each on its part of the guard's batches: statistics over a batch, and the mean
-over a batch that ranks cannot share evenly, are not what one process would compute. Gradients are reduced by plain DDP,
-however the current configuration shares or compresses them: that rounds, and candidates are held to what rounding does.
+It runs on as many ranks as the study has, each on its part of the guard's batches: statistics over a batch, and the
+mean over a batch that ranks cannot share evenly, are not what one process would compute. Gradients are reduced by plain
+DDP, however the current configuration shares or compresses them: that rounds, and candidates are held to what rounding
+does.
 """
 
 from __future__ import annotations

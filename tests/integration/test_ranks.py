@@ -143,7 +143,7 @@ class TestReference:
 
     def test_weighs_samples_as_the_ranks_do(self, tmp_path: Path) -> None:
         """The last batch of 21 samples has 5: ranks take the mean of 3 and that of 2, and then the mean of both."""
-        study = prepare(reference("regression", "Regression", length=21), tmp_path, num_ranks=2)
+        study = prepare(reference("regression", "Rest", length=21), tmp_path, num_ranks=2)
         try:
             (result,) = study.run(study.spec(profile=False))
         finally:

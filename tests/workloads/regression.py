@@ -91,3 +91,9 @@ class Together(Regression):
             if not torch.equal(own, first):
                 raise RuntimeError("ranks train with different parameters")
         return super().loss(model, batch)
+
+
+class Rest(Regression):
+    """Trains on the last, smaller batch of an epoch too."""
+
+    drop_last = False

@@ -316,5 +316,5 @@ def test_todays_settings_cannot_be_ones_that_keep_something_for_later(tmp_path: 
             pass
 
     request = InspectRequest(workload=f"{__name__}:FeedsBack", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejected, match="by powersgd, which no training of one process"):
+    with pytest.raises(WorkloadRejected, match="by powersgd, which no training that reduces them whole"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]

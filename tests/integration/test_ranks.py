@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
+from tuner.errors import BaselineFailed
 from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
 from tuner.trace_records import TraceAnalysis
+from tuner.trials.guard import GuardReference
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -18,6 +20,13 @@ pytestmark = pytest.mark.xdist_group("ranks")
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     prepared = prepare(reference("misbehaving", "Misbehaving"), tmp_path_factory.mktemp("study"), num_ranks=2)
+    yield prepared
+    prepared.runner.close()
+
+
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    prepared = prepare(reference("regression", "Normalised"), tmp_path_factory.mktemp("normalised"), num_ranks=2)
     yield prepared
     prepared.runner.close()
 
@@ -42,17 +51,30 @@ class TestTwoRanks:
         assert [wait.rank for wait in analysis.waits] == [0, 1]
         assert all(collective.skew_ns is not None for collective in analysis.collectives)
 
-    def test_train_as_one_process_does(self, study: Prepared) -> None:
-        """Each rank gets half of every batch of the reference, whose runs were of one process."""
+    def test_train_as_one_process_does(self, study: Prepared, tmp_path: Path) -> None:
+        """Without batch statistics, halves of every batch make the losses, gradients and update of the whole one."""
+        alone = prepare(study.workload, tmp_path)
+        alone.runner.close()
+        ours, theirs = _reference(study), _reference(alone)
+        assert ours.curve.losses == pytest.approx(theirs.curve.losses, rel=1e-5)
+        assert ours.curve.gradient_norms == pytest.approx(theirs.curve.gradient_norms, rel=1e-5)
+        assert ours.curve.update_norm == pytest.approx(theirs.curve.update_norm, rel=1e-5)
+
+    def test_are_the_reference(self, study: Prepared) -> None:
         (result,) = study.run(study.spec(profile=False))
         assert result.guard is not None
         assert result.guard.passed, result.guard.reason
-        assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-5)
+        assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-6)
 
-    def test_add_in_another_order_than_the_reference(self, study: Prepared) -> None:
-        """So that choices which change no bit on one rank, today's among them, are held to rounding on several."""
+    def test_are_held_to_rounding(self, study: Prepared) -> None:
+        """No collective promises an order in which it adds, so that choices which change no bit on one rank, today's
+        among them, may do so on several.
+        """
         (result,) = study.run(study.spec(profile=False, exact=True))
         assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert not _reference(study).bitwise
+        assert all(check.tolerance > 0 for check in result.guard.checks if check.kind == "pointwise")
 
     def test_make_the_buckets_that_were_asked_for(self, study: Prepared) -> None:
         candidate = Candidate(choices={"ddp_buckets": {"bucket_cap_mb": 5, "bucket_views": True, "static_graph": True}})
@@ -75,7 +97,7 @@ class TestTwoRanks:
         assert effect.took, effect.detail
 
     def test_may_reduce_in_16_bits_where_that_is_what_the_user_does(self, study: Prepared) -> None:
-        """So rounding at 16 bits is allowed; the reference reduces nothing."""
+        """So rounding at 16 bits is allowed; the reference reduces in full."""
         candidate = Candidate(choices={"gradient_compression": {"method": "bf16"}})
         (result,) = study.run(study.spec(candidate, unit_roundoff=2.0**-8, profile=False))
         assert result.failure is None, result.failure
@@ -99,6 +121,58 @@ class TestTwoRanks:
         specs = [study.spec(guard=False, profile=False), study.spec(THREE_THREADS, guard=False, profile=False)]
         results = study.run(*specs)
         assert [result.failure for result in results] == [None, None]
+
+
+class TestReference:
+    """It is the user's own training on as many ranks, which one process could not repeat."""
+
+    def test_has_the_statistics_of_each_rank(self, normalised: Prepared) -> None:
+        (result,) = normalised.run(normalised.spec(profile=False))
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-6)
+
+    @pytest.mark.parametrize("deal", ["first", "halves"])
+    def test_is_not_that_of_other_statistics(self, normalised: Prepared, deal: str) -> None:
+        """ "halves" are of the very same samples: a model without statistics would train as it does."""
+        workload = reference("regression", "Normalised", deal=deal)
+        (result,) = normalised.run(normalised.spec(workload=workload, profile=False))
+        assert result.failure is not None
+        assert result.failure.kind is FailureKind.NUMERICS
+        assert "loss differs by" in result.failure.message
+
+    def test_weighs_samples_as_the_ranks_do(self, tmp_path: Path) -> None:
+        """The last batch of 21 samples has 5: ranks take the mean of 3 and that of 2, and then the mean of both."""
+        study = prepare(reference("regression", "Rest", length=21), tmp_path, num_ranks=2)
+        try:
+            (result,) = study.run(study.spec(profile=False))
+        finally:
+            study.runner.close()
+        assert result.failure is None, result.failure
+        assert result.guard is not None
+        assert result.guard.losses == pytest.approx(result.guard.reference_losses, rel=1e-6)
+
+    def test_has_the_same_parameters_on_all_ranks_however_it_is_disturbed(self, tmp_path: Path) -> None:
+        """DDP itself never compares them after its beginning."""
+        study = prepare(reference("regression", "Together"), tmp_path, num_ranks=2)
+        study.runner.close()
+        assert all(not tolerance.is_zero for tolerance in _reference(study).rounding.values())
+
+    def test_is_made_again_in_the_same_study(self, normalised: Prepared) -> None:
+        """As for a candidate that needs less memory, or after somebody killed it: ranks find no earlier run's."""
+        before = _reference(normalised)
+        again = prepare(normalised.workload, normalised.directory, num_ranks=2)
+        again.runner.close()
+        assert _reference(again).curve == before.curve
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_rank_that_dies_ends_all(self, tmp_path: Path, rank: int) -> None:
+        with pytest.raises(BaselineFailed, match="exited with status 3"):
+            prepare(reference("regression", "DiesInStep", rank=rank), tmp_path, num_ranks=2)
+
+
+def _reference(study: Prepared) -> GuardReference:
+    return msgspec.json.decode((study.directory / "reference.json").read_bytes(), type=GuardReference)
 
 
 class TestTwoHosts:

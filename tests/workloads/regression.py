@@ -1,5 +1,7 @@
 """A small regression that trains in well under a millisecond per step, for tests of the machinery around it."""
 
+import os
+
 import torch
 from torch.utils.data import Dataset
 
@@ -39,3 +41,59 @@ class Regression(tuner.Workload):
     def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         inputs, targets = batch
         return torch.nn.functional.mse_loss(model(inputs), targets)
+
+
+class Normalised(Regression):
+    """Has batch statistics, which each rank takes of its own part of a batch.
+
+    Args:
+        deal: Which part that is on two ranks: its "own", that of the "first" on both, or another half of the same
+            samples ("halves").
+    """
+
+    def __init__(self, length: int = 256, deal: str = "own") -> None:
+        super().__init__(length)
+        self._deal = deal
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+
+    def batch_transform(self, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        return batch if self._deal == "own" else [self._dealt(leaf) for leaf in batch]
+
+    def _dealt(self, leaf: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(leaf) for _ in range(2)]
+        torch.distributed.all_gather(parts, leaf)
+        return parts[0] if self._deal == "first" else torch.cat(parts)[torch.distributed.get_rank() :: 2]
+
+
+class DiesInStep(Regression):
+    """One of several ranks ends in its first step."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == self._rank:
+            os._exit(3)
+        return super().loss(model, batch)
+
+
+class Together(Regression):
+    """Raises where ranks train with other parameters than rank 0 does."""
+
+    def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if torch.distributed.is_initialized():
+            own = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+            first = own.clone()
+            torch.distributed.broadcast(first, src=0)
+            if not torch.equal(own, first):
+                raise RuntimeError("ranks train with different parameters")
+        return super().loss(model, batch)
+
+
+class Rest(Regression):
+    """Trains on the last, smaller batch of an epoch too."""
+
+    drop_last = False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """The process groups of a trial, and the broadcast of decisions."""
+    """The process groups of a trial or of its reference, and the broadcast of decisions."""
 
     def __init__(self, rank: int, num_ranks: int, channel: Channel, directory: Path, device: torch.device) -> None:
         self.rank = rank

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 
+SEEDS_OF_A_RANK = 2**16
+"""How far the seeds of ranks lie apart: more than a rank uses."""
+
+
 class Disturbance:
     """Relative noise, uniform within one unit roundoff, from a generator of its own.
 
@@ -40,6 +44,13 @@ class Disturbance:
             generator = self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(self._seed)
         noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
         return tensor * (1 + self._unit_roundoff * (2 * noise - 1)).to(tensor.dtype)
+
+    def of_rank(self, rank: int) -> Disturbance:
+        """What disturbs outputs on a rank: parameters are rounded alike on all ranks, and each rounds what it computes.
+
+        Rank 0 draws on where the parameters ended.
+        """
+        return self if rank == 0 else Disturbance(self._unit_roundoff, self._seed + rank * SEEDS_OF_A_RANK)
 
     @contextmanager
     def of_outputs(self, model: torch.nn.Module) -> Iterator[None]:

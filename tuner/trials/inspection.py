@@ -203,8 +203,8 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
     method = current.get("gradient_compression", {}).get("method")
     if method in FEEDS_BACK:
         raise WorkloadRejected(
-            f"{type(workload).__name__}.current compresses gradients by {method}, which no training of one process can "
-            "be compared with step by step: leave it out, and allow lossy choices to have it tried"
+            f"{type(workload).__name__}.current compresses gradients by {method}, which no training that reduces them "
+            "whole can be compared with step by step: leave it out, and allow lossy choices to have it tried"
         )
     return current
 

@@ -1,4 +1,10 @@
-"""Making the guard's reference: the unchanged workload, run several times from its initial state."""
+"""Making the guard's reference: the unchanged workload, run several times from its initial state.
+
+It runs on as many ranks as the study has, each on its part of the guard's batches: statistics over a batch, and the
+mean over a batch that ranks cannot share evenly, are not what one process would compute. Gradients are reduced by plain
+DDP, however the current configuration shares or compresses them: that rounds, and candidates are held to what rounding
+does.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +20,15 @@ from tuner.strategies.composition import make_plan
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised, named_state
 from tuner.training.job import TrainingJob, unwrapped
+from tuner.training.plan import WrapArguments
 from tuner.training.tensor_file import map_tensors, save_tensors
+from tuner.trials.coordination import Coordinator
 from tuner.trials.disturbance import Disturbance
 from tuner.trials.guard import (
     Curve,
     GuardReference,
     Protocol,
+    averaged,
     deviations,
     last_quarter,
     run_protocol,
@@ -50,27 +59,36 @@ class ReferenceRequest(Record):
     """Of the arithmetics that candidates may compute with."""
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
+    run_id: str = ""
+    """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
     """Runs the protocol on the reference configuration and writes what candidates are compared with.
 
     Runs: once; once more with the same seed; disturbed by each unit roundoff; over further seeds where
-    the model is random; over the longer horizon where lossy candidates are allowed.
+    the model is random; over the longer horizon where lossy candidates are allowed. Every rank has the same
+    result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
     if request.memory_limit_bytes is not None:
         limit_data(request.memory_limit_bytes)
     workload = load_workload(request.workload)
     workload.directory = files.data
+    device = rank_device(request.device, rank)
+    coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
+    plan = make_plan(request.choices)
+    plan.wrap = WrapArguments(ddp=plan.wrap.ddp)
     job = assemble(
         workload,
-        make_plan(request.choices),
-        device=rank_device(request.device, rank),
+        plan,
+        device=device,
+        rank=rank,
+        num_ranks=num_ranks,
         make_model=lambda: build_initialised(workload.model, files.initial_state),
         batch_sampler=files.order(rank, num_ranks),
     )
-    runs = _Runs(job, files, request, channel)
+    runs = _Runs(job, files, request, coordinator)
     reference, update = runs.run(seed=request.protocol.seed)
     repeated = deviations(*runs.run(seed=request.protocol.seed), reference, update)
     rounding = {}
@@ -84,38 +102,43 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         protocol=request.protocol,
         curve=reference,
         repetition=repeated,
-        bitwise=request.device == "cpu" and repeated.is_zero,
+        bitwise=request.device == "cpu" and num_ranks == 1 and repeated.is_zero,
         rounding=rounding,
         seed_means=runs.seed_means(reference),
         horizon_ends=runs.horizon_ends(),
     )
-    save_tensors(files.reference_update, update, {})
-    files.reference.write_bytes(msgspec.json.encode(result))
+    if rank == 0:
+        save_tensors(files.reference_update, update, {})
+        files.reference.write_bytes(msgspec.json.encode(result))
     return result
 
 
 class _Runs:
     """Repeated runs of one job from the saved initial state."""
 
-    def __init__(self, job: TrainingJob, files: StudyFiles, request: ReferenceRequest, channel: Channel) -> None:
+    def __init__(
+        self, job: TrainingJob, files: StudyFiles, request: ReferenceRequest, coordinator: Coordinator
+    ) -> None:
         self._job = job
         self._files = files
         self._request = request
-        self._channel = channel
+        self._coordinator = coordinator
         self._optimizer_state = copy.deepcopy(job.optimizer.state_dict())
         self._scheduler_state = copy.deepcopy(job.scheduler.state_dict()) if job.scheduler else None
-        self._batches = files.guard_batches()
+        self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
         self._count = 0
 
     def run(
         self, *, seed: int, roundoff: float = 0.0, disturbance: int = 0, lossy: bool = False
     ) -> tuple[Curve, dict[str, torch.Tensor]]:
         self._count += 1
-        self._channel.send(TaskProgress(text=f"reference run {self._count}"))
+        self._coordinator.send(TaskProgress(text=f"reference run {self._count}"))
         disturb = Disturbance(roundoff, seed=1 + disturbance) if roundoff else None
         self._restore(disturb)
-        with disturb.of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
-            return run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
+        rank = self._coordinator.rank
+        with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
+            curve, update = run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
+        return averaged(curve, self._coordinator), update
 
     def seed_means(self, reference: Curve) -> tuple[float, ...]:
         """Mean loss of the curve part over seeds; empty for a model without randomness."""
@@ -142,7 +165,7 @@ class _Runs:
         return tuple(last_quarter(curve.horizon_losses) for curve in curves)
 
     def _restore(self, disturb: Disturbance | None) -> None:
-        """The initial state and a fresh optimizer, with disturbed parameters where asked."""
+        """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
         import torch
 
         state, _ = map_tensors(self._files.initial_state)

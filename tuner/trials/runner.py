@@ -130,7 +130,7 @@ class LocalRunner:
 
     def make_reference(self, request: ReferenceRequest) -> None:
         try:
-            self._task("reference", request, request.environment_variables)
+            self._task("reference", request, request.environment_variables, self._num_ranks)
         except WorkloadError as error:
             failure: Failure | None = getattr(error, "failure", None)
             raise BaselineFailed(
@@ -141,9 +141,9 @@ class LocalRunner:
         """Runs another entry of a rank ("train") and returns its answer (MessagePack)."""
         return self._task(entry, request)
 
-    def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None) -> bytes:
+    def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
         for rerun in range(RERUNS + 1):
-            job, answer, doing = self._run_task(entry, request, {**self._variables, **(variables or {})})
+            job, answer, doing = self._run_task(entry, request, {**self._variables, **(variables or {})}, num_ranks)
             if not _was_killed(job) or rerun == RERUNS:
                 break
             self._listener(Progress(trial_id="", text=f"{doing}: somebody killed it, so once more", phase=entry))
@@ -153,15 +153,21 @@ class LocalRunner:
             raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
         return answer
 
-    def _run_task(self, entry: str, request: Any, variables: Mapping[str, str]) -> tuple[Job, bytes | None, str]:
+    def _run_task(
+        self, entry: str, request: Any, variables: Mapping[str, str], num_ranks: int
+    ) -> tuple[Job, bytes | None, str]:
         """One run of a task: its job, its answer if there is one, and what it did last."""
         deadlines = Deadlines(build_s=self._task_deadline_s)
+        job_id = new_id()
+        if num_ranks > 1:
+            request = msgspec.structs.replace(request, run_id=job_id)
         job = self._board.start(
             self._server(variables),
-            job_id=new_id(),
+            job_id=job_id,
             entry=entry,
             payload=request,
             deadlines=deadlines,
+            num_ranks=num_ranks,
             log=str(self._files.logs / f"{entry}.log"),
         )
         answer: bytes | None = None

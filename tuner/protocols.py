@@ -212,6 +212,14 @@ class StudyStore(Protocol):
         """
         ...
 
+    def save_topology(self, topology: Topology) -> None:
+        """Records the links between ranks; replaces what was measured before on this hardware with ranks so placed."""
+        ...
+
+    def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
+        """The links between so many ranks on so many hosts of this hardware, as they were measured last."""
+        ...
+
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
         """Appends to what happened in a study.
 

@@ -22,7 +22,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.reduction import SLACK, reduction, saved
+from tuner.strategies.reduction import most_saved, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -67,7 +67,7 @@ class HierarchicalAllreduce(Strategy):
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
         if today is None or then is None:
             return removable(situation, Category.COMMUNICATION)
-        return saved(situation, today, then, slack=SLACK)
+        return most_saved(situation, today, then)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)

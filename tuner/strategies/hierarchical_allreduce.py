@@ -5,8 +5,8 @@ between hosts, and gathers the parts inside. See `tuner.training.hierarchy`. Gra
 between hosts only.
 
 Helps: several hosts with a slow network between them, above all where it is latency or the number of connections that
-is slow, or where ranks are numbered so that neighbours are on different hosts. Hurts: three collectives in place of
-one; a library that knows the topology already saves most of the volume.
+is slow. Hurts: three collectives in place of one, and two copies of a bucket; a library that knows the topology already
+saves most of the volume.
 
 Numerics: `rounding`. Equal to a flat all-reduce but for the order of additions.
 

@@ -17,7 +17,6 @@ from tuner.profiling.collectives import (
     CollectiveCalls,
     Message,
     bus_bandwidth,
-    bus_factor,
     collective_calls,
     collective_stats,
 )
@@ -81,22 +80,6 @@ def all_reduce(call: float, start: float, end: float, number: int, elements: int
 )
 def test_collectives_have_one_name(spelt, name):
     assert collective_name(spelt) == name
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "factor"),
-    [
-        ("all_reduce", 4, 1.5),
-        ("all_gather", 4, 0.75),
-        ("reduce_scatter", 8, 0.875),
-        ("all_to_all", 2, 0.5),
-        ("broadcast", 8, 1.0),
-        ("send", 2, 1.0),
-        ("all_reduce", 1, 0.0),
-    ],
-)
-def test_bus_factors(name, size, factor):
-    assert bus_factor(name, size) == factor
 
 
 def test_size_time_and_bandwidth_of_a_recorded_collective(tmp_path):

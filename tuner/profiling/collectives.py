@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.network.collective_costs import bus_bytes_per_s
 from tuner.profiling.argument_shapes import item_bytes, parse_arguments
 from tuner.profiling.capture import Capture
 from tuner.profiling.categories import COMPUTING, PRIORITY, Category
@@ -202,22 +203,11 @@ def _message(trace: Trace, record: int, annotation: int, kernel: str) -> Message
     )
 
 
-def bus_factor(name: str, group_size: int) -> float:
-    """Bytes over the slowest link by bytes of the message, as NVIDIA's nccl-tests define bus bandwidth.
-
-    The message is the larger of what goes in and what comes out, n the size of the group:
-    2(n - 1)/n for all_reduce, (n - 1)/n for all_gather, reduce_scatter and all_to_all, 1 for the others.
-    """
-    if group_size < 2:
-        return 0.0
-    share = (group_size - 1) / group_size
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}.get(name, 1.0)
-
-
 def bus_bandwidth(message: Message, time_ns: float | None) -> float | None:
     """Bytes per second; None where size or time are not known."""
-    amount = message.num_bytes * bus_factor(message.name, message.group_size)
-    return amount * 1e9 / time_ns if amount and time_ns and time_ns > 0 else None
+    if not time_ns or time_ns < 0 or not message.num_bytes or message.group_size < 2:
+        return None
+    return bus_bytes_per_s(message.name, message.num_bytes, message.group_size, time_ns)
 
 
 def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.trials.host_networks import enter_host_network
 from tuner.trials.messages import Channel
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Coordinator:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore
 
+        enter_host_network(self.rank, self.num_ranks)
         directory.mkdir(parents=True, exist_ok=True)
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -90,7 +90,9 @@ def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from tuner.errors import PlatformError
     from tuner.hardware import default_device, describe_environment
+    from tuner.trials.host_networks import check_host_networks
 
+    check_host_networks()
     request = msgspec.msgpack.decode(payload, type=DescribeRequest)
     device = request.device or default_device()
     if device == "cuda" and default_device() != "cuda":

@@ -1,7 +1,7 @@
 """Ranks of emulated hosts enter the network of their host.
 
-A rank does so before it joins any process group: the threads that send and receive are made then, and a thread is in the
-network of the one that made it. Ranks meet through a file, which all hosts of a machine have in common.
+A rank does so before it joins any process group: the threads that send and receive are made then, and a thread is in
+the network of the one that made it. Ranks meet through a file, which all hosts of a machine have in common.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tuner.prediction.cluster import Cluster
 from tuner.prediction.model import Model
-from tuner.prediction.step import ComputeStep
+from tuner.prediction.step import UPDATE_BYTES, ComputeStep
 from tuner.records import Calibration, Choice, Link, ModelFacts, Scalar
 from tuner.strategies import STRATEGIES
 
@@ -21,11 +21,9 @@ NVLINK = Link(kind="NV18", latency_ns=2_000, bytes_per_s=350e9, call_ns=15_000)
 """Bandwidth as nccl-tests show it on H200 without NVLS; latency and call as NCCL's usual ones."""
 SOCKETS = Link(kind="emulated network", latency_ns=25_000, bytes_per_s=9e9)
 MANY_SOCKETS = Link(kind="emulated network", latency_ns=205_000, bytes_per_s=23e9)
-"""1 MiB takes four times as long as on `SOCKETS`: 6 steps are 4 (6 x 25 us + 1.5 MiB / 9 GB/s) less 1.5 MiB / 23 GB/s."""
+"""1 MiB takes 4 times as long as on `SOCKETS`: 6 steps are 4 (6 x 25 us + 1.5 MiB / 9 GB/s) less 1.5 MiB / 23 GB/s."""
 H200 = Calibration(copy_bytes_per_s=4.0e12)
 CONTENTION = 0.5
-ADAMW_BYTES = 28
-"""Read and written by an update of one FP32 parameter."""
 
 
 def model_facts(num_parameters: int, num_tensors: int, num_blocks: int) -> ModelFacts:
@@ -49,9 +47,15 @@ def choices(**changes: Mapping[str, Scalar]) -> dict[str, Choice]:
 
 def step_of(step_ms: float, facts: ModelFacts) -> ComputeStep:
     """A step without communication, of which only the total is known: the update is bound by memory."""
-    update_ns = ADAMW_BYTES * facts.num_parameters / H200.copy_bytes_per_s * 1e9
+    update_ns = UPDATE_BYTES * facts.num_parameters / H200.copy_bytes_per_s * 1e9
     passes_ns = step_ms * 1e6 - update_ns
-    return ComputeStep(before_ns=0, forward_ns=passes_ns / 3, backward_ns=passes_ns * 2 / 3, optimizer_ns=update_ns)
+    return ComputeStep(
+        before_ns=0,
+        forward_ns=passes_ns / 3,
+        backward_ns=passes_ns * 2 / 3,
+        optimizer_ns=update_ns,
+        divisible_ns=update_ns,
+    )
 
 
 def model_of(step_ms: float, facts: ModelFacts, contention: float = CONTENTION) -> Model:

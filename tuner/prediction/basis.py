@@ -20,7 +20,7 @@ from tuner.prediction.contention import default_contention, measured_contention
 from tuner.prediction.forecast import BasisFacts
 from tuner.prediction.model import Model
 from tuner.prediction.overheads import copies_ns
-from tuner.prediction.step import NO_PHASES, ComputeStep, backward_share, compute_step
+from tuner.prediction.step import NO_PHASES, UPDATE_BYTES, backward_share, compute_step
 from tuner.prediction.volumes import volumes_of
 from tuner.records import Candidate, Choice, Environment, Link, Study, Trial, TrialResult, WorkloadFacts
 from tuner.strategies.composition import complete_choices
@@ -82,14 +82,16 @@ def basis_of(
     cluster = _own_cluster(environment, inside)
     breakdown = result.breakdowns[0]
     measured_ns = measured_step_ns(results, result.candidate)
+    rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
+        moving_ns=UPDATE_BYTES * facts.model.num_parameters / rate * 1e9 if rate else 0.0,
         num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
         contention=contention,
     )
     if backward_share(breakdown) is None:
         assumptions.append(NO_PHASES)
-    step = _scaled(step, measured_ns / sum(breakdown.per_step_ns.values()))
+    step = step.scaled(measured_ns / sum(breakdown.per_step_ns.values()))
     if cluster.num_ranks > 1:
         copies = copies_ns(choices, volumes_of(facts.model, choices["precision"]), environment.calibration)
         step = replace(step, backward_ns=max(0.0, step.backward_ns - copies))
@@ -172,13 +174,3 @@ def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:
             f"the study ran on {hosts} hosts and has not measured the link between them: begin with a study of one host"
         )
     return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=inside or measured_inside, between=between)
-
-
-def _scaled(step: ComputeStep, factor: float) -> ComputeStep:
-    return replace(
-        step,
-        before_ns=step.before_ns * factor,
-        forward_ns=step.forward_ns * factor,
-        backward_ns=step.backward_ns * factor,
-        optimizer_ns=step.optimizer_ns * factor,
-    )

@@ -47,7 +47,7 @@ def data_parallel_tasks(
         tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=costs_ns[elements], after=(len(tasks) - 1,)))
         reductions.append(len(tasks) - 1)
     in_parts = choices["sharding"]["mode"] == "zero1"
-    update_ns = step.optimizer_ns / (cluster.num_ranks if in_parts else 1)
+    update_ns = step.update_ns(cluster.num_ranks if in_parts else 1)
     tasks.append(Task(lane=Lane.COMPUTE, work_ns=update_ns, after=tuple(reductions[-1:])))
     if in_parts:
         # Broadcasts from every rank of its part: the bytes of an all-gather, call by call.

@@ -37,8 +37,14 @@ GRADIENTS = (
 LINKS = "links reach what was given, and cost nothing but that and their latency: TCP often reaches less"
 
 
-def extrapolate(study_id: str, basis: Basis, cluster: Cluster, checks: Sequence[Check] = ()) -> Extrapolation:
-    """All ways to communicate on a cluster, and the fastest of every family on fewer hosts."""
+def extrapolate(
+    study_id: str, basis: Basis, cluster: Cluster, checks: Sequence[Check] = (), *, assumed: Sequence[str] = ()
+) -> Extrapolation:
+    """All ways to communicate on a cluster, and the fastest of every family on fewer hosts.
+
+    Args:
+        assumed: Of the cluster.
+    """
     forecasts: list[Forecast] = []
     refused: dict[str, str] = {}
     curves: list[Forecast] = []
@@ -65,7 +71,7 @@ def extrapolate(study_id: str, basis: Basis, cluster: Cluster, checks: Sequence[
         best_lossy=fastest if fastest != best else None,
         curves=tuple(curves),
         refused=refused,
-        assumptions=(*basis.assumptions, *GRADIENTS, *_about_links(cluster), *_about_compressing(basis)),
+        assumptions=(*basis.assumptions, *assumed, *GRADIENTS, *_about_links(cluster), *_about_compressing(basis)),
         checks=tuple(checks),
         median_error=statistics.median(abs(check.error) for check in checks) if checks else None,
     )
@@ -146,14 +152,17 @@ def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Clus
         if not _comparable(basis, candidate, cluster):
             continue
         choices = complete_choices(candidate, study.facts)
+        measured_ns = measured_step_ns(results, candidate)
+        predicted_ns = basis.model.step_ns(choices, cluster)
         found.append(
             Check(
                 sequence=sequences[candidate.key],
                 label=candidate.label,
                 num_ranks=cluster.num_ranks,
                 num_hosts=cluster.num_hosts,
-                measured_ns=measured_step_ns(results, candidate),
-                predicted_ns=basis.model.step_ns(choices, cluster),
+                measured_ns=measured_ns,
+                predicted_ns=predicted_ns,
+                error=predicted_ns / measured_ns - 1,
             )
         )
     return found

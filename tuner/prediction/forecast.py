@@ -48,6 +48,7 @@ class Check(Record):
         label: How it communicates.
         measured_ns: Its step.
         predicted_ns: The same as predicted.
+        error: Of the prediction, as a share of what was measured.
     """
 
     sequence: int
@@ -56,11 +57,7 @@ class Check(Record):
     num_hosts: int
     measured_ns: float
     predicted_ns: float
-
-    @property
-    def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
-        return self.predicted_ns / self.measured_ns - 1
+    error: float
 
 
 class BasisFacts(Record):

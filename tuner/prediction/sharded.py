@@ -44,7 +44,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
         _pass(tasks, step.backward_ns / count, units, ahead, gather_ns if frees(sharding) else None, scatter_ns)
     parts = cluster.devices_per_host if hybrid else cluster.num_ranks
     scattered = tuple(n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION)[-1:]
-    tasks.append(Task(lane=Lane.COMPUTE, work_ns=step.optimizer_ns / parts, after=scattered))
+    tasks.append(Task(lane=Lane.COMPUTE, work_ns=step.update_ns(parts), after=scattered))
     return tasks
 
 

@@ -24,6 +24,7 @@ from service.models import (
     RecommendationRow,
     StrategyOutcomeRow,
     StudyRow,
+    TopologyRow,
     TrialAttemptRow,
     TrialRow,
     WindowRow,
@@ -37,6 +38,7 @@ from tuner.records import (
     HardwareProfile,
     Recommendation,
     Study,
+    Topology,
     Trial,
     TrialProfile,
     TrialResult,
@@ -67,6 +69,17 @@ def hardware_row(profile: HardwareProfile) -> HardwareProfileRow:
         device_kind=profile.device_kind,
         label=profile.label,
         record=encode(profile),
+    )
+
+
+def topology_row(topology: Topology) -> TopologyRow:
+    return TopologyRow(
+        hardware_fingerprint=topology.hardware_fingerprint,
+        host_of_rank=",".join(map(str, topology.host_of_rank)),
+        num_ranks=topology.num_ranks,
+        num_hosts=topology.num_hosts,
+        measured_at=parse_time(topology.measured_at),
+        record=encode(topology),
     )
 
 

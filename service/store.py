@@ -26,6 +26,7 @@ from service.models import (
     RecommendationRow,
     StrategyOutcomeRow,
     StudyRow,
+    TopologyRow,
     TrialAttemptRow,
     TrialRow,
 )
@@ -38,6 +39,7 @@ from tuner.records import (
     Recommendation,
     Study,
     StudyState,
+    Topology,
     Trial,
     TrialResult,
     TrialState,
@@ -203,6 +205,27 @@ class SqlStudyStore:
         )
         with reading(self._engine) as session:
             return [decode(record, Decision) for record in session.scalars(query)]
+
+    # --- links between ranks ---------------------------------------------------------------------
+
+    def save_topology(self, topology: Topology) -> None:
+        with self._writing() as session:
+            _upsert(session, rows.topology_row(topology))
+
+    def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
+        query = (
+            select(TopologyRow.record)
+            .where(
+                TopologyRow.hardware_fingerprint == hardware.fingerprint,
+                TopologyRow.num_ranks == num_ranks,
+                TopologyRow.num_hosts == num_hosts,
+            )
+            .order_by(TopologyRow.measured_at.desc(), TopologyRow.host_of_rank)
+            .limit(1)
+        )
+        with reading(self._engine) as session:
+            record = session.scalar(query)
+            return None if record is None else decode(record, Topology)
 
     # --- events and artifacts --------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from tuner.records import (
     CaptureQuality,
     Certificate,
     CollectiveStats,
+    CollectiveTiming,
     Compilation,
     CompilationEvent,
     Cost,
@@ -34,6 +35,7 @@ from tuner.records import (
     HardwareProfile,
     Interval,
     KernelStats,
+    Link,
     MeasureSettings,
     MemoryPeak,
     ModelFacts,
@@ -49,6 +51,7 @@ from tuner.records import (
     Study,
     StudySettings,
     StudyState,
+    Topology,
     Trial,
     TrialProfile,
     TrialResult,
@@ -96,6 +99,37 @@ def sample_environment(device_kind: str = "cuda", **changes: Any) -> Environment
         free_memory_bytes=10**11,
     )
     return replace(environment, **changes)
+
+
+def sample_link(**changes: Any) -> Link:
+    link = Link(
+        kind="NV18",
+        latency_ns=2718.28,
+        bytes_per_s=1.41421e11,
+        call_ns=12_345.6,
+        fit_residual=0.0577,
+        timings=tuple(
+            CollectiveTiming(collective=name, num_ranks=2, message_bytes=size, duration_ns=duration_ns)
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+            for size, duration_ns in ((4096, 17_000), (1 << 20, 29_000), (64 << 20, 490_000))
+        ),
+    )
+    return replace(link, **changes)
+
+
+def sample_topology(**changes: Any) -> Topology:
+    """Two hosts of two ranks each."""
+    network = sample_link(kind="network", latency_ns=31_415.9, bytes_per_s=3.125e9, num_sharing=2)
+    topology = Topology(
+        host_of_rank=(0, 0, 1, 1),
+        inside=sample_link(),
+        between=network,
+        whole=replace(network, kind="NV18 and network", num_sharing=1),
+        backend="nccl",
+        hardware_fingerprint=sample_hardware().fingerprint,
+        measured_at="2026-11-22T12:00:00+00:00",
+    )
+    return replace(topology, **changes)
 
 
 def sample_facts(**changes: Any) -> WorkloadFacts:

@@ -25,6 +25,7 @@ from tuner.records import (
     Choice,
     Environment,
     GuardVerdict,
+    HardwareProfile,
     MeasureSettings,
     MemoryPeak,
     Numerics,
@@ -33,6 +34,7 @@ from tuner.records import (
     Startup,
     Study,
     StudySettings,
+    Topology,
     TrialResult,
     TrialSpec,
     Window,
@@ -193,6 +195,9 @@ class GpuModel:
         )
         hardware = replace(environment.hardware, devices=environment.hardware.devices[:1])
         return replace(environment, hardware=hardware)
+
+    def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
+        return None
 
     def inspect(self) -> WorkloadFacts:
         self.now_s += self.step.prepare_s

@@ -21,6 +21,7 @@ from tuner.records import (
     Recommendation,
     Study,
     StudyState,
+    Topology,
     Trial,
     TrialResult,
     TrialState,
@@ -39,6 +40,7 @@ class MemoryStudyStore:
         self._recommendations: dict[str, Recommendation] = {}
         self._events: list[Event] = []
         self._artifacts: list[Artifact] = []
+        self._topologies: dict[tuple[str, tuple[int, ...]], Topology] = {}
 
     def create_study(self, study: Study) -> None:
         with self._lock:
@@ -148,6 +150,22 @@ class MemoryStudyStore:
                 for decision in self._decisions.get(study.study_id, [])
                 if number(decision.predicted_bound) is not None and number(decision.measured_gain) is not None
             ]
+
+    def save_topology(self, topology: Topology) -> None:
+        with self._lock:
+            parse_time(topology.measured_at)
+            self._topologies[topology.hardware_fingerprint, topology.host_of_rank] = copy_of(topology)
+
+    def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
+        wanted = (hardware.fingerprint, num_ranks, num_hosts)
+        with self._lock:
+            found = [
+                topology
+                for topology in self._topologies.values()
+                if (topology.hardware_fingerprint, topology.num_ranks, topology.num_hosts) == wanted
+            ]
+            newest = max(found, key=lambda topology: parse_time(topology.measured_at), default=None)
+            return None if newest is None else copy_of(newest)
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
         with self._lock:

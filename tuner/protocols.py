@@ -22,6 +22,7 @@ from tuner.records import (
     Record,
     Study,
     StudyState,
+    Topology,
     Trial,
     TrialResult,
     TrialSpec,
@@ -45,6 +46,20 @@ class TrialRunner(Protocol):
 
     def describe(self) -> Environment:
         """The hardware, its ceilings and its software."""
+        ...
+
+    def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
+        """The links between the ranks of a trial; None with one rank.
+
+        Args:
+            hardware: As `describe` said.
+            known: What an earlier study measured: it is checked, and given back where it still holds. None to measure
+                anew.
+            seconds: That the messages may take, apart from those that must be sent on a slow link.
+
+        Raises:
+            RunnerError: The ranks cannot communicate, or what they measured is no link.
+        """
         ...
 
     def inspect(self) -> WorkloadFacts:
@@ -195,6 +210,14 @@ class StudyStore(Protocol):
         """Decisions with a predicted bound and a measured gain, of finished studies on this kind of
         device: what bounds were worth. The newest study first, each in the order of its search.
         """
+        ...
+
+    def save_topology(self, topology: Topology) -> None:
+        """Records the links between ranks; replaces what was measured before on this hardware with ranks so placed."""
+        ...
+
+    def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
+        """The links between so many ranks on so many hosts of this hardware, as they were measured last."""
         ...
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:

@@ -1324,6 +1324,7 @@ class StudySettings(Record):
         num_ranks: Processes of the training.
         device: "cpu" or "cuda"; None for CUDA where there is one.
         memory_limit_bytes: Most memory of a trial.
+        remeasure_links: Whether links between ranks are measured that an earlier study has measured.
         confirm_blocks: Paired comparisons of each finalist with the baseline; two at least where time is short.
         num_finalists: Candidates that are compared at the end.
     """
@@ -1338,6 +1339,7 @@ class StudySettings(Record):
     num_ranks: int = 1
     device: str | None = None
     memory_limit_bytes: int | None = None
+    remeasure_links: bool = False
     confirm_blocks: int = 5
     num_finalists: int = 2
     phase_timeout_s: float | None = None

@@ -74,6 +74,12 @@ def tune(
     seed: Seed = 0,
     device: Device = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
+    remeasure_links: Annotated[
+        bool,
+        typer.Option(
+            "--remeasure-links", help="Measure the links between ranks anew, though an earlier study has measured them."
+        ),
+    ] = False,
     memory_limit: Annotated[
         str | None,
         typer.Option(help="What a trial may use: 8g; default what is free, less a tenth.", show_default=False),
@@ -104,6 +110,7 @@ def tune(
         skip=parse_names(skip),
         seed=seed,
         num_ranks=ranks,
+        remeasure_links=remeasure_links,
         device=device,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
         phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,

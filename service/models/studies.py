@@ -38,6 +38,20 @@ class HardwareProfileRow(Base):
     record: Mapped[str]
 
 
+class TopologyRow(Base):
+    """The links between ranks, as they were measured last."""
+
+    __tablename__ = "topologies"
+
+    hardware_fingerprint: Mapped[str] = mapped_column(primary_key=True)
+    host_of_rank: Mapped[str] = mapped_column(primary_key=True)
+    """The number of each rank's host: "0,0,1,1"."""
+    num_ranks: Mapped[int]
+    num_hosts: Mapped[int]
+    measured_at: Mapped[datetime]
+    record: Mapped[str]
+
+
 class StudyRow(Base):
     __tablename__ = "studies"
     __table_args__ = (

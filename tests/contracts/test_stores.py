@@ -18,6 +18,7 @@ from builders import (
     sample_recommendation,
     sample_result,
     sample_study,
+    sample_topology,
     sample_trial,
 )
 from msgspec.structs import replace
@@ -507,6 +508,38 @@ class TestCopies:
         result.phases_ns["build"] = 2
         assert begun.events(STUDY_ID)[0].data == {"step": 1}
         assert begun.trials(STUDY_ID)[0].result.phases_ns == {"build": 1}
+
+
+class TestTopologies:
+    def test_a_topology_comes_back_as_it_was(self, store):
+        """Every measured point of it."""
+        store.save_topology(sample_topology())
+        assert store.topology(sample_hardware(), 4, 2) == sample_topology()
+
+    def test_it_is_that_of_the_hardware_the_ranks_and_the_hosts(self, store):
+        store.save_topology(sample_topology())
+        assert store.topology(sample_hardware(num_cores=3), 4, 2) is None
+        assert store.topology(sample_hardware(), 2, 2) is None
+        assert store.topology(sample_hardware(), 4, 1) is None
+
+    def test_what_is_measured_again_replaces_what_was(self, store):
+        again = sample_topology(inside=None, measured_at="2026-11-22T11:00:00+00:00")
+        store.save_topology(sample_topology())
+        store.save_topology(again)
+        assert store.topology(sample_hardware(), 4, 2) == again
+
+    def test_of_two_placements_the_newest_counts(self, store):
+        """Times are compared as moments, not as text."""
+        older = sample_topology(host_of_rank=(0, 1, 0, 1), measured_at="2026-11-22T13:30:00+02:00")
+        store.save_topology(sample_topology())
+        store.save_topology(older)
+        assert store.topology(sample_hardware(), 4, 2) == sample_topology()
+
+    def test_a_study_keeps_what_it_was_measured_on(self, store):
+        environment = sample_environment(topology=sample_topology())
+        store.create_study(sample_study(environment=environment))
+        store.save_topology(sample_topology(whole=sample_topology().between))
+        assert store.get_study(STUDY_ID).environment == environment
 
 
 # --- several writers of one SQLite file ---------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from builders import sample_breakdown, sample_environment, sample_hardware
+from builders import sample_breakdown, sample_environment, sample_hardware, sample_topology
 from msgspec.structs import replace
 from tiny_workloads import NUM_SAMPLES, Everything, Products, TinyViT
 
@@ -84,7 +84,8 @@ EVERYTHING = WorkloadFacts(
 )
 DEFAULTS: dict[str, Choice] = {s.name: dict(s.defaults) for s in STRATEGIES}
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
-each_environment = pytest.mark.parametrize("environment", [CPU, CUDA], ids=["cpu", "cuda"])
+CLUSTER = replace(CUDA, num_ranks=4, num_hosts=2, topology=sample_topology())
+each_environment = pytest.mark.parametrize("environment", [CPU, CUDA, CLUSTER], ids=["cpu", "cuda", "cluster"])
 
 
 def legal_choices() -> list[Any]:

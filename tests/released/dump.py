@@ -18,6 +18,7 @@ from builders import (
     sample_recommendation,
     sample_result,
     sample_study,
+    sample_topology,
     sample_trial,
 )
 from sqlalchemy import select
@@ -41,6 +42,7 @@ def fill(url: str) -> None:
     store.add_event("second", "state", {})
     store.add_artifact(STUDY_ID, TRIAL_ID, "trace", "ab" * 32, 1234)
     store.add_artifact(STUDY_ID, None, "export", "cd" * 32, 5)
+    store.save_topology(sample_topology())
     store.close()
 
 

@@ -24,6 +24,7 @@ from tuner.records import (
     BASELINE,
     Candidate,
     Decision,
+    Environment,
     FailureKind,
     Finding,
     Numerics,
@@ -57,6 +58,8 @@ CONFIRM_CAPS = 1.5
 """Longest windows of the confirmation, in those of the search."""
 REFERENCE_SHARE = 0.06
 """Of the budget that the guard's reference runs may take."""
+LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
+"""Of the budget, and in seconds at most: for timing the links between ranks."""
 MANY_TRIALS = 500
 MOVED_STARTS = 2
 """Starts of the reference and of the incumbent in each place to which a study moves."""
@@ -192,8 +195,8 @@ class StudyDriver:
             )
         self._say(stage="looking at the workload")
         facts = self._runner.inspect()
-        # Figures that change from one look to the next (free memory, measured peaks) stay as they were.
-        environment = known if known and known.hardware == environment.hardware else environment
+        # Figures that change from one look to the next (free memory, measured peaks, links) stay as they were.
+        environment = known if known and known.hardware == environment.hardware else self._with_topology(environment)
         facts = self.study.facts or facts
         self.study = msgspec.structs.replace(self.study, facts=facts, environment=environment)
         self._store.update_study(self.study)
@@ -215,6 +218,30 @@ class StudyDriver:
             priors=self._priors(),
             reference=reference,
         )
+
+    def _with_topology(self, environment: Environment) -> Environment:
+        """With the links between ranks: those that an earlier study measured, where they still are as they were.
+
+        Links that cannot be measured are noted and leave the search to know nothing of them.
+        """
+        settings, hardware = self.study.settings, environment.hardware
+        if settings.num_ranks == 1:
+            return environment
+        self._say(stage="measuring the links between ranks")
+        known = (
+            None
+            if settings.remeasure_links
+            else self._store.topology(hardware, settings.num_ranks, environment.num_hosts)
+        )
+        seconds = min(LONGEST_LINKS_S, LINKS_SHARE * settings.budget_s)
+        try:
+            topology = self._runner.measure_topology(hardware, known, seconds)
+        except RunnerError as error:
+            self._store.add_event(self.study.study_id, "links_unknown", {"reason": str(error)})
+            return environment
+        if topology is not None and topology != known:
+            self._store.save_topology(topology)
+        return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self) -> Priors:
         """What earlier studies had taught when this one began, noted then: a resumed study begins as it did."""

@@ -24,6 +24,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from tuner.strategies.reduction import SLACK, Reduction, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -120,14 +121,32 @@ class DdpBuckets(Strategy):
                 plan.wrap.ddp[argument] = True
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        """Exposed communication; views save copies of the gradients, and nobody need look for unused parameters."""
+        """Exposed communication, but for the last bucket where the links are known; views save copies of the gradients,
+        and nobody need look for unused parameters.
+        """
         today = situation.choices[self.name]
-        saved = [Category.COMMUNICATION]
+        others: list[Category] = []
         if choice["bucket_views"] != today["bucket_views"]:
-            saved += [Category.COPY_D2D, Category.ELEMENTWISE]
+            others += [Category.COPY_D2D, Category.ELEMENTWISE]
         if today["find_unused"] and not choice["find_unused"]:
-            saved += [Category.HOST, Category.LAUNCH_LATENCY]
-        return removable(situation, *saved)
+            others += [Category.HOST, Category.LAUNCH_LATENCY]
+        return min(1.0, self._saved_communication(situation, choice) + removable(situation, *others))
+
+    def _saved_communication(self, situation: Situation, choice: Choice) -> float:
+        """At most: other buckets may begin earlier and hide all but the last of them."""
+        now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
+        if now is None or then is None:
+            return removable(situation, Category.COMMUNICATION)
+        hidden = Reduction(total_ns=then.last_ns, last_ns=then.last_ns)
+        return saved(situation, now, hidden, slack=SLACK)
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Of other sizes: fewer calls, or a shorter last bucket. Of the rest nothing is known beforehand."""
+        today = situation.choices[self.name]
+        now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
+        if now is None or then is None or all(choice[name] == today[name] for name in SIZES):
+            return None
+        return saved(situation, now, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the running DDP says of itself."""

@@ -33,6 +33,7 @@ from tuner.strategies.base import (
     Unsupported,
     needs_ranks,
 )
+from tuner.strategies.reduction import SLACK, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -106,7 +107,16 @@ class GradientCompression(Strategy):
         )
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, Category.COMMUNICATION)
+        """Exposed communication; where the links are known, less what the fewer bytes take at best."""
+        today, then = reduction(situation), reduction(situation, gradient_compression=choice)
+        if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
+            return removable(situation, Category.COMMUNICATION)
+        return saved(situation, today, then, slack=SLACK)
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Without what compressing takes."""
+        today, then = reduction(situation), reduction(situation, gradient_compression=choice)
+        return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the hook of the running DDP counted."""

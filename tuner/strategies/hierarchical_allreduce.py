@@ -22,6 +22,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from tuner.strategies.reduction import SLACK, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -62,7 +63,15 @@ class HierarchicalAllreduce(Strategy):
             plan.wrap.hierarchical = True
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, Category.COMMUNICATION)
+        """Exposed communication; where the links are known, less what the other reduction takes at best."""
+        today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
+        if today is None or then is None:
+            return removable(situation, Category.COMMUNICATION)
+        return saved(situation, today, then, slack=SLACK)
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
+        return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.communication import hierarchy_of

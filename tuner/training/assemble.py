@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.communication import attach as attach_hook
+from tuner.training.hosts import ring_group
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
@@ -143,7 +144,7 @@ def _wrapped(model: torch.nn.Module, workload: Workload, plan: Plan, device: tor
     if plan.wrap.shards_parameters:
         return shard(model, workload, plan.wrap, device)
     device_ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, **plan.wrap.ddp)
+    return DistributedDataParallel(model, device_ids=device_ids, process_group=ring_group(), **plan.wrap.ddp)
 
 
 def _user_parameters(model: torch.nn.Module) -> list[tuple[str, Any]]:

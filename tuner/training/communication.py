@@ -40,7 +40,7 @@ def attach(
             f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
             "give it cycle_momentum=False"
         )
-    lane = Lane(model.device)
+    lane = Lane(model.device, model.process_group)
     compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
     state: Compression | Hierarchy | None = compression
     if arguments.hierarchical:

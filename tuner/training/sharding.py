@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import UnsupportedHere
 from tuner.training.casting import fp32_modules
-from tuner.training.hosts import host_of_ranks, members_of
+from tuner.training.hosts import host_of_ranks, members_of, ring_group
 from tuner.training.initial_state import named_state
 from tuner.training.structure import map_structure
 
@@ -91,12 +91,11 @@ def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module
 
 
 def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
-    """All ranks in a row; hybrid: hosts by the ranks of a host."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    """All ranks in a row, host after host; hybrid: hosts by the ranks of a host."""
+    from torch.distributed.device_mesh import DeviceMesh
 
     if sharding.mode != "hybrid":
-        return init_device_mesh(device.type, (dist.get_world_size(),))
+        return DeviceMesh.from_group(ring_group(), device.type)
     hosts = members_of(host_of_ranks())
     if len({len(ranks) for ranks in hosts}) != 1:
         counts = ", ".join(str(len(ranks)) for ranks in hosts)

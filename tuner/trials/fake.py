@@ -39,6 +39,7 @@ from tuner.records import (
     Purpose,
     SampleUnit,
     Startup,
+    Topology,
     TrialResult,
     TrialSpec,
     Window,
@@ -160,6 +161,9 @@ class FakeRunner:
 
     def describe(self) -> Environment:
         return fake_environment()
+
+    def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
+        return None
 
     def inspect(self) -> WorkloadFacts:
         return fake_workload()

@@ -110,11 +110,18 @@ def _train(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     return train(msgspec.msgpack.decode(payload, type=TrainRequest), rank, num_ranks, channel)
 
 
+def _topology(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from tuner.trials.topology import TopologyRequest, measure_topology
+
+    return measure_topology(msgspec.msgpack.decode(payload, type=TopologyRequest), rank, num_ranks, channel)
+
+
 _TASKS: dict[str, Callable[[bytes, int, int, Channel], Any]] = {
     "inspect": _inspect,
     "describe": _describe,
     "reference": _reference,
     "train": _train,
+    "topology": _topology,
 }
 
 

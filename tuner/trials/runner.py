@@ -24,8 +24,10 @@ from tuner.records import (
     Environment,
     Failure,
     FailureKind,
+    HardwareProfile,
     MeasureSettings,
     Purpose,
+    Topology,
     TrialResult,
     TrialSpec,
     WorkloadFacts,
@@ -41,6 +43,7 @@ from tuner.trials.rank import DescribeRequest
 from tuner.trials.reference import ReferenceRequest
 from tuner.trials.sandbox import Sandbox
 from tuner.trials.study_files import StudyFiles
+from tuner.trials.topology import TopologyRequest
 from tuner.trials.watch import Watch
 from tuner.workloads.reference import imported_modules, parse_reference
 
@@ -113,6 +116,14 @@ class LocalRunner:
         if self._device == "cuda":
             self._device_memory_bytes = environment.hardware.devices[0].memory_bytes
         return environment
+
+    def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
+        if self._num_ranks == 1:
+            return None
+        request = TopologyRequest(
+            study_directory=str(self._files.directory), hardware=hardware, known=known, seconds=seconds
+        )
+        return msgspec.msgpack.decode(self._task("topology", request, num_ranks=self._num_ranks), type=Topology)
 
     def inspect(self) -> WorkloadFacts:
         request = InspectRequest(
@@ -204,7 +215,7 @@ class LocalRunner:
             failure = msgspec.structs.replace(failure, message=message)
         if failure.kind is FailureKind.INFRASTRUCTURE:
             raise RunnerError(f"{failure.message} (files and logs of the study: {self._files.directory})")
-        if entry == "describe":
+        if entry in ("describe", "topology"):
             raise RunnerError(failure.message)
         error = WorkloadError(failure.message)
         error.add_note(failure.traceback)

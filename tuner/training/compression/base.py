@@ -70,10 +70,8 @@ class FlatCompression(Compression):
         """
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        import torch.distributed as dist
-
         def run() -> torch.Tensor:
-            averaged = self.average(bucket.buffer(), dist.group.WORLD, bucket.index())
+            averaged = self.average(bucket.buffer(), self._lane.group, bucket.index())
             self.num_steps += bucket.is_last()
             return averaged
 

@@ -29,9 +29,8 @@ class SixteenBit(FlatCompression):
         return flat.copy_(average_dense(half, group))
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hook: Any = default_hooks.fp16_compress_hook if self.method == "fp16" else default_hooks.bf16_compress_hook
         self.count(bucket.buffer(), 2 * bucket.buffer().numel())
-        return hook(dist.group.WORLD, bucket)  # type: ignore[no-any-return]
+        return hook(self._lane.group, bucket)  # type: ignore[no-any-return]

@@ -1,0 +1,177 @@
+"""What other reductions of gradients save on links that were measured."""
+
+import pytest
+from builders import sample_environment, sample_facts, sample_topology
+from msgspec.structs import replace
+from profiled import STEP_NS, breakdown_of
+
+from tuner.network.collective_costs import ALL_REDUCE, flat_ring_ns, ring_ns
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Calibration, Choice, Link, ModelFacts, Topology
+from tuner.strategies import STRATEGIES, strategy_named
+from tuner.strategies.reduction import SLACK, reduction, saved
+
+MB = 10**6
+MIB = 1 << 20
+DEFAULTS: dict[str, Choice] = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
+INSIDE = Link(kind="NV18", latency_ns=2_000, bytes_per_s=100e9, call_ns=10_000)
+FAST_NETWORK = Link(kind="network", latency_ns=2_000, bytes_per_s=200e9, call_ns=10_000, num_sharing=2)
+"""Each of two ranks has what it has inside."""
+SLOW_NETWORK = Link(kind="network", latency_ns=30_000, bytes_per_s=62.5e6, call_ns=30_000, num_sharing=2)
+"""500 Mbit/s."""
+HOSTS = (0, 0, 1, 1)
+TWO_LEVELS: Choice = {"levels": 2}
+REDUCERS = ("hierarchical_allreduce", "gradient_compression", "ddp_buckets")
+
+
+def topology_of(between: Link) -> Topology:
+    """The flat ring is as slow as its slowest edge."""
+    alone = replace(between, num_sharing=1)
+    assert flat_ring_ns(ALL_REDUCE, MB, HOSTS, INSIDE, alone) >= ring_ns(ALL_REDUCE, MB, 4, INSIDE)
+    slowest = min(INSIDE, alone, key=lambda link: link.bytes_per_s)
+    return sample_topology(inside=INSIDE, between=between, whole=slowest)
+
+
+def situation_on(
+    topology: Topology | None,
+    *,
+    exposed: float = 0.5,
+    hidden: float = 0.0,
+    size_bytes: int = 100 * MIB,
+    **choices: Choice,
+) -> Situation:
+    breakdown = breakdown_of({Category.COMMUNICATION: exposed}, rest=Category.MATMUL)
+    beside = {Category.COMMUNICATION.value: round(hidden * STEP_NS)}
+    return Situation(
+        breakdown=replace(breakdown, overlapped=beside),
+        workload=sample_facts(
+            model=ModelFacts(num_parameters=size_bytes // 4, parameter_bytes=size_bytes, num_parameter_tensors=100)
+        ),
+        environment=sample_environment(
+            num_ranks=4, num_hosts=2, topology=topology, calibration=Calibration(copy_bytes_per_s=3e12)
+        ),
+        choices={**DEFAULTS, **choices},
+    )
+
+
+def expected(name: str, situation: Situation, **choice) -> float | None:
+    return strategy_named(name).expected(situation, {**DEFAULTS[name], **choice})
+
+
+def bound(name: str, situation: Situation, **choice) -> float:
+    return strategy_named(name).bound(situation, {**DEFAULTS[name], **choice})
+
+
+class TestTwoLevels:
+    def test_do_not_pay_where_the_network_is_as_fast_as_a_host(self):
+        situation = situation_on(topology_of(FAST_NETWORK))
+        assert expected("hierarchical_allreduce", situation, levels=2) == 0
+        assert bound("hierarchical_allreduce", situation, levels=2) < removable(situation, Category.COMMUNICATION) / 2
+
+    def test_pay_where_it_is_slow(self):
+        """A third of the bytes need not cross: 2 hosts of 2 ranks send 1.0 messages in place of 1.5."""
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        assert expected("hierarchical_allreduce", situation, levels=2) == pytest.approx(0.6 / 3, rel=0.02)
+        assert bound("hierarchical_allreduce", situation, levels=2) > 0.6 / 3
+
+    def test_that_are_given_up_where_they_cost_save_what_they_cost(self):
+        slow = situation_on(topology_of(FAST_NETWORK), hierarchical_allreduce=TWO_LEVELS)
+        assert expected("hierarchical_allreduce", slow, levels=1) > 0
+
+    def test_save_less_of_what_is_compressed(self):
+        """16 bits between hosts leave half of what two levels could still save there."""
+        half = {"gradient_compression": {**DEFAULTS["gradient_compression"], "method": "bf16"}}
+        plain, compressed = situation_on(topology_of(SLOW_NETWORK)), situation_on(topology_of(SLOW_NETWORK), **half)
+        together = {**half, "hierarchical_allreduce": TWO_LEVELS}
+        assert reduction(compressed, **together).total_ns < reduction(plain, **half).total_ns
+        assert reduction(plain, **together).total_ns < reduction(plain, hierarchical_allreduce=TWO_LEVELS).total_ns
+
+
+class TestCompression:
+    def test_of_half_the_bytes_saves_half_of_a_slow_network(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        assert expected("gradient_compression", situation, method="bf16") == pytest.approx(0.3, rel=0.02)
+
+    def test_saves_more_the_fewer_bytes_it_sends(self):
+        situation = situation_on(topology_of(SLOW_NETWORK))
+        gains = [expected("gradient_compression", situation, method=m) for m in ("fp16", "int8", "one_bit")]
+        assert gains == sorted(gains)
+        assert gains[0] < gains[-1]
+
+    def test_of_gradients_that_are_mostly_hidden_saves_what_is_not(self):
+        """Three quarters of it is beside compute: with a quarter of the bytes all is, but for the last bucket, which
+        has 24 of 100 MiB and takes a quarter of its time.
+        """
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.2, hidden=0.6)
+        assert expected("gradient_compression", situation, method="int8") == pytest.approx(
+            0.2 - 0.8 * 0.24 / 4, rel=0.03
+        )
+
+    def test_by_thin_matrices_is_bounded_by_all_of_communication(self):
+        """What it sends depends on shapes that are not known."""
+        situation = situation_on(topology_of(SLOW_NETWORK))
+        assert bound("gradient_compression", situation, method="powersgd") == removable(
+            situation, Category.COMMUNICATION
+        )
+
+
+class TestBuckets:
+    def test_of_one_mebibyte_pay_the_latency_often(self):
+        """100 calls in place of 5 on a network on which a call takes as long as a megabyte."""
+        slow_to_begin = Link(kind="network", latency_ns=1e6, bytes_per_s=1e9, call_ns=0, num_sharing=2)
+        today = {"ddp_buckets": {**DEFAULTS["ddp_buckets"], "bucket_cap_mb": 1}}
+        situation = situation_on(topology_of(slow_to_begin), **today)
+        assert expected("ddp_buckets", situation, bucket_cap_mb=25) > 0.2
+        assert reduction(situation).total_ns == pytest.approx(
+            100 * ring_ns(ALL_REDUCE, MIB, 4, slow_to_begin), rel=1e-6
+        )
+
+    def test_leave_the_last_one_in_view(self):
+        """A bucket of all gradients can begin only when the last gradient is there."""
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.1, hidden=0.3)
+        assert expected("ddp_buckets", situation, bucket_cap_mb=1000) == 0
+        assert bound("ddp_buckets", situation, bucket_cap_mb=1000) == 0
+        assert 0 < bound("ddp_buckets", situation, bucket_cap_mb=5) < 0.1
+
+    def test_of_today_s_sizes_are_judged_by_other_knowledge(self):
+        situation = situation_on(topology_of(SLOW_NETWORK))
+        assert expected("ddp_buckets", situation, bucket_views=True) is None
+
+
+class TestUnknown:
+    def test_links_leave_bounds_as_they_were(self):
+        situation = situation_on(None)
+        for name, choice in (
+            ("hierarchical_allreduce", {"levels": 2}),
+            ("gradient_compression", {"method": "bf16"}),
+            ("ddp_buckets", {"bucket_cap_mb": 5}),
+        ):
+            assert expected(name, situation, **choice) is None
+            assert bound(name, situation, **choice) == removable(situation, Category.COMMUNICATION)
+
+    def test_reductions_of_sharded_models_are_not_those_of_ddp(self):
+        sharded = {"sharding": {**DEFAULTS["sharding"], "mode": "full"}}
+        assert reduction(situation_on(topology_of(SLOW_NETWORK), **sharded)) is None
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize("network", [FAST_NETWORK, SLOW_NETWORK], ids=["fast", "slow"])
+@pytest.mark.parametrize(("exposed", "hidden"), [(0.0, 0.3), (0.1, 0.0), (0.4, 2.0)])
+def test_what_is_expected_lies_within_the_bound(name, network, exposed, hidden):
+    """And both within what communication holds up."""
+    situation = situation_on(topology_of(network), exposed=exposed, hidden=hidden)
+    strategy = strategy_named(name)
+    for choice in strategy.choices(situation.environment, situation.workload):
+        most = strategy.bound(situation, choice)
+        known = strategy.expected(situation, choice)
+        extra = removable(situation, Category.COPY_D2D, Category.ELEMENTWISE, Category.HOST, Category.LAUNCH_LATENCY)
+        assert 0 <= most <= exposed + extra + 1e-9
+        assert known is None or 0 <= known <= most + 1e-9
+
+
+def test_slack_makes_a_bound_of_an_expectation():
+    situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+    today = reduction(situation)
+    assert saved(situation, today, today) == 0
+    assert saved(situation, today, today, slack=SLACK) == pytest.approx(0.6 * (1 - 1 / SLACK))

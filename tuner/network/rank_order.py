@@ -1,0 +1,56 @@
+"""In which order ranks follow one another over hosts, and what another order costs.
+
+A ring goes through the ranks in their order. Where every host's ranks follow one another, one edge of the ring leaves
+each host; where a launcher deals ranks out to hosts in turn (Slurm's `--distribution=cyclic`, Open MPI's
+`--map-by node`), all edges do, and the network of a host carries that many times the bytes. NCCL lays its rings by
+hosts itself; gloo does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from tuner.network.collective_costs import num_crossing
+from tuner.network.finding import NetworkFinding, note, ok, problem
+
+SUBJECT = "order of ranks"
+
+
+def numbered(hosts: Sequence[Hashable]) -> tuple[int, ...]:
+    """Number of the host of each rank, hosts numbered in the order of their first rank."""
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    return tuple(numbers[host] for host in hosts)
+
+
+def ring_order(hosts: Sequence[Hashable]) -> tuple[int, ...]:
+    """The ranks of each host one after another, hosts in the order of their first rank."""
+    by_rank = numbered(hosts)
+    return tuple(sorted(range(len(by_rank)), key=lambda rank: (by_rank[rank], rank)))
+
+
+def is_in_order(hosts: Sequence[Hashable]) -> bool:
+    """Whether a ring over the ranks as they are leaves no host more often than it must."""
+    return ring_order(hosts) == tuple(range(len(hosts)))
+
+
+def examine_order(hosts: Sequence[Hashable], backend: str) -> NetworkFinding:
+    """What a ring over ranks in this order costs.
+
+    Args:
+        backend: "nccl" or "gloo".
+    """
+    by_rank = numbered(hosts)
+    num_hosts = len(set(by_rank))
+    if is_in_order(by_rank):
+        where = "one host" if num_hosts == 1 else f"{num_hosts} hosts, whose ranks follow one another"
+        return ok(SUBJECT, f"{len(by_rank)} ranks on {where}")
+    edges, placed = num_crossing(by_rank), ", ".join(map(str, by_rank))
+    found = f"ranks 0 to {len(by_rank) - 1} are on hosts {placed}: a ring in this order leaves a host {edges} times"
+    fix = (
+        "start ranks host by host (torchrun does; Slurm: --distribution=block; Open MPI: --map-by slot); the groups "
+        "that Steptune makes are in that order already"
+    )
+    effect = f"the network of a host carries {edges} times the bytes of a flat all-reduce"
+    if backend == "nccl":
+        return note(SUBJECT, found, effect=f"{effect}, but for NCCL, which lays its rings by hosts itself", fix=fix)
+    return problem(SUBJECT, found, effect=effect, fix=fix)

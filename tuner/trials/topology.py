@@ -1,0 +1,155 @@
+"""Measuring the links between the ranks of a study: a short job of as many ranks, before its trials.
+
+Three links are timed: inside hosts (all hosts at the same time), between hosts (for every place on a host the ranks
+that have it, all at the same time, so that they share the network as two-level reductions do), and a flat ring over all
+ranks. What is the same group is measured once.
+
+A topology that an earlier study measured is checked by one small and one larger message on every link, and kept unless
+one of them takes three times as long, or a third: the same hardware may be on another network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.hardware import num_emulated_hosts
+from tuner.network.collective_costs import ALL_REDUCE
+from tuner.network.link_fit import fit_link
+from tuner.network.rank_order import numbered
+from tuner.records import CollectiveTiming, HardwareProfile, Link, Record, Topology
+from tuner.training.hosts import host_of_ranks, members_of, ring_group
+from tuner.trials.coordination import Coordinator
+from tuner.trials.link_probe import LinkProbe
+from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.study_files import StudyFiles
+from tuner.trials.trial import rank_device
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_CHECKED_BYTES = 4 << 20
+TOLERANCE = 3.0
+"""Times of a check may be so many times longer or shorter than those that are known."""
+SLOWEST_KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
+"""Of connections between devices as `nvidia-smi topo -m` names them, the slowest first; NVLink ("NV18") after them."""
+
+
+class TopologyRequest(Record):
+    """What the parent asks for.
+
+    Attributes:
+        hardware: Of this machine.
+        known: What an earlier study measured; None to measure anew.
+        seconds: That the messages may take, apart from those that must be sent on a slow link.
+        run_id: Of this run: where its ranks meet.
+    """
+
+    study_directory: str
+    hardware: HardwareProfile
+    known: Topology | None
+    seconds: float
+    run_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scope:
+    """A link to be timed.
+
+    Attributes:
+        groups: The ranks of the groups that run at the same time.
+        own_group: The process group that this rank is in.
+        num_sharing: Groups that share the link.
+    """
+
+    kind: str
+    groups: list[tuple[int, ...]]
+    own_group: Any
+    num_sharing: int = 1
+
+
+def measure_topology(request: TopologyRequest, rank: int, num_ranks: int, channel: Channel) -> Topology:
+    """Joins the other ranks and times their links; every rank has the same result."""
+    device = rank_device(request.hardware.device_kind, rank)
+    directory = StudyFiles(Path(request.study_directory)).trial_directory(request.run_id)
+    return probe_links(request, Coordinator(rank, num_ranks, channel, directory, device), device)
+
+
+def probe_links(request: TopologyRequest, coordinator: Coordinator, device: torch.device) -> Topology:
+    """The links between ranks that have joined one another."""
+    scopes = _scopes(request.hardware)
+    probes = {name: LinkProbe(scope.groups, scope.own_group, coordinator, device) for name, scope in scopes.items()}
+    host_of_rank = numbered(host_of_ranks())
+    known = request.known
+    if known is not None and known.host_of_rank == host_of_rank:
+        coordinator.send(TaskProgress(text="checking the links between ranks"))
+        if all(_is_as_known(probe, _link_named(known, name)) for name, probe in probes.items()):
+            return known
+    coordinator.send(TaskProgress(text="measuring the links between ranks"))
+    seconds = request.seconds / len(probes)
+    links = {
+        name: fit_link(probe.timings(seconds), kind=scopes[name].kind, num_sharing=scopes[name].num_sharing)
+        for name, probe in probes.items()
+    }
+    return Topology(
+        host_of_rank=host_of_rank,
+        inside=links.get("inside"),
+        between=links.get("between"),
+        whole=links.get("whole") or links.get("inside") or links["between"],
+        backend="nccl" if device.type == "cuda" else "gloo",
+        hardware_fingerprint=request.hardware.fingerprint,
+        measured_at=coordinator.agree(datetime.now(UTC).isoformat(timespec="seconds")),
+    )
+
+
+def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
+    """The links that there are; of hosts with different numbers of ranks, that of all ranks only."""
+    import torch.distributed as dist
+
+    hosts = members_of(host_of_ranks())
+    everyone = [tuple(range(dist.get_world_size()))]
+    near, far = kind_inside(hardware), "network" if num_emulated_hosts() == 1 else "emulated network"
+    if len(hosts) == 1:
+        return {"inside": _Scope(kind=near, groups=everyone, own_group=dist.group.WORLD)}
+    whole = _Scope(kind=f"{near} and {far}", groups=everyone, own_group=ring_group())
+    if len({len(ranks) for ranks in hosts}) != 1:
+        return {"whole": whole}
+    ranks_per_host = len(hosts[0])
+    if ranks_per_host == 1:
+        return {"between": _Scope(kind=far, groups=everyone, own_group=dist.group.WORLD)}
+    inside, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in hosts])
+    places = list(zip(*hosts, strict=True))
+    between, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in places])
+    return {
+        "inside": _Scope(kind=near, groups=hosts, own_group=inside),
+        "between": _Scope(kind=far, groups=places, own_group=between, num_sharing=ranks_per_host),
+        "whole": whole,
+    }
+
+
+def kind_inside(hardware: HardwareProfile) -> str:
+    """What a ring inside a host goes over: the slowest connection between its devices."""
+    if hardware.device_kind == "cpu":
+        return "loopback"
+    kinds = set(hardware.links.values())
+    slowest = [kind for kind in SLOWEST_KINDS if kind in kinds]
+    return next(iter(slowest or sorted(kinds)), "unknown")
+
+
+def _link_named(topology: Topology, name: str) -> Link:
+    link = {"inside": topology.inside, "between": topology.between, "whole": topology.whole}[name]
+    assert link is not None, "the same ranks on the same hosts have the same links"
+    return link
+
+
+def _is_as_known(probe: LinkProbe, link: Link) -> bool:
+    """Whether a small and a larger message take as long as they did; every rank comes to the same answer."""
+    reduced = [timing for timing in link.timings if timing.collective == ALL_REDUCE]
+    chosen = [reduced[0], *[timing for timing in reduced[1:] if timing.message_bytes <= MOST_CHECKED_BYTES][-1:]]
+    return all(_agree(probe.timing(ALL_REDUCE, known.message_bytes), known) for known in chosen)
+
+
+def _agree(timing: CollectiveTiming, known: CollectiveTiming) -> bool:
+    return 1 / TOLERANCE < timing.duration_ns / known.duration_ns < TOLERANCE

@@ -19,6 +19,7 @@ from dashboards.gains import get_gains_info, plot_gains
 from dashboards.headline import get_headline_info
 from dashboards.history import LOOKS, get_history_info, plot_history
 from dashboards.importance import METHOD, get_importance_info, plot_importance
+from dashboards.links import LinksInfo, get_links_info, plot_links
 from dashboards.neighbours import get_neighbours_info, plot_neighbours
 from dashboards.site import Site, data_url
 from dashboards.sources import TrialSource, snapshot
@@ -121,7 +122,8 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     importance = get_importance_info(source, study_id, effects)
     convergence = get_convergence_info(source, study_id, history)
     environment = study.environment
-    figures = _figures(study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence)
+    links = get_links_info(environment.topology) if environment and environment.topology else None
+    figures = _figures(study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence, links)
     return {
         "title": short_name(study.workload),
         "study": study,
@@ -154,6 +156,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "convergence": list(convergence[convergence["best"].notna()].drop_duplicates("best_label").itertuples()),
         "numerics": NUMERICS,
         "hardware": recommendation.hardware if recommendation else environment.hardware if environment else None,
+        "links": links,
         "changes": change_rows(study, recommendation.candidate) if recommendation else [],
         "downloads": downloads(recommendation, site) if recommendation else [],
         "study_files": study_files(study, source.trials(study_id), site) if len(history) else [],
@@ -296,6 +299,7 @@ def _figures(
     neighbours: pd.DataFrame,
     importance: pd.DataFrame,
     convergence: pd.DataFrame,
+    links: LinksInfo | None,
 ) -> dict[str, go.Figure]:
     """By the name under which the page shows them; only those that have something to show."""
     figures: dict[str, go.Figure] = {}
@@ -313,4 +317,6 @@ def _figures(
         figures["neighbours"] = plot_neighbours(neighbours)
     if len(importance):
         figures["importance"] = plot_importance(importance)
+    if links is not None and len(links.points):
+        figures["links"] = plot_links(links)
     return figures

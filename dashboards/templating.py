@@ -55,6 +55,7 @@ def templates() -> jinja2.Environment:
         ratio=units.ratio,
         percent=units.percent,
         memory=units.memory,
+        message_size=units.message_size,
         rate=units.rate,
         duration=units.duration,
         words=units.words,

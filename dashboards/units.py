@@ -129,6 +129,11 @@ def memory(num_bytes: float) -> str:
     return f"{significant(num_bytes / (1 << 30))} GiB"
 
 
+def message_size(num_bytes: float) -> str:
+    """`4 KiB`, `64 MiB`."""
+    return f"{num_bytes / (1 << 20):.3g} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 1024:.3g} KiB"
+
+
 def moves_label(moves: Iterable[Move]) -> str:
     """`data_loading: num_workers=2; compile: as today`."""
     return "; ".join(f"{m.strategy}: {choice_label(m.choice) if m.choice else 'as today'}" for m in moves)

@@ -13,11 +13,16 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+from tuner.device_links import device_links
 from tuner.errors import PlatformError
 from tuner.records import Calibration, Device, Environment, HardwareProfile
+
+if TYPE_CHECKING:
+    import torch
 
 SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
@@ -141,15 +146,25 @@ def describe_hardware(kind: str) -> HardwareProfile:
         versions["cuda"] = str(torch.version.cuda)
         versions["cudnn"] = str(torch.backends.cudnn.version())
         devices = tuple(_cuda_device(number) for number in range(torch.cuda.device_count()))
+        links = device_links([uuid_of(number) for number in range(len(devices))])
     else:
+        links = {}
         devices = (Device(kind="cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total),)
     return HardwareProfile(
         devices=devices,
         num_cores=usable_cores(),
         cpu_name=cpu_name(),
         memory_bytes=psutil.virtual_memory().total,
+        links=links,
         versions=versions,
     )
+
+
+def uuid_of(device: torch.device | int) -> str:
+    """As NVML writes it."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _cuda_device(number: int) -> Device:

@@ -58,7 +58,7 @@ class TrialRunner(Protocol):
             seconds: That the messages may take, apart from those that must be sent on a slow link.
 
         Raises:
-            RunnerError: The ranks cannot communicate, or what they measured is no link.
+            RunnerError: The ranks cannot communicate.
         """
         ...
 

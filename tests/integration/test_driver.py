@@ -1,16 +1,18 @@
 """Whole studies on machines of which everything is known: every stage, every kind of trouble."""
 
 import pytest
+from builders import sample_topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import RECOMPILING, SMALL, Machine, StudyRun, candidate
 
-from tuner.errors import BaselineFailed, BudgetError, ChoiceError, StoreError
+from tuner.errors import BaselineFailed, BudgetError, ChoiceError, RunnerError, StoreError
 from tuner.memory_store import MemoryStudyStore
 from tuner.profiling.categories import Category
-from tuner.records import FailureKind, Numerics, Purpose, StudyState, TrialState, Verdict
+from tuner.records import Environment, FailureKind, Numerics, Purpose, StudyState, Topology, TrialState, Verdict
 from tuner.search.designer import LEAST_RESERVE
+from tuner.search.driver import LINKS_SHARE, LONGEST_LINKS_S
 from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
 
 ROUNDING_S = 1e-6
@@ -292,6 +294,94 @@ class TestBudget:
             study.run()
         assert slow.runs == []
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
+
+
+class Linked(Machine):
+    """Of several ranks, whose links can be measured.
+
+    Attributes:
+        links: What is found now; None where the ranks cannot communicate.
+        asked: What was known each time, and the seconds that were given.
+    """
+
+    def __init__(self, links: Topology | None) -> None:
+        super().__init__(SMALL)
+        self.links = links
+        self.asked: list[tuple[Topology | None, float]] = []
+
+    def describe(self) -> Environment:
+        return replace(super().describe(), num_ranks=4, num_hosts=2)
+
+    def measure_topology(self, hardware, known, seconds):
+        self.asked.append((known, seconds))
+        if self.links is None:
+            raise RunnerError("the ranks do not find one another")
+        return self.links
+
+
+class TestLinks:
+    """Between ranks: measured before the trials, and remembered for later studies of the same hardware."""
+
+    @pytest.fixture
+    def links(self) -> Topology:
+        return sample_topology(hardware_fingerprint=Machine(SMALL).describe().hardware.fingerprint)
+
+    def test_are_measured_and_known_to_the_search(self, links):
+        study = StudyRun(Linked(links), num_ranks=4)
+        study.run()
+        assert study.machine.asked == [(None, LONGEST_LINKS_S)]
+        assert study.store.get_study(study.study_id).environment.topology == links
+        assert study.stages.index("measuring the links between ranks") < study.stages.index("running the reference")
+
+    def test_that_an_earlier_study_measured_are_checked_and_kept(self, links):
+        first = StudyRun(Linked(links), num_ranks=4)
+        first.run()
+        again = StudyRun(Linked(links), store=first.store, num_ranks=4)
+        again.run()
+        assert again.machine.asked == [(links, LONGEST_LINKS_S)]
+        assert again.store.get_study(again.study_id).environment.topology == links
+
+    def test_that_have_changed_replace_those_that_were_known(self, links):
+        first = StudyRun(Linked(links), num_ranks=4)
+        first.run()
+        slower = replace(links, whole=replace(links.whole, bytes_per_s=1e6))
+        again = StudyRun(Linked(slower), store=first.store, num_ranks=4)
+        again.run()
+        assert again.store.topology(again.machine.describe().hardware, 4, 2) == slower
+        assert first.store.get_study(first.study_id).environment.topology == links
+
+    def test_are_measured_anew_where_that_is_asked_for(self, links):
+        first = StudyRun(Linked(links), num_ranks=4)
+        first.run()
+        again = StudyRun(Linked(links), store=first.store, num_ranks=4, remeasure_links=True)
+        again.run()
+        assert again.machine.asked == [(None, LONGEST_LINKS_S)]
+
+    def test_of_a_resumed_study_stay_as_they_were(self, links):
+        """Its story is told again with the bounds that it had."""
+        study = StudyRun(Linked(links), num_ranks=4)
+        study.run()
+        study.machine.links = replace(links, whole=replace(links.whole, bytes_per_s=1e6))
+        study.run()
+        assert len(study.machine.asked) == 1
+        assert study.store.get_study(study.study_id).environment.topology == links
+
+    def test_that_cannot_be_measured_are_not_known_and_it_says_why(self):
+        study = StudyRun(Linked(None), num_ranks=4)
+        study.run()
+        assert study.store.get_study(study.study_id).environment.topology is None
+        (event,) = [e for e in study.store.events(study.study_id) if e.kind == "links_unknown"]
+        assert event.data == {"reason": "the ranks do not find one another"}
+
+    def test_take_a_small_part_of_a_short_budget(self, links):
+        study = StudyRun(Linked(links), num_ranks=4, budget_s=50.0)
+        study.run()
+        assert study.machine.asked == [(None, LINKS_SHARE * 50.0)]
+
+    def test_of_one_rank_there_are_none(self, links):
+        study = StudyRun(Linked(links))
+        study.run()
+        assert study.machine.asked == []
 
 
 class TestInterruption:

@@ -263,6 +263,8 @@ class TestUnits:
         ("text", "expected"),
         [
             (units.significant(1284.1), "1,280"),
+            (units.message_size(4096), "4 KiB"),
+            (units.message_size(64 << 20), "64 MiB"),
             (units.significant(15.8), "15.8"),
             (units.significant(0.03417), "0.0342"),
             (units.significant(999.9), "1,000"),

@@ -35,8 +35,8 @@ def timings_on(link: Link, num_ranks: int, *, num_sharing: int = 1, noise: float
 LINKS = st.builds(
     Link,
     kind=st.just("network"),
-    latency_ns=st.floats(5e3, 1e6),
-    bytes_per_s=st.floats(5e7, 5e11),
+    latency_ns=st.floats(5e3, 1e5),
+    bytes_per_s=st.floats(5e7, 1e11),
     call_ns=st.floats(0, 5e5),
 )
 SEEN = st.builds(
@@ -100,11 +100,9 @@ def test_one_size_tells_no_bandwidth():
         fit_link([timing, timing], kind="network")
 
 
-def test_times_that_do_not_grow_tell_no_bandwidth():
-    """Rather than a link that carries everything in no time."""
+def test_where_time_does_not_grow_bandwidth_is_not_without_end():
+    """Noise can hide what bytes cost: 10 us for any message. Ten times the rate of the largest is taken."""
     timings = [
-        CollectiveTiming(collective=ALL_REDUCE, num_ranks=2, message_bytes=size, duration_ns=10**9 // size)
-        for size in SIZES
+        CollectiveTiming(collective=ALL_GATHER, num_ranks=2, message_bytes=size, duration_ns=10_000) for size in SIZES
     ]
-    with pytest.raises(RunnerError, match="does not grow with its bytes"):
-        fit_link(timings, kind="network")
+    assert fit_link(timings, kind="network").bytes_per_s == pytest.approx(10 * SIZES[-1] / 2 / 10e-6, rel=1e-6)

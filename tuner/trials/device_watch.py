@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
+from tuner.hardware import uuid_of
 from tuner.records import DeviceReading
 from tuner.trials.device_state import DeviceState, Use, reading_between, why_void
 
@@ -93,13 +94,6 @@ def watch_device(device: torch.device) -> DeviceWatch:
         return DeviceWatch(NvmlLook(pynvml, uuid_of(device)))
     except pynvml.NVMLError as error:
         return DeviceWatch(unmeasured=(f"the state of the device: NVML does not know it ({error})",))
-
-
-def uuid_of(device: torch.device) -> str:
-    """As NVML writes it."""
-    import torch
-
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 class NvmlLook:

@@ -133,9 +133,9 @@ def kind_inside(hardware: HardwareProfile) -> str:
     """What a ring inside a host goes over: the slowest connection between its devices."""
     if hardware.device_kind == "cpu":
         return "loopback"
-    kinds = set(hardware.links.values())
-    slowest = [kind for kind in SLOWEST_KINDS if kind in kinds]
-    return next(iter(slowest or sorted(kinds)), "unknown")
+    kinds = sorted(set(hardware.links.values()))
+    slowest = [kind for slow in SLOWEST_KINDS for kind in kinds if kind.startswith(slow)]
+    return next(iter(slowest or kinds), "unknown")
 
 
 def _link_named(topology: Topology, name: str) -> Link:

@@ -1,0 +1,86 @@
+"""How the GPUs of this machine are connected, by NVML, in the words of `nvidia-smi topo -m`.
+
+NV18: 18 NVLinks, to the other GPU itself or to a switch that both are at. Without NVLink by what a transfer crosses on
+PCIe: PIX one switch, PXB several, PHB a host bridge, NODE several of one NUMA node, SYS the interconnect between NUMA
+nodes. " (no peer access)" is added where one GPU cannot read the other's memory: transfers go through the host's.
+
+Source: https://docs.nvidia.com/deploy/nvml-api/ , bindings: nvidia-ml-py (the extra `cuda`)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+MAX_NVLINKS = 18
+"""Of one GPU; a link that does not exist is refused by the driver."""
+PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""By NVML's nvmlGpuTopologyLevel_t; 0 are two GPUs of one board."""
+SWITCH = 2
+"""Of NVML's nvmlIntNvLinkDeviceType_t."""
+NO_PEER_ACCESS = " (no peer access)"
+
+
+def device_links(uuids: Sequence[str]) -> dict[str, str]:
+    """Kind of link between each two devices: {"0-1": "NV18"}. Empty for one, and where NVML is missing or refuses.
+
+    Args:
+        uuids: Of the devices in CUDA's order, as NVML writes them.
+    """
+    if len(uuids) < 2:
+        return {}
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        return links_between(pynvml, uuids)
+    except pynvml.NVMLError:
+        return {}
+
+
+def links_between(nvml: Any, uuids: Sequence[str]) -> dict[str, str]:
+    """The same.
+
+    Args:
+        nvml: The module `pynvml`.
+
+    Raises:
+        pynvml.NVMLError: The driver does not answer, or knows no such device.
+    """
+    nvml.nvmlInit()
+    handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+    return {f"{a}-{b}": _kind(nvml, handles[a], handles[b]) for a, b in itertools.combinations(range(len(handles)), 2)}
+
+
+def _kind(nvml: Any, first: Any, second: Any) -> str:
+    count = _num_nvlinks(nvml, first, second)
+    kind = f"NV{count}" if count else PCIE_KINDS[int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))]
+    reads = nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_READ) == nvml.NVML_P2P_STATUS_OK
+    return kind if reads else f"{kind}{NO_PEER_ACCESS}"
+
+
+def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
+    """That lead from one to the other: directly, or through a switch, to which both may have a different number."""
+    second_bus = nvml.nvmlDeviceGetPciInfo(second).busId
+    direct = _ends(nvml, first).count(second_bus)
+    if direct:
+        return direct
+    return min(_ends(nvml, handle).count(None) for handle in (first, second))
+
+
+def _ends(nvml: Any, handle: Any) -> list[Any]:
+    """Bus ids at the other ends of the active NVLinks; None for a switch."""
+    found: list[Any] = []
+    for number in range(MAX_NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, number):
+                continue
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, number) == SWITCH:
+                found.append(None)
+            else:
+                found.append(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId)
+        except nvml.NVMLError:  # there is no such link, on this device or at all
+            break
+    return found

@@ -56,6 +56,7 @@ bench: install
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
 	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
+	PYTHONPATH=. $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.
 # Side by side, but for those that compare with the device's clock. A plugin for benchmarks, where a host has it, warns

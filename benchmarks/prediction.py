@@ -4,8 +4,9 @@
     python -m tuner.network.emulated --rate 500mbit -- python benchmarks/prediction.py  # two hosts, links of that rate
 
 One rank is measured and profiled; the links of every placement of ranks are probed; each compression is timed by itself
-in one process. From that alone every configuration is predicted; then it is measured. Two hosts are emulated: without
-networks of their own (second form) their link is the loopback device too.
+in one process. From that alone every configuration is predicted; then it is measured. What FSDP itself does on a CPU is
+no part of the model: on more than two ranks or one host it is predicted from FSDP on two ranks of one host. Two hosts
+are emulated: without networks of their own (second form) their link is the loopback device too.
 
 Four ranks share the cores of this machine, so a workload whose compute scales with cores would measure the cores: the
 compute of `workloads/sleeping.py` sleeps, its gradients, updates and collectives are real. Every rank has as many
@@ -88,21 +89,23 @@ class Placement:
     configurations: dict[str, dict[str, Choice]]
 
 
+ALONE = Placement(1, 1, {"alone, again": DDP})
+ONE_HOST = Placement(
+    2,
+    1,
+    {
+        "DDP": DDP,
+        "DDP, 1 MiB": SMALL,
+        "bf16": BF16,
+        "ZeRO-1": {"sharding": {"mode": "zero1"}},
+        "FSDP until backward": fsdp("grad_op"),
+        "FSDP full": fsdp("full"),
+    },
+)
 PLACEMENTS = (
-    Placement(1, 1, {"alone, again": DDP}),
-    Placement(
-        2,
-        1,
-        {
-            "DDP": DDP,
-            "DDP, 1 MiB": SMALL,
-            "bf16": BF16,
-            "ZeRO-1": {"sharding": {"mode": "zero1"}},
-            "FSDP until backward": fsdp("grad_op"),
-            "FSDP full": fsdp("full"),
-        },
-    ),
-    Placement(2, 2, {"DDP": DDP, "DDP, 1 MiB": SMALL, "bf16": BF16, "int8": INT8}),
+    ALONE,
+    ONE_HOST,
+    Placement(2, 2, {"DDP": DDP, "DDP, 1 MiB": SMALL, "bf16": BF16, "int8": INT8, "FSDP full": fsdp("full")}),
     Placement(4, 1, {"DDP": DDP, "DDP, 5 MiB": MIDDLE, "FSDP full": fsdp("full")}),
     Placement(
         4,
@@ -215,10 +218,13 @@ def own_cost(method: str) -> OwnCost:
     return OwnCost(ns_per_element=max(0.0, line.slope), call_ns=max(0.0, line.intercept))
 
 
-def measured_basis(settings: MeasureSettings) -> tuple[Basis, TrialResult, Environment]:
-    """One rank, measured and profiled."""
-    with at(Placement(1, 1, {})) as place:
-        result = place.run(BASELINE, settings, profile=True)
+def measured_basis(
+    placement: Placement, candidate: Candidate, settings: MeasureSettings
+) -> tuple[Basis, TrialResult, Environment]:
+    """A configuration, measured and profiled, on ranks whose links are probed."""
+    with at(placement) as place:
+        result = place.run(candidate, settings, profile=True)
+        environment = msgspec.structs.replace(place.environment, topology=place.topology())
         study = Study(
             study_id=new_id(),
             workload=place.workload,
@@ -226,13 +232,13 @@ def measured_basis(settings: MeasureSettings) -> tuple[Basis, TrialResult, Envir
             created_at="",
             directory="",
             facts=place.facts,
-            environment=place.environment,
+            environment=environment,
         )
         trial = Trial(
             trial_id=result.trial_id,
             study_id=study.study_id,
             sequence=1,
-            candidate=BASELINE,
+            candidate=candidate,
             purpose=Purpose.BASELINE,
             group="",
             replicate=0,
@@ -241,7 +247,7 @@ def measured_basis(settings: MeasureSettings) -> tuple[Basis, TrialResult, Envir
             result=result,
         )
         own = {method: own_cost(method) for method in ("bf16", "int8")}
-        return basis_of(study, [trial], trial, own_costs=own), result, place.environment
+        return basis_of(study, [trial], trial, own_costs=own), result, environment
 
 
 def cluster_of(topology: Topology | None, placement: Placement) -> Cluster:
@@ -253,14 +259,17 @@ def cluster_of(topology: Topology | None, placement: Placement) -> Cluster:
     )
 
 
-def rows_of(basis: Basis, placement: Placement, settings: MeasureSettings, starts: int) -> Iterator[dict]:
+def rows_of(
+    alone: Basis, sharded: Basis, placement: Placement, settings: MeasureSettings, starts: int
+) -> Iterator[dict]:
     """Every configuration predicted, then measured: the mean of several starts, in turns."""
+    bases = {name: sharded if takes_sharded(placement, name) else alone for name in placement.configurations}
     with at(placement) as place:
         topology = place.topology()
         cluster = cluster_of(topology, placement)
         wanted = {name: Candidate(choices=choices) for name, choices in placement.configurations.items()}
         predicted = {
-            name: basis.model.step_ns(complete_choices(candidate, place.facts), cluster) / 1e6
+            name: bases[name].model.step_ns(complete_choices(candidate, place.facts), cluster) / 1e6
             for name, candidate in wanted.items()
         }
         measured: dict[str, list[float]] = {name: [] for name in wanted}
@@ -276,7 +285,8 @@ def rows_of(basis: Basis, placement: Placement, settings: MeasureSettings, start
             "measured_ms": round(mean, 2),
             "starts_ms": [round(value, 2) for value in times],
             "predicted_ms": round(predicted[name], 2),
-            "alone_ms": round(basis.facts.step_time_ns / 1e6, 2),
+            "alone_ms": round(alone.facts.step_time_ns / 1e6, 2),
+            "from": f"{bases[name].facts.label} on {bases[name].facts.num_ranks}",
             "error": round(predicted[name] / mean - 1, 4),
             "links": {
                 where: {
@@ -291,6 +301,10 @@ def rows_of(basis: Basis, placement: Placement, settings: MeasureSettings, start
         }
 
 
+def takes_sharded(placement: Placement, name: str) -> bool:
+    return "FSDP" in name and (placement.num_ranks, placement.num_hosts) != (ONE_HOST.num_ranks, ONE_HOST.num_hosts)
+
+
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -300,13 +314,14 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = MeasureSettings(window_s=0.5, min_rounds=4, max_rounds=6, cap_s=4.0, foreign_cpu_share=1000.0)
     origin = stamp(" ".join(["python", "benchmarks/prediction.py", *sys.argv[1:]]))
-    basis, alone, environment = measured_basis(settings)
-    share = statistics.median(window.foreign_cpu_share for window in alone.clean_windows)
+    alone, result, environment = measured_basis(ALONE, BASELINE, settings)
+    sharded, _, _ = measured_basis(ONE_HOST, Candidate(choices=fsdp("full")), settings)
+    share = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
     rows = []
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a", encoding="utf-8") as file:
         for placement in PLACEMENTS:
-            for row in rows_of(basis, placement, settings, arguments.starts):
+            for row in rows_of(alone, sharded, placement, settings, arguments.starts):
                 rows.append(row)
                 print_row(row)
                 more = {"network": arguments.network, "foreign_cpu_share": round(share, 2)}

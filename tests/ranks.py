@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -52,8 +54,11 @@ class Ranks:
             process.kill()
             process.join()
 
-    def run(self, num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, num_ranks: int, function: Callable[..., Any], *args: Any, networks: Sequence[Path] = ()) -> list[Any]:
         """What the function returned, by rank.
+
+        Args:
+            networks: Of emulated hosts, on which the ranks are then.
 
         Raises:
             RankFailed: On any of them.
@@ -61,7 +66,7 @@ class Ranks:
         self._num_calls += 1
         store = str(Path(self._directory.name) / f"rendezvous{self._num_calls}")
         for rank, pipe in enumerate(self._pipes[:num_ranks]):
-            pipe.send((function, args, rank, num_ranks, store))
+            pipe.send((function, args, rank, num_ranks, store, tuple(networks)))
         answers, failures = [None] * num_ranks, []
         waiting = dict(zip(self._pipes[:num_ranks], range(num_ranks), strict=True))
         while waiting:
@@ -92,15 +97,38 @@ def _serve(pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            function, args, rank, num_ranks, store = pipe.recv()
+            *job, networks = pipe.recv()
         except EOFError:
             return
-        try:
-            with group(rank, num_ranks, store):
-                answer = function(rank, *args)
-            pipe.send(("", answer))
-        except BaseException:
-            pipe.send((traceback.format_exc(), None))
+        if networks:  # a thread enters a network for itself and those that it starts; this one stays where it is
+            thread = threading.Thread(target=_run_on_host, args=(pipe, networks, *job))
+            thread.start()
+            thread.join()
+        else:
+            _run(pipe, *job)
+
+
+def _run(pipe: Any, function: Callable[..., Any], args: tuple, rank: int, num_ranks: int, store: str) -> None:
+    try:
+        with group(rank, num_ranks, store):
+            answer = function(rank, *args)
+        pipe.send(("", answer))
+    except BaseException:
+        pipe.send((traceback.format_exc(), None))
+
+
+def _run_on_host(pipe: Any, networks: tuple[Path, ...], function: Any, args: Any, rank: int, *job: Any) -> None:
+    from tuner.hardware import NETWORKS_VARIABLE
+    from tuner.trials.host_networks import enter_host_network
+
+    before = dict(os.environ)
+    os.environ[NETWORKS_VARIABLE] = ",".join(map(str, networks))
+    try:
+        enter_host_network(rank, job[0])
+        _run(pipe, function, args, rank, *job)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ SUPPORTED_TORCH = ((2, 11), (2, 14))
 CORES_VARIABLE = "STEPTUNE_CORES"
 HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
 """So many hosts the ranks of this machine are taken to be on, in their order: to try out what is meant for several."""
+NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
+"""Network namespaces of such hosts, one for each, with commas between."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -196,12 +198,27 @@ def num_emulated_hosts() -> int:
     """1 where nothing is emulated.
 
     Raises:
-        PlatformError: The variable holds no number of hosts.
+        PlatformError: The variable holds no number of hosts, or another one than there are networks of hosts.
     """
-    text = os.environ.get(HOSTS_VARIABLE, "1")
+    networks = host_networks()
+    text = os.environ.get(HOSTS_VARIABLE, str(len(networks) or 1))
     if not text.isdecimal() or int(text) < 1:
         raise PlatformError(f"{HOSTS_VARIABLE} is {text!r}, not a number of hosts: set it to 2, say, or unset it")
+    if networks and int(text) != len(networks):
+        raise PlatformError(
+            f"{HOSTS_VARIABLE} is {text}, but {NETWORKS_VARIABLE} names {len(networks)} networks: unset the first"
+        )
     return int(text)
+
+
+def host_networks() -> tuple[Path, ...]:
+    """The network namespace of each emulated host; empty where all share that of this machine."""
+    return tuple(Path(path) for path in os.environ.get(NETWORKS_VARIABLE, "").split(",") if path)
+
+
+def emulated_host(rank: int, num_ranks: int, num_hosts: int) -> int:
+    """The host that a rank is taken to be on: as many ranks each, in their order."""
+    return rank * num_hosts // num_ranks
 
 
 def calibrate(kind: str) -> Calibration:

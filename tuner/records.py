@@ -636,8 +636,8 @@ class Window(Record):
         num_steps: Whole steps in it.
         num_samples: Samples in it.
         num_units: Samples or tokens in it, by the workload's unit.
-        duration_ns: From its first step's beginning to its last one's end.
-        step_p20_ns: 20th percentile of the steps' times.
+        duration_ns: From its first step's beginning to its last one's end, on the slowest rank.
+        step_p20_ns: 20th percentile of the steps' times; as the following, of the rank that has the largest.
         step_p50_ns: Median of the steps' times.
         step_p80_ns: 80th percentile of the steps' times.
         queue_depth_end: The same when it ended.

@@ -1,18 +1,30 @@
 """Trials of two ranks on a CPU: DistributedDataParallel over gloo."""
 
+import multiprocessing
+import os
 import signal
+import socket
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
+from ranks import Ranks, group
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from tuner.errors import BaselineFailed
 from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
 from tuner.trace_records import TraceAnalysis
+from tuner.trials.coordination import Coordinator
+from tuner.trials.failures import classify, failure_of, is_of_the_group
 from tuner.trials.guard import GuardReference
+from tuner.trials.messages import Channel, FromRank, decoder_of
+from tuner.trials.trial import TrialRun
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -218,6 +230,16 @@ class TestOneRankFails:
         assert result.failure.signal == (signal.SIGSEGV if deed == "segfault" else None)
         assert study.run_baseline().ok
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_every_rank_says_which_phase_it_is_in(self, study: Prepared, rank: int) -> None:
+        """Or what befalls a rank would be laid to the phase that another one was in."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            TrialRun(study.spec(), rank, Channel(ours))._enter(Phase.WARM_UP)
+            line = Channel(theirs).receive(5.0)
+        assert line is not None
+        assert decoder_of(FromRank).decode(line).phase is Phase.WARM_UP
+
     def test_one_that_hangs_is_ended_with_the_other_at_the_deadline(self, study: Prepared) -> None:
         workload = reference("misbehaving", "Misbehaving", deed="hang", at="step", rank=1)
         spec = study.spec(
@@ -227,3 +249,78 @@ class TestOneRankFails:
         assert result.failure is not None
         assert (result.failure.kind, result.failure.phase) == (FailureKind.TIMEOUT, Phase.WARM_UP)
         assert study.run_baseline().ok
+
+
+class TestCollectivesThatFail:
+    """What the libraries raise is told from a bug of the workload; a new torch that says it otherwise fails here."""
+
+    @pytest.mark.parametrize("call", ["all_reduce", "barrier", "new_group"])
+    def test_ranks_that_do_not_answer_are_a_time_out(self, ranks: Ranks, call: str) -> None:
+        (kind, message), _ = ranks.run(2, wait_for_nobody, call)
+        assert kind is FailureKind.TIMEOUT
+        assert message.startswith("the other ranks did not answer in time: ")
+
+    def test_ranks_that_are_gone_are_no_error_of_the_workload(self, tmp_path: Path) -> None:
+        """Processes of their own, one of which ends."""
+        context = multiprocessing.get_context("forkserver")
+        ours, theirs = context.Pipe()
+        processes = [context.Process(target=lose_the_other, args=(rank, str(tmp_path), theirs)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        try:
+            assert ours.poll(60)
+            assert ours.recv() == (FailureKind.INFRASTRUCTURE, True)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+    def test_times_of_a_window_are_the_largest_of_all_ranks(self, ranks: Ranks) -> None:
+        assert ranks.run(2, most_of_ranks) == [[1.0, 5.0]] * 2
+
+
+def wait_for_nobody(rank: int, call: str) -> tuple[FailureKind, str] | None:
+    import torch.distributed as dist
+
+    short = timedelta(seconds=1)
+    group = dist.new_group(backend="gloo", timeout=short)
+    values = torch.ones(2)
+    dist.all_reduce(values, group=group)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(values, group=group),
+        "barrier": lambda: dist.barrier(group=group),
+        "new_group": lambda: dist.new_group(backend="gloo", timeout=short),
+    }
+    if rank == 1:
+        time.sleep(2.5)
+        return None
+    try:
+        calls[call]()
+    except Exception as error:
+        failure = failure_of(error, Phase.WARM_UP, rank)
+        return failure.kind, failure.message
+    raise AssertionError("nobody answered, and yet it ended")
+
+
+def lose_the_other(rank: int, directory: str, pipe: Any) -> None:
+    import torch.distributed as dist
+
+    with group(rank, 2, f"{directory}/rendezvous"):
+        values = torch.ones(2)
+        dist.all_reduce(values)
+        if rank == 1:
+            os._exit(3)
+        try:
+            dist.all_reduce(values)
+        except Exception as error:
+            pipe.send((classify(error), is_of_the_group(error)))
+
+
+def most_of_ranks(rank: int) -> list[float]:
+    import torch.distributed as dist
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        coordinator = Coordinator(rank, 1, Channel(ours), Path(), torch.device("cpu"))
+        coordinator.group = dist.group.WORLD
+        return coordinator.most([1.0, 5.0] if rank else [0.0, 2.0])

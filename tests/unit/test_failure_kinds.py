@@ -5,8 +5,9 @@ import signal
 
 import pytest
 import torch
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from tuner.errors import RunnerError, UnsupportedHere, WorkloadRejected
+from tuner.errors import PlatformError, RunnerError, UnsupportedHere, WorkloadRejected
 from tuner.records import FailureKind, Phase
 from tuner.trials.failures import NumericsLeft, classify, failure_of, failure_of_exit, is_out_of_memory
 
@@ -47,6 +48,14 @@ class TestClassify:
             (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), K.WORKLOAD_ERROR),
             (ValueError("out of memory, says a user's message"), K.WORKLOAD_ERROR),
             (KeyError("pixel_values"), K.WORKLOAD_ERROR),
+            (PlatformError("no such network"), K.INFRASTRUCTURE),
+            (DistStoreError("wait timeout after 2000ms, keys: /default_pg/0"), K.TIMEOUT),
+            (DistNetworkError("The client socket has timed out after 60000ms while trying to connect"), K.TIMEOUT),
+            (DistBackendError("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"), K.TIMEOUT),
+            (DistBackendError("NCCL error: ncclRemoteError: A remote process exited"), K.INFRASTRUCTURE),
+            (DistBackendError("NCCL communicator was aborted on rank 1."), K.INFRASTRUCTURE),
+            (DistBackendError("NCCL error: ncclInvalidUsage: Duplicate GPU detected"), K.WORKLOAD_ERROR),
+            (RuntimeError("my own timeout"), K.WORKLOAD_ERROR),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
     )

@@ -159,6 +159,34 @@ class TestFailures:
         assert failure is not None
         assert (failure.kind, failure.phase, failure.rank, failure.signal) == (FailureKind.CRASH, Phase.MEASURE, 1, 11)
 
+    def test_a_crash_is_of_the_phase_that_its_own_rank_was_in(self, board: JobBoard, server: Server) -> None:
+        """Ranks are as much as a step apart."""
+        job = start(board, server)
+        server.say(PhaseBegan(phase=Phase.WARM_UP, at_ns=1), rank=1)
+        server.other.send(exited(rank=1, code=None, signal=11))
+        failure = self.ended(board, server, job)
+        assert failure is not None
+        assert (failure.phase, failure.rank) == (Phase.WARM_UP, 1)
+        assert job.phase is Phase.BUILD, "deadlines are those of the first rank's"
+
+    @pytest.mark.parametrize("kind", [FailureKind.TIMEOUT, FailureKind.INFRASTRUCTURE])
+    def test_what_may_be_a_consequence_gives_way_to_its_cause(
+        self, board: JobBoard, server: Server, kind: FailureKind
+    ) -> None:
+        """Both were said at once; whose word the server reads first is chance."""
+        job = start(board, server)
+        server.say(Failed(failure=msgspec.structs.replace(FAILURE, kind=kind), consequence=True))
+        server.say(Failed(failure=FAILURE), rank=1)
+        server.say(Failed(failure=msgspec.structs.replace(FAILURE, kind=kind), consequence=True), rank=2)
+        assert self.ended(board, server, job) == FAILURE
+
+    def test_a_consequence_whose_cause_nobody_tells_is_the_failure(self, board: JobBoard, server: Server) -> None:
+        job = start(board, server)
+        server.say(Failed(failure=msgspec.structs.replace(FAILURE, kind=FailureKind.TIMEOUT), consequence=True))
+        failure = self.ended(board, server, job)
+        assert failure is not None
+        assert failure.kind is FailureKind.TIMEOUT
+
     def test_a_rank_that_ends_well_is_no_failure(self, board: JobBoard, server: Server) -> None:
         job = start(board, server)
         server.say(TaskDone(result=msgspec.Raw(encode("done"))))
@@ -192,6 +220,16 @@ class TestFailures:
         assert (job.failure.kind, job.failure.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
         assert job.failure.message == "the build phase did not end within 0 s"
         assert server.heard() == Kill(job="j")
+
+    def test_the_rank_that_others_waited_for_is_named(self, board: JobBoard, server: Server) -> None:
+        job = start(board, server, warm_up_s=0.0)
+        server.say(PhaseBegan(phase=Phase.BUILD, at_ns=1), rank=1)
+        server.say(PhaseBegan(phase=Phase.WARM_UP, at_ns=2))
+        board.next_message(job)
+        failure = self.ended(board, server, job)
+        assert failure is not None
+        assert (failure.kind, failure.phase, failure.rank) == (FailureKind.TIMEOUT, Phase.WARM_UP, 1)
+        assert failure.message == "the warm_up phase did not end within 0 s: others waited for rank 1 in build"
 
     def test_a_job_that_waits_for_a_command_has_no_deadline(self, board: JobBoard, server: Server) -> None:
         """Its turn comes when the others of its group have had theirs."""

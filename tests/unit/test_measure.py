@@ -1,7 +1,7 @@
 """Windows of a running job: which samples they hold, and when they count."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -140,8 +140,20 @@ class TestWindow:
         monkeypatch.setattr(measure, "ready_batches", lambda iterator: 3)
         assert window(stepper, num_steps=2).num_steps == 2
 
-    def test_all_ranks_take_as_many_steps_as_rank_0_says(self, make_stepper: Callable[..., Stepper]) -> None:
-        assert window(make_stepper(), num_steps=2, agree=lambda steps: steps + 3).num_steps == 5
+    def test_all_ranks_take_as_many_steps_as_the_one_that_wants_most(
+        self, make_stepper: Callable[..., Stepper]
+    ) -> None:
+        assert window(make_stepper(), num_steps=2, most=lambda values: [values[0] + 3, *values[1:]]).num_steps == 5
+
+    def test_times_are_those_of_the_slowest_rank(self, make_stepper: Callable[..., Stepper]) -> None:
+        slow = 10**12
+
+        def most(values: Sequence[float]) -> Sequence[float]:
+            return values if len(values) == 1 else [value + slow for value in values]
+
+        taken = window(make_stepper(), most=most)
+        assert slow < taken.step_p20_ns <= taken.step_p50_ns <= taken.step_p80_ns < 2 * slow
+        assert slow < taken.duration_ns < 2 * slow
 
     @pytest.mark.parametrize(("limit", "void"), [(0.10, "others used 25% of the cores"), (0.30, None)])
     def test_is_void_where_others_used_the_processor(

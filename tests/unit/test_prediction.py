@@ -238,10 +238,8 @@ def predicted_ms(row: Measured) -> float:
         calibration=model_of(1, row.facts).calibration,
         contention=CONTENTION,
     )
-    if not row.waits:
-        return model.step_ns(row.choices, row.cluster) / 1e6
-    # Compute and reductions one after the other.
-    return sum(model.timeline(row.choices, row.cluster).work_ns.values()) / 1e6
+    timeline = model.timeline(row.choices, row.cluster)
+    return (sum(timeline.work_ns.values()) if row.waits else timeline.step_ns) / 1e6
 
 
 def test_steps_measured_by_hand_on_4_h200() -> None:

@@ -2,5 +2,7 @@
 
 A host is looked at through a directory (`tree.py`): `/`, or a copy of parts of another host's /sys, /proc, /etc and
 /dev. Each check is a file in `checks/`. What NCCL did is read from its log (`log.py`) and judged in `log_checks.py`.
-Nothing here runs a command, opens a device or needs a GPU.
+Nothing of that runs a command, opens a device or needs a GPU.
+
+Several hosts with a slow network between them can be tried out on one machine: `emulated.py`.
 """

@@ -101,6 +101,7 @@ def basis_of(
         calibration=environment.calibration,
         contention=contention,
         own_costs=own_costs or {},
+        has_streams=environment.hardware.device_kind != "cpu",
     )
     model = replace(model, unexplained_ns=measured_ns - model.step_ns(choices, cluster))
     return Basis(

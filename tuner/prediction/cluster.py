@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tuner.errors import ChoiceError
 from tuner.network import collective_costs as costs
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from tuner.prediction.corrections import correction
 from tuner.records import Link
 
 
@@ -61,10 +62,17 @@ class Cluster:
         return self._ring_ns(ALL_GATHER, message_bytes)
 
     def all_to_all_ns(self, message_bytes: float) -> float:
-        return costs.flat_all_to_all_ns(message_bytes, self.host_of_rank, self.inside, self.between)
+        modelled_ns = costs.flat_all_to_all_ns(message_bytes, self.host_of_rank, self.inside, self.between)
+        return modelled_ns * self._correction(ALL_TO_ALL, message_bytes)
 
     def _ring_ns(self, collective: str, message_bytes: float) -> float:
-        return costs.flat_ring_ns(collective, message_bytes, self.host_of_rank, self.inside, self.between)
+        modelled_ns = costs.flat_ring_ns(collective, message_bytes, self.host_of_rank, self.inside, self.between)
+        return modelled_ns * self._correction(collective, message_bytes)
+
+    def _correction(self, collective: str, message_bytes: float) -> float:
+        """Of a ring over all ranks: that of the link between hosts, where there is one."""
+        link = self.between if self.num_hosts > 1 else self.inside
+        return 1.0 if link is None else correction(link, collective, message_bytes)
 
     # --- inside hosts, and between them -----------------------------------------------------------
 
@@ -85,10 +93,14 @@ class Cluster:
             return 0.0
         assert self.between is not None
         part_bytes = sent_part * message_bytes / self.devices_per_host
-        return costs.ring_ns(ALL_REDUCE, part_bytes, self.num_hosts, self.between, num_sharing=self.devices_per_host)
+        modelled_ns = costs.ring_ns(
+            ALL_REDUCE, part_bytes, self.num_hosts, self.between, num_sharing=self.devices_per_host
+        )
+        return modelled_ns * correction(self.between, ALL_REDUCE, part_bytes)
 
     def _inside_ns(self, collective: str, message_bytes: float) -> float:
         if self.devices_per_host == 1:
             return 0.0
         assert self.inside is not None
-        return costs.ring_ns(collective, message_bytes, self.devices_per_host, self.inside)
+        modelled_ns = costs.ring_ns(collective, message_bytes, self.devices_per_host, self.inside)
+        return modelled_ns * correction(self.inside, collective, message_bytes)

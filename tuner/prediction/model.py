@@ -11,7 +11,7 @@ from tuner.prediction.data_parallel import data_parallel_tasks
 from tuner.prediction.overheads import copies_ns
 from tuner.prediction.sharded import sharded_tasks
 from tuner.prediction.step import ComputeStep
-from tuner.prediction.timeline import Lane, Task, Timeline, simulate
+from tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
 from tuner.prediction.volumes import volumes_of
 from tuner.records import Calibration, Choice, ModelFacts
 from tuner.strategies.sharding import FSDP
@@ -26,6 +26,7 @@ class Model:
         contention: Share of its speed that compute loses while communication runs.
         unexplained_ns: What every step takes besides.
         own_costs: Of compressions, where they were measured.
+        has_streams: The device has streams, by which FSDP gathers and scatters beside compute; a CPU waits for it.
     """
 
     step: ComputeStep
@@ -34,6 +35,7 @@ class Model:
     contention: float = 0.0
     unexplained_ns: float = 0.0
     own_costs: Mapping[str, OwnCost] = field(default_factory=dict)
+    has_streams: bool = True
 
     @property
     def alone_ns(self) -> float:
@@ -51,6 +53,7 @@ class Model:
         copies = copies_ns(choices, volumes, self.calibration)
         step = replace(self.step, backward_ns=self.step.backward_ns + copies)
         if choices["sharding"]["mode"] in FSDP:
-            return simulate(sharded_tasks(step, volumes, cluster, choices), self.contention)
+            tasks = sharded_tasks(step, volumes, cluster, choices)
+            return simulate(tasks if self.has_streams else in_turn(tasks), self.contention)
         costs = own_costs(self.calibration, self.own_costs)
         return simulate(data_parallel_tasks(step, volumes, cluster, choices, costs), self.contention)

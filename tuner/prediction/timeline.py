@@ -14,7 +14,7 @@ exchanges inside a host run beside those between hosts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -60,6 +60,11 @@ class Timeline:
     def exposed_ns(self) -> float:
         """What communication adds to the step."""
         return max(0.0, self.step_ns - self.work_ns[Lane.COMPUTE])
+
+
+def in_turn(tasks: Sequence[Task]) -> list[Task]:
+    """The same tasks where nothing runs beside anything: each waits for the one before it."""
+    return [replace(task, after=(number - 1,) if number else ()) for number, task in enumerate(tasks)]
 
 
 def simulate(tasks: Sequence[Task], contention: float = 0.0) -> Timeline:

@@ -11,7 +11,7 @@ Source: Jia et al. (2018), arXiv 1807.11205
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.training.compression.base import FlatCompression, average_dense
 
@@ -52,15 +52,42 @@ class Hierarchy:
         import torch.distributed as dist
 
         levels = self.levels
-        part_size = -(-flat.numel() // levels.ranks_per_host)
-        padded = flat.new_zeros(part_size * levels.ranks_per_host)
-        padded[: flat.numel()].copy_(flat)
-        part = padded.new_empty(part_size)
-        dist.reduce_scatter_tensor(part, padded, group=levels.inside)
+        whole = padded(flat, levels.ranks_per_host)
+        part = whole.new_empty(whole.numel() // levels.ranks_per_host)
+        reduce_scatter(part, whole, levels.inside)
         part.div_(levels.ranks_per_host)
         if self.compression is None:
             average_dense(part, levels.between)
         else:
             self.compression.average(part, levels.between, key)
-        dist.all_gather_into_tensor(padded, part, group=levels.inside)
-        flat.copy_(padded[: flat.numel()])
+        dist.all_gather_into_tensor(whole, part, group=levels.inside)
+        if whole is not flat:
+            flat.copy_(whole[: flat.numel()])
+
+
+def padded(flat: torch.Tensor, num_parts: int) -> torch.Tensor:
+    """The tensor itself where it can be cut into equal parts, else a longer copy."""
+    rest = -flat.numel() % num_parts
+    if not rest:
+        return flat
+    whole = flat.new_empty(flat.numel() + rest)
+    whole[: flat.numel()].copy_(flat)
+    whole[flat.numel() :].zero_()
+    return whole
+
+
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+    """Sums over a group, of which each rank gets its part.
+
+    Gloo's own reduces everything everywhere and then drops what is not wanted: twice the bytes, and a copy. There every
+    rank sends each other its part, and adds up what it gets.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_backend(group) != "gloo":
+        dist.reduce_scatter_tensor(part, whole, group=group)
+        return
+    received = torch.empty_like(whole)
+    dist.all_to_all_single(received, whole, group=group)
+    torch.sum(received.view(-1, part.numel()), 0, out=part)

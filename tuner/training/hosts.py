@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import UnsupportedHere
-from tuner.hardware import num_emulated_hosts
+from tuner.hardware import emulated_host, num_emulated_hosts
 from tuner.network.rank_order import is_in_order, ring_order
 
 
@@ -77,7 +77,7 @@ def host_of_ranks() -> list[str]:
 
     num_ranks, emulated = dist.get_world_size(), num_emulated_hosts()
     if emulated > 1:
-        return [str(rank * emulated // num_ranks) for rank in range(num_ranks)]
+        return [str(emulated_host(rank, num_ranks, emulated)) for rank in range(num_ranks)]
     hosts: list[str] = [""] * num_ranks
     dist.all_gather_object(hosts, platform.node())
     return hosts

@@ -11,10 +11,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.trials.host_networks import enter_host_network
 from tuner.trials.messages import Channel
 
 if TYPE_CHECKING:
     import torch
+
+
+GROUP_TIMEOUT = timedelta(hours=1)
+"""Longer than phases take: who hangs is to be ended by the parent at the phase's deadline. NCCL's watchdog aborts the
+process, which looks like a crash."""
 
 
 class Coordinator:
@@ -32,13 +38,12 @@ class Coordinator:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore
 
+        enter_host_network(self.rank, self.num_ranks)
         directory.mkdir(parents=True, exist_ok=True)
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=timedelta(minutes=5)
-        )
-        self.group = dist.new_group(backend="gloo")
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=GROUP_TIMEOUT)
+        self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
@@ -52,14 +57,21 @@ class Coordinator:
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks."""
+        return self._reduced(values, "sum")
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the ranks, once all have come here."""
+        return self._reduced(values, "max")
+
+    def _reduced(self, values: Sequence[float], operation: str) -> list[float]:
         if self.group is None:
             return list(values)
         import torch
         import torch.distributed as dist
 
-        sums = torch.tensor(list(values), dtype=torch.float64)
-        dist.all_reduce(sums, group=self.group)
-        return [float(value) for value in sums.tolist()]
+        reduced = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(reduced, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[operation], group=self.group)
+        return [float(value) for value in reduced.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks in their order, on rank 0; an empty list on the others."""

@@ -7,10 +7,17 @@ import re
 import signal
 import traceback
 
-from tuner.errors import CannotCapture, RunnerError, SteptuneError, UnsupportedHere
+from tuner.errors import CannotCapture, PlatformError, RunnerError, SteptuneError, UnsupportedHere
 from tuner.records import Failure, FailureKind, Phase
 from tuner.user_code import is_users, place_of
 
+_TIMED_OUT = ("timed out", "timeout")
+_LOST = ("connection", "broken pipe", "remote process", "communicator was aborted", "socket")
+"""Words in what the libraries of process groups raise: of ranks that do not answer, and of those that are gone."""
+_GLOO_TIMEOUTS = frozenset({"Wait timeout", "Application timeout caused pair closure"})
+"""All that gloo says where others wait, and once a group has timed out."""
+_GLOO = "gloo/transport/"
+"""In all else that its connections say; there is no exception of its own."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
@@ -24,7 +31,9 @@ def classify(error: BaseException) -> FailureKind:
     """The kind of an exception that ended a rank."""
     if is_out_of_memory(error):
         return FailureKind.OUT_OF_MEMORY
-    if isinstance(error, RunnerError) or _is_disk_full(error):
+    if is_of_the_group(error):
+        return FailureKind.TIMEOUT if _says(error, _TIMED_OUT) else FailureKind.INFRASTRUCTURE
+    if isinstance(error, RunnerError | PlatformError) or _is_disk_full(error):
         return FailureKind.INFRASTRUCTURE
     if isinstance(error, NumericsLeft):
         return FailureKind.NUMERICS
@@ -48,6 +57,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
 
 
+def is_of_the_group(error: BaseException) -> bool:
+    """Whether a collective failed because other ranks did not answer in time, or are gone.
+
+    NCCL and the stores have exceptions of their own, for errors of their callers too. Those of gloo are RuntimeErrors.
+    """
+    from torch.distributed import DistError
+
+    if isinstance(error, DistError):
+        return _says(error, (*_TIMED_OUT, *_LOST))
+    return type(error) is RuntimeError and (str(error) in _GLOO_TIMEOUTS or _GLOO in str(error))
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in words)
+
+
 def _is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -63,10 +89,17 @@ def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
     return Failure(
         kind=classify(error),
         phase=phase,
-        message=_first_lines(str(error).strip() if ours else _told(error)),
+        message=_first_lines(str(error).strip() if ours else _of_others(error) + _told(error)),
         rank=rank,
         traceback="".join(traceback.format_exception(error))[-8000:],
     )
+
+
+def _of_others(error: BaseException) -> str:
+    if not is_of_the_group(error):
+        return ""
+    late = classify(error) is FailureKind.TIMEOUT
+    return f"the other ranks {'did not answer in time' if late else 'are gone or cannot be reached'}: "
 
 
 def _told(error: BaseException) -> str:

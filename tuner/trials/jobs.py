@@ -51,7 +51,11 @@ class Job:
     active_since_s: float | None = field(default_factory=time.monotonic)
     """None while the job waits for a command; waiting counts for no phase and has no deadline."""
     phases_ns: dict[str, int] = field(default_factory=dict)
+    rank_phases: dict[int, Phase] = field(default_factory=dict)
+    """Of each rank; those of a group are as much as a step apart."""
     failure: Failure | None = None
+    consequence: bool = False
+    """The failure may be of another one, which is not known yet."""
     finished_ranks: set[int] = field(default_factory=set)
     """Those that have said their last word."""
     failed_ranks: set[int] = field(default_factory=set)
@@ -78,6 +82,14 @@ class Job:
 
     def resume(self) -> None:
         self.active_since_s = time.monotonic()
+
+    def phase_of(self, rank: int) -> Phase:
+        return self.rank_phases.get(rank, self.phase)
+
+    def left_behind(self) -> dict[int, Phase]:
+        """The ranks that are in an earlier phase than the first one."""
+        order = list(Phase)
+        return {r: phase for r, phase in self.rank_phases.items() if order.index(phase) < order.index(self.phase)}
 
     def active_for(self, seconds: float) -> bool:
         return self.active_since_s is not None and time.monotonic() - self.active_since_s > seconds
@@ -136,14 +148,7 @@ class JobBoard:
                 return None
             limit = job.deadlines.of(job.phase)
             if job.active_for(limit) and not job.killed:
-                self._fail(
-                    job,
-                    Failure(
-                        kind=FailureKind.TIMEOUT,
-                        phase=job.phase,
-                        message=f"the {job.phase.value} phase did not end within {limit:g} s",
-                    ),
-                )
+                self._fail(job, _overran(job, limit), consequence=True)
                 self.kill(job)
             elif job.killed and job.active_for(END_TIMEOUT_S):
                 raise RunnerError(f"job {job.job_id} could not be ended within {END_TIMEOUT_S:g} s")
@@ -204,11 +209,13 @@ class JobBoard:
                     job.finished_ranks.add(message.rank)
                 match said:
                     case PhaseBegan():
-                        job.enter(said.phase)
-                        job.inbox.append(said)
+                        job.rank_phases[message.rank] = said.phase
+                        if message.rank == 0:
+                            job.enter(said.phase)
+                            job.inbox.append(said)
                     case Failed():
                         job.failed_ranks.add(message.rank)
-                        self._fail(job, said.failure)
+                        self._fail(job, said.failure, consequence=said.consequence)
                     case _:
                         job.inbox.append(said)
 
@@ -237,17 +244,26 @@ class JobBoard:
             code=message.code,
             signal_number=message.signal,
             out_of_memory=message.out_of_memory,
-            phase=job.phase,
+            phase=job.phase_of(message.rank),
             rank=message.rank,
         )
         if message.code == 0:  # the server took it for a good end and lets the other ranks wait
             self.kill(job)
 
     @staticmethod
-    def _fail(job: Job, failure: Failure) -> None:
-        """The first failure is the cause; what follows on other ranks is its consequence."""
-        if job.failure is None:
-            job.failure = failure
+    def _fail(job: Job, failure: Failure, *, consequence: bool = False) -> None:
+        """The first failure is the cause, unless it may be a consequence of one that is heard of later."""
+        if job.failure is None or (job.consequence and not consequence):
+            job.failure, job.consequence = failure, consequence
+
+
+def _overran(job: Job, limit_s: float) -> Failure:
+    message = f"the {job.phase.value} phase did not end within {limit_s:g} s"
+    behind = job.left_behind()
+    if behind:
+        ranks = ", ".join(f"rank {rank} in {phase.value}" for rank, phase in sorted(behind.items()))
+        message += f": others waited for {ranks}"
+    return Failure(kind=FailureKind.TIMEOUT, phase=job.phase, rank=min(behind, default=0), message=message)
 
 
 def _not_understood(phase: Phase, rank: int, why: str) -> Failure:

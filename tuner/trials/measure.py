@@ -90,16 +90,21 @@ def take_window(
     position: int,
     num_steps: int,
     foreign_limit: float,
-    agree: Callable[[int], int] = lambda steps: steps,
     total: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
+    most: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
     watch: DeviceWatch | None = None,
 ) -> Window:
-    """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks.
+    """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks, times those of
+    the slowest.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
     that batches made before the window do not flatter it. Where batches are made of pools, it spans whole ones:
     a part of a pool may hold its shortest samples. It is void where others used the machine, or where a device
     was throttled or shared (`device_state.py`).
+
+    Args:
+        total: Sums values over the ranks.
+        most: The largest of values over the ranks, which begin together when they have it.
     """
     watch = watch or DeviceWatch()
     stepper.resume()
@@ -108,13 +113,13 @@ def take_window(
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
         num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
-    num_steps = agree(_whole_pools(num_steps, stepper.order))
     workload = stepper.job.workload
     num_samples = num_units = 0.0
-    ticks = np.empty(num_steps + 1, dtype=np.int64)
     depth_start = ready_batches(stepper.iterator)
     meter = InputMeter(stepper.iterator)
     watch.begin()
+    num_steps = int(most([_whole_pools(num_steps, stepper.order)])[0])
+    ticks = np.empty(num_steps + 1, dtype=np.int64)
     before = read_cpu(time.perf_counter())
     ticks[0] = time.perf_counter_ns()
     for number in range(num_steps):
@@ -138,14 +143,15 @@ def take_window(
     void = f"others used {share:.0%} of the cores" if share > foreign_limit else objection
     if void is None and objections:
         void = "the device of another rank was throttled or shared"
-    p20, p50, p80 = (int(value) for value in np.quantile(steps, (0.2, 0.5, 0.8)))
+    times = most([float(end - ticks[0]), *np.quantile(steps, (0.2, 0.5, 0.8)).tolist()])
+    duration, p20, p50, p80 = (int(value) for value in times)
     return Window(
         round=round_number,
         position=position,
         num_steps=num_steps,
         num_samples=int(num_samples),
         num_units=int(num_units),
-        duration_ns=end - int(ticks[0]),
+        duration_ns=duration,
         step_p20_ns=p20,
         step_p50_ns=p50,
         step_p80_ns=p80,

@@ -167,6 +167,8 @@ class Reported(_Message):
 
 class Failed(_Message):
     failure: Failure
+    consequence: bool = False
+    """It may be of another rank's failure: the others did not answer, or are gone."""
 
 
 class TaskDone(_Message):

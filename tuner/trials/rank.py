@@ -58,7 +58,7 @@ def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
 
 
 def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, worker_code: int | None = None) -> int:
-    from tuner.trials.failures import failure_of
+    from tuner.trials.failures import failure_of, is_of_the_group
 
     with contextlib.suppress(OSError):  # the log may be on the disk whose being full is the failure
         traceback.print_exc()
@@ -74,7 +74,7 @@ def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, wor
             traceback=failure.traceback,
         )
     with contextlib.suppress(OSError):
-        channel.send(Failed(failure=failure))
+        channel.send(Failed(failure=failure, consequence=worker_code is None and is_of_the_group(error)))
     return 1
 
 
@@ -90,7 +90,9 @@ def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from tuner.errors import PlatformError
     from tuner.hardware import default_device, describe_environment
+    from tuner.trials.host_networks import check_host_networks
 
+    check_host_networks()
     request = msgspec.msgpack.decode(payload, type=DescribeRequest)
     device = request.device or default_device()
     if device == "cuda" and default_device() != "cuda":

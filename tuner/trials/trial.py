@@ -130,8 +130,7 @@ class TrialRun:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        if self.rank == 0:
-            self._channel.send(PhaseBegan(phase=phase, at_ns=time.monotonic_ns()))
+        self._channel.send(PhaseBegan(phase=phase, at_ns=time.monotonic_ns()))
 
     # --- build --------------------------------------------------------------------------------
 
@@ -248,8 +247,8 @@ class TrialRun:
                         position=command.position,
                         num_steps=command.num_steps,
                         foreign_limit=command.foreign_limit,
-                        agree=self._coordinator.agree,
                         total=self._coordinator.total,
+                        most=self._coordinator.most,
                         watch=self._watch,
                     )
                     self._require_finite()

@@ -1,0 +1,138 @@
+"""Hosts of one machine: a network namespace each, joined by links of a limited rate.
+
+    host 0: lo, link0 --- port0 \
+                                  bridge, in a namespace of its own: the switch
+    host 1: lo, link1 --- port1 /
+
+A token bucket at either end of a link (tc-tbf) limits both directions; inside a host there is the loopback device, as
+fast as memory. Ranks enter their host's namespace where STEPTUNE_HOST_NETWORKS names it (`tuner.trials.host_networks`).
+
+    python -m tuner.network.emulated --rate 500mbit -- steptune tune workload.py:Class --ranks 4
+
+A namespace lives as long as a process in it: here one that waits for the end of a pipe, so that nothing is left behind
+whatever ends this one. No packet leaves the machine: none of the namespaces has a way out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tuner.errors import ChoiceError, MissingDependency, PlatformError
+from tuner.hardware import NETWORKS_VARIABLE
+
+MAX_HOSTS = 8
+BURST = "128kb"
+"""Two of the largest packets that the kernel makes of a stream; 2 ms at 500 Mbit/s."""
+QUEUE = "100ms"
+"""What waits for the link longest. More than that is dropped, as a switch does."""
+COMMAND_S = 20.0
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_RATE = re.compile(r"\d+(\.\d+)?[kmg]bit")
+
+
+@contextmanager
+def emulated_hosts(num_hosts: int = 2, rate: str | None = None) -> Iterator[tuple[Path, ...]]:
+    """Makes the hosts; they are gone at the end.
+
+    Args:
+        rate: Of every link in each direction, as tc writes it: `500mbit`, `25gbit`. None does not limit it.
+
+    Yields:
+        The namespace of each host.
+
+    Raises:
+        ChoiceError: The number of hosts or the rate is none.
+        MissingDependency: A program is not installed.
+        PlatformError: This process may not make network namespaces, or shape links.
+    """
+    if not 2 <= num_hosts <= MAX_HOSTS:
+        raise ChoiceError(f"{num_hosts} hosts cannot be emulated: 2 to {MAX_HOSTS} can")
+    if rate is not None and not _RATE.fullmatch(rate):
+        raise ChoiceError(f"{rate!r} is no rate of a link: write 500mbit or 25gbit")
+    with ExitStack() as stack:
+        switch, *hosts = [stack.enter_context(_namespace()) for _ in range(num_hosts + 1)]
+        _inside(switch, "ip", "link", "add", "switch", "type", "bridge")
+        _inside(switch, "ip", "link", "set", "switch", "up")
+        for number, host in enumerate(hosts):
+            _connect(number, host, switch, rate)
+        yield tuple(_place(pid) for pid in hosts)
+
+
+def _connect(number: int, host: int, switch: int, rate: str | None) -> None:
+    link, port = f"link{number}", f"port{number}"
+    _inside(host, "ip", "link", "set", "lo", "up")
+    _inside(host, "ip", "link", "add", link, "type", "veth", "peer", "name", port, "netns", str(switch))
+    _inside(host, "ip", "address", "add", f"10.77.0.{number + 1}/24", "dev", link)
+    _inside(switch, "ip", "link", "set", port, "master", "switch")
+    for pid, device in ((host, link), (switch, port)):
+        if rate is not None:
+            bucket = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
+            _inside(pid, "tc", "qdisc", "add", "dev", device, "root", *bucket)
+        _inside(pid, "ip", "link", "set", device, "up")
+
+
+@contextmanager
+def _namespace() -> Iterator[int]:
+    """The process that keeps a new namespace alive."""
+    hold = [_tool("unshare"), "--net", "--", "sh", "-c", "echo ready && exec cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(hold, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if not holder.stdout.readline():
+            raise _not_permitted("a network namespace cannot be made", holder.stderr.read())
+        yield holder.pid
+
+
+def _inside(pid: int, tool: str, *arguments: str) -> None:
+    command = [_tool("nsenter"), f"--net={_place(pid)}", "--", _tool(tool), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    if done.returncode != 0:
+        raise _not_permitted(f"`{tool} {' '.join(arguments)}` failed in a network namespace", done.stderr)
+
+
+def _place(pid: int) -> Path:
+    return Path(f"/proc/{pid}/ns/net")
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+    if found is None:
+        raise MissingDependency(f"hosts are emulated with {name}, which is not here: install {_TOOLS[name]}")
+    return found
+
+
+def _not_permitted(what: str, said: str) -> PlatformError:
+    return PlatformError(
+        f"{what} ({said.strip() or 'no reason was given'}): it needs Linux, and root or "
+        "`unshare --user --map-root-user` before the command"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tuner.network.emulated", description="Runs a command whose ranks are on emulated hosts."
+    )
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--rate", help="of every link: 500mbit, 25gbit; without it nothing is limited")
+    parser.add_argument("command", nargs="+")
+    asked = parser.parse_args(arguments)
+    try:
+        with emulated_hosts(asked.hosts, asked.rate) as networks:
+            variables = {**os.environ, NETWORKS_VARIABLE: ",".join(map(str, networks))}
+            return subprocess.run(asked.command, env=variables, check=False).returncode
+    except (ChoiceError, MissingDependency, PlatformError) as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

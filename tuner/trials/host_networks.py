@@ -1,0 +1,72 @@
+"""Ranks of emulated hosts enter the network of their host.
+
+A rank does so before it joins any process group: the threads that send and receive are made then, and a thread is in
+the network of the one that made it. Ranks meet through a file, which all hosts of a machine have in common.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from pathlib import Path
+
+from tuner.errors import PlatformError
+from tuner.hardware import NETWORKS_VARIABLE, emulated_host, host_networks
+
+_CLONE_NEWNET = 0x40000000
+_LOOPBACK = "lo"
+
+
+def enter_host_network(rank: int, num_ranks: int) -> None:
+    """Moves this thread, and those that it starts, into the network of its rank's host, where hosts have one.
+
+    Raises:
+        PlatformError: It may not be entered, or its interface cannot be told.
+    """
+    networks = host_networks()
+    if not networks:
+        return
+    host = emulated_host(rank, num_ranks, len(networks))
+    _enter(networks[host])
+    interface = _interface(networks[host])
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    os.environ["NCCL_HOSTID"] = f"steptune-emulated-{host}"  # or NCCL would take the ranks to share memory
+
+
+def check_host_networks() -> None:
+    """Enters each network in turn; for a process that does nothing else with networks.
+
+    Raises:
+        PlatformError: One may not be entered, or its interface cannot be told.
+    """
+    for network in host_networks():
+        _enter(network)
+        _interface(network)
+
+
+def _enter(network: Path) -> None:
+    try:
+        descriptor = os.open(network, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError) as error:  # there is no setns but on Linux
+        raise PlatformError(
+            f"{NETWORKS_VARIABLE}: the network {network} cannot be entered ({error}): it needs Linux, a path as "
+            "`ip netns` or `python -m tuner.network.emulated` makes it, no isolation of trials, and root or "
+            "`unshare --user --map-root-user` before the command"
+        ) from None
+
+
+def _interface(network: Path) -> str:
+    names = [name for _, name in socket.if_nameindex() if name != _LOOPBACK]
+    if len(names) != 1:
+        found = ", ".join(names) or "none"
+        raise PlatformError(
+            f"{NETWORKS_VARIABLE}: the network {network} needs one interface beside {_LOOPBACK}; it has {found}"
+        )
+    return names[0]

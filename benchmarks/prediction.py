@@ -12,6 +12,8 @@ Four ranks share the cores of this machine, so a workload whose compute scales w
 compute of `workloads/sleeping.py` sleeps, its gradients, updates and collectives are real. Every rank has as many
 samples. Operators use one thread: those that spin for others of a busy machine take milliseconds.
 
+On a machine that others use, `chrt --rr 10` before the command lets its ranks go first.
+
 The configuration of one rank, started again, says how repeatable measuring is; it does not enter the median error.
 """
 
@@ -219,11 +221,11 @@ def own_cost(method: str) -> OwnCost:
 
 
 def measured_basis(
-    placement: Placement, candidate: Candidate, settings: MeasureSettings
+    placement: Placement, candidate: Candidate, settings: MeasureSettings, starts: int
 ) -> tuple[Basis, TrialResult, Environment]:
-    """A configuration, measured and profiled, on ranks whose links are probed."""
+    """A configuration, measured in several starts and profiled in the first, on ranks whose links are probed."""
     with at(placement) as place:
-        result = place.run(candidate, settings, profile=True)
+        results = [place.run(candidate, settings, profile=not start) for start in range(starts)]
         environment = msgspec.structs.replace(place.environment, topology=place.topology())
         study = Study(
             study_id=new_id(),
@@ -234,20 +236,23 @@ def measured_basis(
             facts=place.facts,
             environment=environment,
         )
-        trial = Trial(
-            trial_id=result.trial_id,
-            study_id=study.study_id,
-            sequence=1,
-            candidate=candidate,
-            purpose=Purpose.BASELINE,
-            group="",
-            replicate=0,
-            state=TrialState.COMPLETED,
-            started_at="",
-            result=result,
-        )
+        trials = [
+            Trial(
+                trial_id=result.trial_id,
+                study_id=study.study_id,
+                sequence=start + 1,
+                candidate=candidate,
+                purpose=Purpose.BASELINE,
+                group="",
+                replicate=start,
+                state=TrialState.COMPLETED,
+                started_at="",
+                result=result,
+            )
+            for start, result in enumerate(results)
+        ]
         own = {method: own_cost(method) for method in ("bf16", "int8")}
-        return basis_of(study, [trial], trial, own_costs=own), result, environment
+        return basis_of(study, trials, trials[0], own_costs=own), results[0], environment
 
 
 def cluster_of(topology: Topology | None, placement: Placement) -> Cluster:
@@ -314,8 +319,9 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = MeasureSettings(window_s=0.5, min_rounds=4, max_rounds=6, cap_s=4.0, foreign_cpu_share=1000.0)
     origin = stamp(" ".join(["python", "benchmarks/prediction.py", *sys.argv[1:]]))
-    alone, result, environment = measured_basis(ALONE, BASELINE, settings)
-    sharded, _, _ = measured_basis(ONE_HOST, Candidate(choices=fsdp("full")), settings)
+    alone, result, environment = measured_basis(ALONE, BASELINE, settings, arguments.starts)
+    sharded, _, _ = measured_basis(ONE_HOST, Candidate(choices=fsdp("full")), settings, arguments.starts)
+    real_time = os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
     share = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
     rows = []
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -324,7 +330,11 @@ def main() -> None:
             for row in rows_of(alone, sharded, placement, settings, arguments.starts):
                 rows.append(row)
                 print_row(row)
-                more = {"network": arguments.network, "foreign_cpu_share": round(share, 2)}
+                more = {
+                    "network": arguments.network,
+                    "foreign_cpu_share": round(share, 2),
+                    "scheduling": "real time" if real_time else "ordinary",
+                }
                 file.write(json.dumps({**row, **more, **origin, "hardware": hardware(environment)}) + "\n")
                 file.flush()
     show(rows)

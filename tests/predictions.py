@@ -11,10 +11,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from builders import sample_facts
+from msgspec import structs
+from report_builders import cpu_hardware, make_result, make_study, make_windows
+
 from tuner.prediction.cluster import Cluster
 from tuner.prediction.model import Model
 from tuner.prediction.step import UPDATE_BYTES, ComputeStep
-from tuner.records import Calibration, Choice, Link, ModelFacts, Scalar
+from tuner.records import (
+    Breakdown,
+    Calibration,
+    Candidate,
+    CaptureQuality,
+    Choice,
+    Environment,
+    Link,
+    ModelFacts,
+    Purpose,
+    SampleUnit,
+    Scalar,
+    Study,
+    Topology,
+    TrialResult,
+    Window,
+)
 from tuner.strategies import STRATEGIES
 
 NVLINK = Link(kind="NV18", latency_ns=2_000, bytes_per_s=350e9, call_ns=15_000)
@@ -163,3 +183,67 @@ KNOWN: tuple[Measured, ...] = (
     ),
 )
 """All but hybrid sharding with bf16 reduction (88.7 and 93 ms), which no strategy offers: FSDP reduces FP32 at O2."""
+
+
+# --- a study whose trials take what the model says --------------------------------------------------
+
+ALONE_NS = {"compute_matmul": 60_000_000, "optimizer": 6_000_000, "data_wait": 4_000_000}
+PHASES_NS = {"forward": 20_000_000, "backward": 40_000_000, "optimizer": 6_000_000}
+NUM_STEPS = 20
+LINK = Link(kind="loopback", latency_ns=10_000, bytes_per_s=2e9, call_ns=50_000)
+
+
+def profile_of(exposed_ns: int = 0, hidden_ns: int = 0) -> Breakdown:
+    """Of a step that computes for 70 ms, with communication before it and beside it."""
+    per_step = {**ALONE_NS, "communication": exposed_ns}
+    step_ns = sum(per_step.values())
+    return Breakdown(
+        rank=0,
+        device="cpu",
+        num_steps=NUM_STEPS,
+        step_time_ns=step_ns * NUM_STEPS,
+        categories={name: value * NUM_STEPS for name, value in per_step.items()},
+        quality=CaptureQuality(num_events=40_000, num_steps=NUM_STEPS),
+        unprofiled_step_time_ns=step_ns,
+        rescaled=per_step,
+        overlapped={"communication": hidden_ns * NUM_STEPS},
+        phases={name: value * NUM_STEPS for name, value in PHASES_NS.items()},
+    )
+
+
+def steady_windows(step_ns: float, units: int) -> tuple[Window, ...]:
+    return tuple(
+        structs.replace(window, duration_ns=int(step_ns * window.num_steps), num_units=units * window.num_steps)
+        for window in make_windows(step_ns)
+    )
+
+
+def result_of(
+    trial_id: str, candidate: Candidate, step_ns: float, *, num_ranks: int = 1, breakdown: Breakdown | None = None
+) -> TrialResult:
+    """Of a trial whose ranks compute 16 samples a step each."""
+    purpose = Purpose.BASELINE if candidate.is_baseline else Purpose.EXPLORE
+    result = make_result(trial_id, candidate, step_ns, purpose=purpose)
+    breakdowns = () if breakdown is None else (breakdown,)
+    return structs.replace(result, windows=steady_windows(step_ns, 16 * num_ranks), breakdowns=breakdowns)
+
+
+def study_of(num_ranks: int = 1, num_hosts: int = 1, topology: Topology | None = None) -> Study:
+    """Of ViT-L on a CPU."""
+    environment = Environment(hardware=cpu_hardware(), num_ranks=num_ranks, num_hosts=num_hosts, topology=topology)
+    facts = sample_facts(
+        model=VIT_LARGE, current={}, custom_step=False, global_batch=16 * num_ranks, sample_unit=SampleUnit.SAMPLE
+    )
+    return make_study(facts=facts, environment=environment)
+
+
+def topology_of(host_of_rank: tuple[int, ...], link: Link = LINK) -> Topology:
+    return Topology(
+        host_of_rank=host_of_rank,
+        inside=link,
+        between=link if len(set(host_of_rank)) > 1 else None,
+        whole=link,
+        backend="gloo",
+        hardware_fingerprint=cpu_hardware().fingerprint,
+        measured_at="2026-11-22T12:00:00+00:00",
+    )

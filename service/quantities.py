@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Durations, sizes and bandwidths as people write them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from tuner.errors import BudgetError, ChoiceError
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _UNITS_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def parse_duration_s(text: str) -> float:
@@ -40,3 +44,27 @@ def parse_bytes(text: str) -> int:
     if match is None or float(match[1]) <= 0:
         raise ChoiceError(f"{text!r} is not a size: write bytes, or 512m, or 8g")
     return int(float(match[1]) * _UNITS_BYTES[match[2]])
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second of "25gbps" (bits), "400GBps" (bytes), "3.1 GB/s", "100 Mbit/s": prefixes are powers of 1000.
+
+    Raises:
+        ChoiceError: It is not a bandwidth.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(bits?|b|B)(?:ps|/s)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ChoiceError(f"{text!r} is not a bandwidth: write bits as 25gbps, or bytes as 400GBps")
+    return float(match[1]) * _PREFIXES[match[2].lower()] / (1 if match[3] == "B" else 8)
+
+
+def parse_latency_ns(text: str) -> float:
+    """Nanoseconds of "20us", "0.1ms", "500ns".
+
+    Raises:
+        ChoiceError: It is not a latency.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|μs|ms|s)", text.strip().lower())
+    if match is None:
+        raise ChoiceError(f"{text!r} is not a latency: write 20us, or 0.1ms, or 500ns")
+    return float(match[1]) * _UNITS_NS[match[2]]

@@ -17,6 +17,7 @@ from service.cli import (
     database,
     diagnose,
     inspect_study,
+    predict,
     queue,
     report,
     serve,
@@ -45,6 +46,7 @@ catalogue.register(app)
 diagnose.register(app)
 analyze.register(app)
 compare.register(app)
+predict.register(app)
 report.register(app)
 serve.register(app)
 worker.register(app)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.pages import compare, fleet, static, studies, study, submit, trials
+from service.pages import compare, fleet, scaling, static, studies, study, submit, trials
 
 
 class Page(NamedTuple):
@@ -19,8 +19,9 @@ PAGES = (
     Page("studies_page", "/", "Studies, with what they found"),
     Page("submit_page", "/submit", "The form for a new study"),
     Page("study_page", "/studies/{study_id}", "What a study found, and why"),
+    Page("scaling_page", "/studies/{study_id}/scaling", "What a study's training would take on more hosts"),
     Page("trial_page", "/trials/{trial_id}", "Where the time of a trial went"),
     Page("compare_page", "/compare", "Two trials or studies side by side"),
     Page("fleet_page", "/fleet", "All studies: what limits them, and what pays"),
 )
-ROUTERS = tuple(module.router for module in (static, studies, study, trials, compare, fleet, submit))
+ROUTERS = tuple(module.router for module in (static, studies, study, scaling, trials, compare, fleet, submit))

@@ -1,0 +1,191 @@
+"""`predict`: what a study's training would take on other hosts, and how they should communicate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from service.cli.console import opened_store, output, plain_table, print_json, settings_with
+from service.cli.inspect_study import resolve
+from service.cli.options import AsJson, Database, StudyId
+
+if TYPE_CHECKING:
+    from tuner.prediction.forecast import Extrapolation, Forecast
+    from tuner.records import Link, SampleUnit
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(predict)
+
+
+def predict(
+    study_id: StudyId = "last",
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts of the cluster.")] = 1,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="Devices on each; default as many as the study used.", show_default=False),
+    ] = None,
+    network: Annotated[
+        str, typer.Option(help="What the network of a host carries, as 25gbps or 3GBps.", show_default=False)
+    ] = "",
+    latency: Annotated[
+        str, typer.Option(help="Of a message between hosts, as 20us (assumed by default).", show_default=False)
+    ] = "",
+    inside: Annotated[
+        str,
+        typer.Option(
+            help="What a device sends to its neighbour in a host, as 400GBps; default what the study measured.",
+            show_default=False,
+        ),
+    ] = "",
+    which: Annotated[
+        str, typer.Option("--from", help="Trial to begin with: best, baseline, recommended, or its number.")
+    ] = "best",
+    contention: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=0.95, help="Share of its speed that compute loses to communication.", show_default=False
+        ),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="Another study of the workload, on more ranks, to compare with.", show_default=False)
+    ] = "",
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a study's step time on other hosts, and the best way to communicate there."""
+    from service.predicting import Question, predicted
+
+    question = Question(
+        hosts=hosts,
+        devices=devices,
+        network=network,
+        latency=latency,
+        inside=inside,
+        which=which,
+        contention=contention,
+    )
+    with opened_store(settings_with(database)) as store:
+        study = resolve(store, study_id)
+        found = predicted(store, study, question, resolve(store, against) if against else None)
+    if as_json:
+        print_json(found)
+        return
+    assert study.facts is not None
+    _print(found, study.facts.sample_unit)
+
+
+def _print(found: Extrapolation, unit: SampleUnit) -> None:
+    from dashboards import units
+
+    basis = found.basis
+    output.print(Text(_cluster(found), style="bold"))
+    output.print(
+        Text(
+            f"from trial {basis.sequence} ({basis.label}): {units.short_time(basis.step_time_ns)} a step on "
+            f"{units.counted(basis.num_ranks, 'rank')}, of which forward {units.short_time(basis.forward_ns)}, "
+            f"backward {units.short_time(basis.backward_ns)}, update {units.short_time(basis.optimizer_ns)}"
+        )
+    )
+    output.print()
+    if found.best is None:
+        output.print("nothing that drops no information can be run there")
+    else:
+        output.print(Text("best: ", style="green").append(_sentence(found.best, unit)))
+    if found.best_lossy is not None:
+        output.print(Text("with information dropped: ", style="yellow").append(_sentence(found.best_lossy, unit)))
+    output.print()
+    output.print(_ways(found, unit))
+    output.print(_curves(found))
+    _print_checks(found)
+    if found.refused:
+        output.print(Text("Not possible there", style="bold"))
+        for label, reason in found.refused.items():
+            output.print(Text(f"· {label}: {reason}", style="dim"))
+    output.print(Text("Assumed", style="bold"))
+    for assumption in (*found.assumptions, found.validated):
+        output.print(Text(f"· {assumption}", style="dim"))
+
+
+def _cluster(found: Extrapolation) -> str:
+    from dashboards.units import counted
+
+    ranks = found.num_hosts * found.devices_per_host
+    links = [
+        f"{_bandwidth(link)} {where}"
+        for link, where in ((found.between, "between hosts"), (found.inside, "inside"))
+        if link is not None
+    ]
+    each = counted(found.devices_per_host, "device")
+    return ", ".join((f"{counted(found.num_hosts, 'host')} with {each} each ({counted(ranks, 'rank')})", *links))
+
+
+def _bandwidth(link: Link) -> str:
+    from dashboards.units import per_second
+
+    return f"{per_second(link.bytes_per_s, 'B')} {'measured' if link.timings else 'given'}"
+
+
+def _sentence(forecast: Forecast, unit: SampleUnit) -> str:
+    from dashboards import units
+
+    return (
+        f"{forecast.label}, {units.short_time(forecast.step_time_ns)} a step, "
+        f"{units.rate(forecast.units_per_s, unit)}, efficiency {units.percent(forecast.efficiency)}"
+    )
+
+
+def _ways(found: Extrapolation, unit: SampleUnit) -> object:
+    from dashboards import units
+
+    table = plain_table("way to communicate", "family", "step", "exposed", f"{unit.value}s/s", "efficiency", "numerics")
+    for forecast in found.forecasts:
+        table.add_row(
+            forecast.label,
+            forecast.family,
+            units.short_time(forecast.step_time_ns),
+            units.short_time(forecast.exposed_ns),
+            units.significant(forecast.units_per_s),
+            units.percent(forecast.efficiency),
+            forecast.numerics.value,
+        )
+    return table
+
+
+def _curves(found: Extrapolation) -> object:
+    """The fastest of every family by number of hosts."""
+    from dashboards import units
+
+    families = list(dict.fromkeys(forecast.family for forecast in found.curves))
+    table = plain_table("hosts", *families, title="Step time (efficiency) by hosts")
+    cells = {
+        (f.num_hosts, f.family): f"{units.short_time(f.step_time_ns)} ({units.percent(f.efficiency)})"
+        for f in found.curves
+    }
+    for hosts in dict.fromkeys(forecast.num_hosts for forecast in found.curves):
+        table.add_row(str(hosts), *(cells.get((hosts, family), "") for family in families))
+    return table
+
+
+def _print_checks(found: Extrapolation) -> None:
+    from dashboards import units
+
+    if not found.checks:
+        output.print("No other way to communicate was measured: the error of these predictions is not known.\n")
+        return
+    table = plain_table("trial", "ranks", "hosts", "measured", "predicted", "error", title="Compared with measurements")
+    for check in found.checks:
+        table.add_row(
+            f"{check.sequence}: {check.label}",
+            str(check.num_ranks),
+            str(check.num_hosts),
+            units.short_time(check.measured_ns),
+            units.short_time(check.predicted_ns),
+            f"{check.error:+.1%}",
+        )
+    output.print(table)
+    assert found.median_error is not None
+    output.print(f"median error {units.percent(found.median_error)} of {units.counted(len(found.checks), 'step')}\n")

@@ -1,0 +1,65 @@
+"""What a study's training would take on more hosts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from dashboards.scaling import scaling_context
+from service.api.context import StudyId, services
+from service.api.ownership import check_study
+from service.pages.routing import PageRoute, Reader, page, site_of
+from service.predicting import Question, predicted
+from service.store import SqlStudyStore
+from tuner.errors import ChoiceError, StoreError
+from tuner.prediction.extrapolate import MAX_HOSTS
+from tuner.records import SampleUnit
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+SHOWN_HOSTS = 8
+SHOWN_NETWORK = "25gbps"
+MAX_DEVICES = 64
+Quantity = Annotated[str, Query(max_length=20, pattern=r"^[0-9A-Za-zµμ./ ]*$")]
+
+
+@router.get("/studies/{study_id}/scaling")
+def scaling_page(
+    request: Request,
+    principal: Reader,
+    study_id: StudyId,
+    hosts: Annotated[int, Query(ge=1, le=MAX_HOSTS)] = SHOWN_HOSTS,
+    devices: Annotated[str, Query(max_length=2, pattern=r"^[0-9]*$")] = "",
+    network: Quantity = SHOWN_NETWORK,
+    latency: Quantity = "",
+    inside: Quantity = "",
+) -> Response:
+    """A form for a cluster, and below it what is predicted for it."""
+    service = services(request)
+    check_study(service.engine, study_id, principal)
+    store = SqlStudyStore(service.engine)
+    study = store.get_study(study_id)
+    asked = Question(
+        hosts=hosts,
+        devices=int(devices) if devices else None,
+        network=network.strip(),
+        latency=latency.strip(),
+        inside=inside.strip(),
+    )
+    unit = study.facts.sample_unit if study.facts is not None else SampleUnit.SAMPLE
+    problem, shown = "", {}
+    try:
+        shown = scaling_context(predicted(store, study, asked), unit)
+    except (ChoiceError, StoreError) as error:
+        problem = f"{str(error)[:1].upper()}{str(error)[1:]}."
+    return page(
+        request,
+        site_of(request, principal),
+        "scaling.html",
+        title="On more hosts",
+        study=study,
+        asked=asked,
+        problem=problem,
+        **shown,
+    )

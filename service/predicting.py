@@ -1,0 +1,90 @@
+"""What is asked of a prediction, and its answer: for the command and for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboards.starts import leading_candidate
+from service.comparing import trial_in
+from service.quantities import parse_bandwidth, parse_latency_ns
+from tuner.errors import ChoiceError
+from tuner.prediction.basis import basis_of
+from tuner.prediction.cluster import Cluster
+from tuner.prediction.extrapolate import MAX_HOSTS, MAX_RANKS, checks_of, extrapolate
+from tuner.prediction.forecast import Extrapolation
+from tuner.prediction.links import between_link, inside_link
+from tuner.protocols import StudyStore
+from tuner.records import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A cluster as people describe it.
+
+    Attributes:
+        hosts: How many.
+        devices: On each; None for as many ranks as the study has on a host.
+        network: Bandwidth of a host's network, as "25gbps"; empty where the study has measured it.
+        latency: Of a message between hosts, as "20us".
+        inside: Bandwidth from a device to its neighbour, as "400GBps"; empty where the study has measured it.
+        which: The trial to begin with: "best", "baseline", "recommended" or a number.
+        contention: Share of its speed that compute loses to communication, where it is known.
+    """
+
+    hosts: int = 1
+    devices: int | None = None
+    network: str = ""
+    latency: str = ""
+    inside: str = ""
+    which: str = "best"
+    contention: float | None = None
+
+
+def predicted(store: StudyStore, study: Study, question: Question, against: Study | None = None) -> Extrapolation:
+    """
+    Args:
+        against: Another study of the workload, with whose measurements the prediction is compared as well.
+
+    Raises:
+        ChoiceError: The cluster cannot be read, or lacks what has not been measured.
+        StoreError: The study has nothing to begin with.
+    """
+    trials = store.trials(study.study_id)
+    topology = study.environment.topology if study.environment is not None else None
+    inside, assumed = inside_link(topology, parse_bandwidth(question.inside) if question.inside else None)
+    between, assumed_between = between_link(
+        topology,
+        parse_bandwidth(question.network) if question.network else None,
+        parse_latency_ns(question.latency) if question.latency else None,
+    )
+    best_is_today = question.which == "best" and leading_candidate(store, study.study_id) is None
+    trial = trial_in(store, study, "baseline" if best_is_today else question.which)
+    basis = basis_of(study, trials, trial, inside=inside, contention=question.contention)
+    devices = question.devices if question.devices is not None else basis.cluster.devices_per_host
+    if question.hosts > MAX_HOSTS or question.hosts * devices > MAX_RANKS:
+        raise ChoiceError(
+            f"{question.hosts} hosts with {devices} devices are too many: a prediction is for {MAX_HOSTS} hosts and "
+            f"{MAX_RANKS} devices at most"
+        )
+    cluster = Cluster(num_hosts=question.hosts, devices_per_host=devices, inside=inside, between=between)
+    checks = checks_of(basis, study, trials, basis.cluster)
+    if against is not None:
+        theirs = _cluster_of(against, cluster)
+        checks += checks_of(basis, against, store.trials(against.study_id), theirs)
+    return extrapolate(study.study_id, basis, cluster, checks, assumed=(*assumed, *assumed_between))
+
+
+def _cluster_of(study: Study, given: Cluster) -> Cluster:
+    """The ranks and links of a study; links that it has not measured are as given."""
+    environment = study.environment
+    if environment is None:
+        raise ChoiceError(f"study {study.study_id} has not begun: there is nothing in it to compare with")
+    topology, hosts = environment.topology, min(environment.num_hosts, environment.num_ranks)
+    inside = topology.inside if topology is not None else None
+    between = topology.between if topology is not None else None
+    return Cluster(
+        num_hosts=hosts,
+        devices_per_host=environment.num_ranks // hosts,
+        inside=inside or given.inside,
+        between=between or given.between,
+    )

@@ -1,0 +1,270 @@
+"""What communication is predicted to cost: properties of the simulation, and steps that were measured by hand."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predictions import (
+    CONTENTION,
+    GPT2_LARGE,
+    KNOWN,
+    NVLINK,
+    RESNET_50,
+    SOCKETS,
+    TWO,
+    VIT_LARGE,
+    Measured,
+    choices,
+    cluster_of,
+    model_of,
+    step_of,
+)
+
+from tuner.errors import ChoiceError
+from tuner.prediction.cluster import Cluster
+from tuner.prediction.compression import OwnCost, sending_ns
+from tuner.prediction.data_parallel import reduction_ns
+from tuner.prediction.model import Model
+from tuner.prediction.plans import WAYS
+from tuner.prediction.timeline import Lane, Task, simulate
+from tuner.prediction.volumes import MIB, buckets, volumes_of
+from tuner.records import Link
+
+ROUNDING = 1e-9
+MEDIAN_ERROR = 0.06
+"""Of the known figures; they have two digits, and the bandwidth behind most of them is known as 7 to 9 GB/s."""
+WORST_ERROR = 0.25
+
+WAY_CHOICES = {way.label: choices(**way.changes) for way in WAYS}
+every_way = pytest.mark.parametrize("chosen", WAY_CHOICES.values(), ids=WAY_CHOICES.keys())
+ENDLESS = Link(kind="network", latency_ns=0, bytes_per_s=1e30)
+
+
+def compute(work_ns: float, *after: int) -> Task:
+    return Task(lane=Lane.COMPUTE, work_ns=work_ns, after=after)
+
+
+def communication(work_ns: float, *after: int) -> Task:
+    return Task(lane=Lane.COMMUNICATION, work_ns=work_ns, after=after)
+
+
+class TestTimeline:
+    def test_communication_runs_beside_compute(self) -> None:
+        found = simulate([compute(10), communication(4, 0), compute(10), communication(6, 2)])
+        assert found.ends_ns == (10, 14, 20, 26)
+        assert found.exposed_ns == 6
+
+    def test_a_lane_keeps_the_order_in_which_tasks_were_issued(self) -> None:
+        """The second collective waits for the first, though what it comes after was done long ago."""
+        found = simulate([compute(10), compute(10), communication(5, 1), communication(5, 0)])
+        assert found.ends_ns == (10, 20, 25, 30)
+
+    def test_compute_loses_its_share_while_communication_runs(self) -> None:
+        """At half speed for 8 ns it does 4 of its 10."""
+        found = simulate([compute(2), communication(8, 0), compute(10)], contention=0.5)
+        assert found.ends_ns == (2, 10, 16)
+        assert found.slowed_ns == 4
+
+    @given(
+        pieces=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.floats(0, 50)), min_size=1, max_size=12),
+        contention=st.floats(0, 0.9),
+    )
+    @settings(max_examples=200, deadline=None)
+    def test_more_communication_ends_nothing_earlier(
+        self, pieces: list[tuple[float, float, float]], contention: float
+    ) -> None:
+        def ends(more: bool) -> tuple[float, ...]:
+            tasks: list[Task] = []
+            for work, sent, added in pieces:
+                tasks += [compute(work), communication(sent + added * more, len(tasks))]
+            tasks.append(compute(1.0, len(tasks) - 1))
+            return simulate(tasks, contention).ends_ns
+
+        assert all(less <= more + 1e-6 for less, more in zip(ends(False), ends(True), strict=True))
+
+
+class TestBuckets:
+    def test_the_first_is_small_and_the_last_is_what_is_left(self) -> None:
+        volumes = volumes_of(RESNET_50, choices()["precision"])
+        found = [elements * 4 / MIB for elements in buckets(volumes, choices()["ddp_buckets"])]
+        assert found[:4] == pytest.approx([1, 25, 25, 25])
+        assert sum(found) == pytest.approx(RESNET_50.parameter_bytes / MIB)
+
+    def test_none_is_smaller_than_a_tensor(self) -> None:
+        few = replace_facts(num_parameter_tensors=2)
+        found = buckets(volumes_of(few, choices()["precision"]), choices()["ddp_buckets"])
+        assert found == pytest.approx([few.num_parameters / 2] * 2)
+
+    def test_gradients_of_sixteen_bit_weights_have_sixteen_bits(self) -> None:
+        volumes = volumes_of(VIT_LARGE, {"level": "O2", "dtype": "bfloat16"})
+        assert (volumes.gradient_bytes, volumes.gathered_bytes, volumes.scattered_bytes) == (2, 2, 4)
+
+
+def replace_facts(**changes):
+    from msgspec import structs
+
+    return structs.replace(RESNET_50, **changes)
+
+
+def free_of_own_cost(model: Model) -> Model:
+    """Neither copies nor compressions take time: what is left is sending."""
+    nothing = OwnCost(ns_per_element=0, call_ns=0)
+    methods = ("fp16", "bf16", "int8", "one_bit", "powersgd", "dgc")
+    return replace(
+        model,
+        own_costs=dict.fromkeys(methods, nothing),
+        calibration=type(model.calibration)(),
+        contention=0.0,
+    )
+
+
+@every_way
+class TestEveryWay:
+    def test_a_link_without_cost_leaves_the_compute(self, chosen) -> None:
+        model = free_of_own_cost(model_of(72.0, VIT_LARGE))
+        step = model.step
+        parts = {"ddp": 1, "zero1": 4, "hybrid": 2}.get(chosen["sharding"]["mode"], 4)
+        wanted = step.total_ns - step.optimizer_ns * (1 - 1 / parts)
+        found = model.step_ns(chosen, cluster_of(2, 2, ENDLESS, ENDLESS))
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+    @given(
+        bytes_per_s=st.floats(1e8, 1e11),
+        more=st.floats(1, 10),
+        latency_ns=st.floats(0, 1e6),
+        less=st.floats(0, 1),
+        contention=st.floats(0, 0.9),
+    )
+    @settings(max_examples=15, deadline=None)
+    def test_a_better_network_is_never_slower(self, chosen, bytes_per_s, more, latency_ns, less, contention) -> None:
+        model = model_of(72.0, VIT_LARGE, contention)
+
+        def step_ns(bytes_per_s: float, latency_ns: float) -> float:
+            network = Link(kind="network", latency_ns=latency_ns, bytes_per_s=bytes_per_s)
+            return model.step_ns(chosen, cluster_of(2, 4, network))
+
+        assert step_ns(bytes_per_s * more, latency_ns * less) <= step_ns(bytes_per_s, latency_ns) * (1 + ROUNDING)
+
+    def test_one_rank_takes_the_step_alone(self, chosen) -> None:
+        model = model_of(72.0, VIT_LARGE)
+        assert model.step_ns(chosen, Cluster(num_hosts=1, devices_per_host=1)) == model.step.total_ns
+
+    def test_a_network_a_hundred_times_as_slow_is_felt(self, chosen) -> None:
+        """Nothing that is predicted leaves the network out."""
+        model = model_of(72.0, VIT_LARGE)
+        slow = replace_link(SOCKETS, bytes_per_s=SOCKETS.bytes_per_s / 100)
+        assert model.step_ns(chosen, cluster_of(4, 8, slow)) > 1.05 * model.step_ns(chosen, cluster_of(4, 8))
+
+
+def replace_link(link: Link, **changes) -> Link:
+    from msgspec import structs
+
+    return structs.replace(link, **changes)
+
+
+class TestReductions:
+    def reduction(self, cluster: Cluster, **changes) -> float:
+        chosen = choices(**changes)
+        volumes = volumes_of(VIT_LARGE, chosen["precision"])
+        return reduction_ns(1e6, volumes, cluster, chosen, {"bf16": OwnCost(ns_per_element=0, call_ns=0)})
+
+    def test_two_levels_are_flat_where_every_host_has_one_rank(self) -> None:
+        cluster = Cluster(num_hosts=4, devices_per_host=1, between=SOCKETS)
+        two_levels = self.reduction(cluster, hierarchical_allreduce={"levels": 2})
+        assert two_levels == pytest.approx(self.reduction(cluster))
+
+    def test_two_levels_send_less_between_hosts(self) -> None:
+        """A flat ring over n ranks sends 2 (n - 1) / n of a message over the network, two levels 2 (h - 1) / h."""
+        network = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
+        cluster = cluster_of(2, 8, network, ENDLESS)
+        assert self.reduction(cluster) == pytest.approx(2 * 15 / 16 * 4e6)
+        two_levels = self.reduction(cluster, hierarchical_allreduce={"levels": 2})
+        assert two_levels == pytest.approx(2 * 1 / 2 * 4e6)
+        halved = self.reduction(cluster, hierarchical_allreduce={"levels": 2}, gradient_compression={"method": "bf16"})
+        assert halved == pytest.approx(two_levels / 2)
+
+    def test_what_dgc_sends_grows_with_the_ranks(self) -> None:
+        choice = choices(gradient_compression={"method": "dgc", "ratio": 0.01})["gradient_compression"]
+        volumes = volumes_of(VIT_LARGE, choices()["precision"])
+        network = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
+
+        def sent(num_hosts: int) -> float:
+            return sending_ns(choice, 1e6, volumes, Cluster(num_hosts=num_hosts, devices_per_host=1, between=network))
+
+        # One part for each of the others, 8 bytes for each of its 10,000 elements.
+        assert [sent(2), sent(5)] == pytest.approx([80_000, 320_000])
+
+
+class TestMicroBatches:
+    def test_only_the_last_one_hides_reductions(self) -> None:
+        whole = model_of(72.0, VIT_LARGE, contention=0)
+        cut = replace(whole, step=replace(whole.step, num_micro_batches=4))
+        assert cut.step_ns(choices(), TWO) > whole.step_ns(choices(), TWO)
+
+    def test_fsdp_exchanges_all_of_them(self) -> None:
+        chosen = choices(sharding={"mode": "full", "wrap": "block"})
+        whole = model_of(72.0, VIT_LARGE, contention=0)
+        cut = replace(whole, step=replace(whole.step, num_micro_batches=2))
+        sent = [model.timeline(chosen, TWO).work_ns[Lane.COMMUNICATION] for model in (whole, cut)]
+        assert sent[1] == pytest.approx(2 * sent[0])
+
+
+class TestCluster:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"num_hosts": 0, "devices_per_host": 1}, "at least one host"),
+            ({"num_hosts": 1, "devices_per_host": 8}, "--inside 400GBps"),
+            ({"num_hosts": 2, "devices_per_host": 1}, "--network 25gbps"),
+        ],
+    )
+    def test_what_is_not_known_is_asked_for(self, arguments, said) -> None:
+        with pytest.raises(ChoiceError, match=said):
+            Cluster(**arguments)
+
+
+# --- steps that were measured by hand on 4 H200 -----------------------------------------------------
+
+
+def predicted_ms(row: Measured) -> float:
+    model = Model(
+        step=step_of(row.alone_ms, row.facts),
+        facts=row.facts,
+        calibration=model_of(1, row.facts).calibration,
+        contention=CONTENTION,
+    )
+    timeline = model.timeline(row.choices, row.cluster)
+    return (sum(timeline.work_ns.values()) if row.waits else timeline.step_ns) / 1e6
+
+
+def test_steps_measured_by_hand_on_4_h200() -> None:
+    """Of 4 H200, on one host and on two emulated ones; hybrid sharding over more sockets is missed by most."""
+    errors = {row.name: predicted_ms(row) / row.measured_ms - 1 for row in KNOWN}
+    for row in KNOWN:
+        line = (
+            f"{row.name:45} {row.measured_ms:6.1f} ms, predicted {predicted_ms(row):6.1f} ({errors[row.name]:+.1%})\n"
+        )
+        sys.stdout.write(line)
+    absolute = [abs(error) for error in errors.values()]
+    assert statistics.median(absolute) <= MEDIAN_ERROR, errors
+    assert max(absolute) <= WORST_ERROR, errors
+
+
+def test_hierarchy_pays_for_one_model_and_not_for_the_other_where_the_hook_waits() -> None:
+    """As measured: 200 ms against 229 for ViT-L, 42.3 against 34.4 for ResNet-50."""
+    rows = {row.name: predicted_ms(row) for row in KNOWN}
+    assert rows["ViT-L, two hosts, two levels"] < rows["ViT-L, two hosts, DDP 25 MiB"]
+    assert rows["ResNet-50, two hosts, two levels"] > rows["ResNet-50, two hosts, DDP"]
+
+
+def test_a_fast_link_hides_everything_but_the_copies_and_what_compute_loses() -> None:
+    """GPT-2 large on NVLink: 13 ms of all-reduce are nearly all hidden, and still cost."""
+    model = model_of(120.1, GPT2_LARGE)
+    timeline = model.timeline(choices(), cluster_of(1, 4, inside=NVLINK))
+    assert timeline.work_ns[Lane.COMMUNICATION] / 1e6 == pytest.approx(15, abs=2)
+    assert timeline.exposed_ns / 1e6 - timeline.slowed_ns / 1e6 < 1

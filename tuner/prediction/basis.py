@@ -1,0 +1,177 @@
+"""What a prediction begins with: one configuration that a study measured and profiled.
+
+Its step is taken apart (`step`); what copying and contention added is taken off, so that other ways to communicate can
+be put in their place. Simulated on the study's own ranks and links, the model gives another step than was measured:
+the difference, unexplained, is part of every prediction. So the configuration itself is predicted as it was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tuner.errors import ChoiceError, StoreError
+from tuner.estimates import units_per_s
+from tuner.prediction.cluster import Cluster
+from tuner.prediction.compression import OwnCost
+from tuner.prediction.contention import default_contention, measured_contention
+from tuner.prediction.forecast import BasisFacts
+from tuner.prediction.model import Model
+from tuner.prediction.overheads import copies_ns
+from tuner.prediction.step import NO_PHASES, UPDATE_BYTES, backward_share, compute_step
+from tuner.prediction.volumes import volumes_of
+from tuner.records import Candidate, Choice, Environment, Link, Study, Trial, TrialResult, WorkloadFacts
+from tuner.strategies.composition import complete_choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """
+    Attributes:
+        candidate: Of the configuration.
+        cluster: The ranks of the study.
+        assumptions: What was not measured.
+    """
+
+    candidate: Candidate
+    cluster: Cluster
+    model: Model
+    environment: Environment
+    workload: WorkloadFacts
+    facts: BasisFacts
+    assumptions: tuple[str, ...]
+
+    def choices(self, candidate: Candidate) -> dict[str, Choice]:
+        return complete_choices(candidate, self.workload)
+
+
+def basis_of(
+    study: Study,
+    trials: Sequence[Trial],
+    trial: Trial,
+    *,
+    inside: Link | None = None,
+    contention: float | None = None,
+    own_costs: Mapping[str, OwnCost] | None = None,
+) -> Basis:
+    """
+    Args:
+        trial: The configuration, profiled; other starts of it count for its step time.
+        inside: Link between devices of a host, where it is known better than from the study.
+        contention: The same of the share of its speed that compute loses while communication runs.
+        own_costs: What compressions were measured to take by themselves.
+
+    Raises:
+        StoreError: The trial was not profiled, or the study has not looked at its workload.
+        ChoiceError: The study ran on several ranks, whose links are not known.
+    """
+    facts, environment, result = study.facts, study.environment, trial.result
+    if facts is None or environment is None:
+        raise StoreError(f"study {study.study_id} has not looked at its workload yet: wait for its first trial")
+    if result is None or not result.breakdowns or not result.ok:
+        raise StoreError(
+            f"trial {trial.sequence} of study {study.study_id} was not measured and profiled: choose another with "
+            "--from"
+        )
+    results = [t.result for t in trials if t.result is not None]
+    assumptions: list[str] = []
+    contention, is_measured = _contention(environment, results, contention, assumptions)
+    choices = complete_choices(result.candidate, facts)
+    cluster = _own_cluster(environment, inside)
+    breakdown = result.breakdowns[0]
+    measured_ns = measured_step_ns(results, result.candidate)
+    rate = environment.calibration.copy_bytes_per_s
+    step = compute_step(
+        breakdown,
+        moving_ns=UPDATE_BYTES * facts.model.num_parameters / rate * 1e9 if rate else 0.0,
+        num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
+        contention=contention,
+    )
+    if backward_share(breakdown) is None:
+        assumptions.append(NO_PHASES)
+    step = step.scaled(measured_ns / sum(breakdown.per_step_ns.values()))
+    if cluster.num_ranks > 1:
+        copies = copies_ns(choices, volumes_of(facts.model, choices["precision"]), environment.calibration)
+        step = replace(step, backward_ns=max(0.0, step.backward_ns - copies))
+    model = Model(
+        step=step,
+        facts=facts.model,
+        calibration=environment.calibration,
+        contention=contention,
+        own_costs=own_costs or {},
+        has_streams=environment.hardware.device_kind != "cpu",
+    )
+    model = replace(model, unexplained_ns=measured_ns - model.step_ns(choices, cluster))
+    return Basis(
+        candidate=result.candidate,
+        cluster=cluster,
+        model=model,
+        environment=environment,
+        workload=facts,
+        facts=BasisFacts(
+            sequence=trial.sequence,
+            label=result.candidate.label,
+            num_ranks=cluster.num_ranks,
+            num_hosts=cluster.num_hosts,
+            step_time_ns=measured_ns,
+            before_ns=step.before_ns,
+            forward_ns=step.forward_ns,
+            backward_ns=step.backward_ns,
+            optimizer_ns=step.optimizer_ns,
+            unexplained_ns=model.unexplained_ns,
+            units_per_rank=units_per_step(result) / cluster.num_ranks,
+            contention=contention,
+            contention_measured=is_measured,
+        ),
+        assumptions=tuple(assumptions),
+    )
+
+
+def measured_step_ns(results: Sequence[TrialResult], candidate: Candidate) -> float:
+    """Of all starts of a configuration: the geometric mean, epoch restarts included."""
+    starts = [r for r in results if r.ok and r.candidate == candidate]
+    logs = [math.log(units_per_step(result) / units_per_s(result)) for result in starts]
+    return math.exp(statistics.fmean(logs)) * 1e9
+
+
+def units_per_step(result: TrialResult) -> float:
+    """Over all ranks."""
+    windows = result.clean_windows
+    return sum(window.num_units for window in windows) / sum(window.num_steps for window in windows)
+
+
+def _contention(
+    environment: Environment, results: Sequence[TrialResult], given: float | None, assumptions: list[str]
+) -> tuple[float, bool]:
+    if given is not None:
+        if not 0 <= given < 1:
+            raise ChoiceError(f"compute loses a share of its speed to communication: --contention {given:g} is not one")
+        assumptions.append(f"compute loses {given:.0%} of its speed while communication runs, as was given")
+        return given, False
+    found = measured_contention(results) if environment.num_ranks > 1 else None
+    if found is not None:
+        return found, True
+    default = default_contention(environment.hardware.device_kind)
+    assumptions.append(
+        f"compute loses {default:.0%} of its speed while communication runs: the study has not measured it"
+        + (" (0.5 and 0.7 were seen on H200)" if default else "")
+    )
+    return default, False
+
+
+def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:
+    """The ranks and links on which the study ran."""
+    topology, ranks, hosts = environment.topology, environment.num_ranks, environment.num_hosts
+    hosts = min(hosts, ranks)
+    if ranks % hosts:
+        raise ChoiceError(
+            f"the study ran {ranks} ranks on {hosts} hosts: a prediction begins with as many ranks on every host"
+        )
+    measured_inside, between = (topology.inside, topology.between) if topology is not None else (None, None)
+    if hosts > 1 and between is None:
+        raise ChoiceError(
+            f"the study ran on {hosts} hosts and has not measured the link between them: begin with a study of one host"
+        )
+    return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=inside or measured_inside, between=between)

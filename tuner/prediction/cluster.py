@@ -1,0 +1,106 @@
+"""The cluster that a prediction is for: hosts of as many devices each, and the two kinds of link."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tuner.errors import ChoiceError
+from tuner.network import collective_costs as costs
+from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from tuner.prediction.corrections import correction
+from tuner.records import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Ranks follow one another host by host, one on each device.
+
+    Attributes:
+        inside: Between the devices of a host; None where there is one.
+        between: Of a host to the others, shared by its devices; None with one host.
+    """
+
+    num_hosts: int
+    devices_per_host: int
+    inside: Link | None = None
+    between: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_hosts < 1 or self.devices_per_host < 1:
+            raise ChoiceError(
+                f"a cluster has at least one host and one device, not {self.num_hosts} and {self.devices_per_host}"
+            )
+        if self.devices_per_host > 1 and self.inside is None:
+            raise ChoiceError(
+                f"what {self.devices_per_host} devices of a host exchange is not known, since the study has not "
+                "measured it: say what one device sends to its neighbour, as in --inside 400GBps"
+            )
+        if self.num_hosts > 1 and self.between is None:
+            raise ChoiceError(
+                f"what {self.num_hosts} hosts exchange is not known: say what the network of one host carries, as in "
+                "--network 25gbps"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_hosts * self.devices_per_host
+
+    @functools.cached_property
+    def host_of_rank(self) -> tuple[int, ...]:
+        return tuple(rank // self.devices_per_host for rank in range(self.num_ranks))
+
+    # --- over all ranks ---------------------------------------------------------------------------
+
+    def all_reduce_ns(self, message_bytes: float) -> float:
+        return self._ring_ns(ALL_REDUCE, message_bytes)
+
+    def reduce_scatter_ns(self, message_bytes: float) -> float:
+        return self._ring_ns(REDUCE_SCATTER, message_bytes)
+
+    def all_gather_ns(self, message_bytes: float) -> float:
+        return self._ring_ns(ALL_GATHER, message_bytes)
+
+    def all_to_all_ns(self, message_bytes: float) -> float:
+        modelled_ns = costs.flat_all_to_all_ns(message_bytes, self.host_of_rank, self.inside, self.between)
+        return modelled_ns * self._correction(ALL_TO_ALL, message_bytes)
+
+    def _ring_ns(self, collective: str, message_bytes: float) -> float:
+        modelled_ns = costs.flat_ring_ns(collective, message_bytes, self.host_of_rank, self.inside, self.between)
+        return modelled_ns * self._correction(collective, message_bytes)
+
+    def _correction(self, collective: str, message_bytes: float) -> float:
+        """Of a ring over all ranks: that of the link between hosts, where there is one."""
+        link = self.between if self.num_hosts > 1 else self.inside
+        return 1.0 if link is None else correction(link, collective, message_bytes)
+
+    # --- inside hosts, and between them -----------------------------------------------------------
+
+    def scattered_inside_ns(self, message_bytes: float) -> float:
+        """Reduce-scatter inside every host."""
+        return self._inside_ns(REDUCE_SCATTER, message_bytes)
+
+    def gathered_inside_ns(self, message_bytes: float) -> float:
+        return self._inside_ns(ALL_GATHER, message_bytes)
+
+    def reduced_between_ns(self, message_bytes: float, sent_part: float = 1.0) -> float:
+        """All-reduce between hosts of what each device has of a message: all its parts at once.
+
+        Args:
+            sent_part: Of the bytes, that are sent: less than 1 where they are compressed.
+        """
+        if self.num_hosts == 1:
+            return 0.0
+        assert self.between is not None
+        part_bytes = sent_part * message_bytes / self.devices_per_host
+        modelled_ns = costs.ring_ns(
+            ALL_REDUCE, part_bytes, self.num_hosts, self.between, num_sharing=self.devices_per_host
+        )
+        return modelled_ns * correction(self.between, ALL_REDUCE, part_bytes)
+
+    def _inside_ns(self, collective: str, message_bytes: float) -> float:
+        if self.devices_per_host == 1:
+            return 0.0
+        assert self.inside is not None
+        modelled_ns = costs.ring_ns(collective, message_bytes, self.devices_per_host, self.inside)
+        return modelled_ns * correction(self.inside, collective, message_bytes)

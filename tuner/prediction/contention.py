@@ -1,0 +1,68 @@
+"""How much compute loses to communication that runs beside it.
+
+Compute of a step takes longer, the more communication it hides. Trials of one study that differ in nothing but how they
+communicate show by how much: the slope of compute over hidden communication is the share of its speed that compute
+loses.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tuner.prediction.plans import COMMUNICATION
+from tuner.profiling.categories import COMPUTING, Category
+from tuner.records import Breakdown, Candidate, TrialResult
+from tuner.strategies.sharding import FSDP
+
+ON_CUDA = 0.5
+"""Where a study does not tell: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on one host of four H200
+(measured by hand), of which the copies of gradients are taken off."""
+ELSEWHERE = 0.0
+MOST = 0.95
+MIN_SPREAD = 0.05
+"""Of the step: what hidden communication has to differ by between trials that tell something."""
+
+
+def default_contention(device_kind: str) -> float:
+    return ON_CUDA if device_kind == "cuda" else ELSEWHERE
+
+
+def measured_contention(results: Iterable[TrialResult]) -> float | None:
+    """Of the profiled trials of a study; None where they do not differ enough in what they hide."""
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    steps: list[float] = []
+    for result in results:
+        if result.ok and result.breakdowns and _reduces(result.candidate):
+            breakdown = result.breakdowns[0]
+            points[_apart_from_communication(result.candidate)].append(_point(breakdown))
+            steps.append(sum(breakdown.per_step_ns.values()))
+    groups = [group for group in points.values() if _spread(group) >= MIN_SPREAD * min(steps)]
+    covariance = variance = 0.0
+    for group in groups:
+        hidden_mean, compute_mean = (sum(values) / len(group) for values in zip(*group, strict=True))
+        covariance += sum((hidden - hidden_mean) * (compute - compute_mean) for hidden, compute in group)
+        variance += sum((hidden - hidden_mean) ** 2 for hidden, _ in group)
+    return min(MOST, max(0.0, covariance / variance)) if variance else None
+
+
+def _point(breakdown: Breakdown) -> tuple[float, float]:
+    """Hidden communication and compute, per step."""
+    times = breakdown.per_step_ns
+    hidden = breakdown.overlapped.get(Category.COMMUNICATION, 0) / breakdown.num_steps
+    return hidden, sum(times.get(category, 0.0) for category in COMPUTING)
+
+
+def _spread(group: list[tuple[float, float]]) -> float:
+    return max((abs(a - b) for (a, _), (b, _) in itertools.combinations(group, 2)), default=0.0)
+
+
+def _reduces(candidate: Candidate) -> bool:
+    """Its compute is that of DDP without compression: FSDP and compressions compute something of their own."""
+    sharding, compression = (candidate.choices.get(name, {}) for name in ("sharding", "gradient_compression"))
+    return sharding.get("mode") not in FSDP and compression.get("method") is None
+
+
+def _apart_from_communication(candidate: Candidate) -> str:
+    return Candidate(choices={n: c for n, c in candidate.choices.items() if n not in COMMUNICATION}).key

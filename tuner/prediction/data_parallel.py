@@ -1,0 +1,82 @@
+"""The tasks of a step under DDP: buckets of gradients beside the backward pass, and ZeRO-1 after it.
+
+    before | forward | backward, in pieces: one a bucket | optimizer
+                             reduction of each bucket, as soon as its piece is done
+
+Micro-batches but the last only compute (`no_sync`). The update waits for all reductions. Under ZeRO-1 a rank updates
+its part, and all parts are then sent to all, which nothing hides.
+
+What a reduction is: an all-reduce over all ranks; two levels (`hierarchical_allreduce`); a compression, over all ranks
+or between hosts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.prediction.cluster import Cluster
+from tuner.prediction.compression import OwnCost, sending_ns, sent_part_between
+from tuner.prediction.step import ComputeStep
+from tuner.prediction.timeline import Lane, Task
+from tuner.prediction.volumes import Volumes, buckets
+from tuner.records import Choice
+
+
+def data_parallel_tasks(
+    step: ComputeStep,
+    volumes: Volumes,
+    cluster: Cluster,
+    choices: Mapping[str, Choice],
+    own_costs: Mapping[str, OwnCost],
+) -> list[Task]:
+    """
+    Args:
+        choices: Complete ones; what they say of `sharding` is "ddp" or "zero1".
+        own_costs: Of compressions, by method.
+    """
+    last = 1 / step.num_micro_batches
+    until_backward_ns = step.before_ns + step.forward_ns + (1 - last) * step.backward_ns
+    tasks = [Task(lane=Lane.COMPUTE, work_ns=until_backward_ns)]
+    reductions: list[int] = []
+    costs_ns: dict[float, float] = {}
+    for elements in buckets(volumes, choices["ddp_buckets"]):
+        share = elements / volumes.num_elements
+        if elements not in costs_ns:
+            costs_ns[elements] = reduction_ns(elements, volumes, cluster, choices, own_costs)
+        tasks.append(Task(lane=Lane.COMPUTE, work_ns=share * last * step.backward_ns))
+        tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=costs_ns[elements], after=(len(tasks) - 1,)))
+        reductions.append(len(tasks) - 1)
+    in_parts = choices["sharding"]["mode"] == "zero1"
+    update_ns = step.update_ns(cluster.num_ranks if in_parts else 1)
+    tasks.append(Task(lane=Lane.COMPUTE, work_ns=update_ns, after=tuple(reductions[-1:])))
+    if in_parts:
+        # Broadcasts from every rank of its part: the bytes of an all-gather, call by call.
+        part_bytes = volumes.num_elements * volumes.gradient_bytes
+        tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=cluster.all_gather_ns(part_bytes), after=(len(tasks) - 1,)))
+    return tasks
+
+
+def reduction_ns(
+    num_elements: float,
+    volumes: Volumes,
+    cluster: Cluster,
+    choices: Mapping[str, Choice],
+    own_costs: Mapping[str, OwnCost],
+) -> float:
+    """Of one bucket, until its average is on all ranks."""
+    if cluster.num_ranks == 1:
+        return 0.0
+    compression = choices["gradient_compression"]
+    message_bytes = num_elements * volumes.gradient_bytes
+    if choices["hierarchical_allreduce"]["levels"] == 2:
+        inside_ns = cluster.scattered_inside_ns(message_bytes) + cluster.gathered_inside_ns(message_bytes)
+        if compression["method"] is None:
+            return inside_ns + cluster.reduced_between_ns(message_bytes)
+        method = str(compression["method"])
+        part = sent_part_between(method, volumes)
+        compressing_ns = own_costs[method].of(num_elements / cluster.devices_per_host)
+        return inside_ns + cluster.reduced_between_ns(message_bytes, part) + compressing_ns
+    if compression["method"] is None:
+        return cluster.all_reduce_ns(message_bytes)
+    own_ns = own_costs[str(compression["method"])].of(num_elements)
+    return own_ns + sending_ns(compression, num_elements, volumes, cluster)

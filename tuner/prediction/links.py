@@ -1,0 +1,51 @@
+"""The links of a cluster that somebody describes: what they give, what the study measured, and what is assumed."""
+
+from __future__ import annotations
+
+from tuner.records import Link, Topology
+
+INSIDE_LATENCY_NS = 2_000.0
+BETWEEN_LATENCY_NS = 20_000.0
+"""Of one message: NVLink's under NCCL, and TCP's in a data centre."""
+
+
+def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[Link | None, list[str]]:
+    """Between devices of a host, and what is assumed of it.
+
+    Args:
+        topology: Of the study; None where it has not measured its links.
+        bytes_per_s: What one device sends to its neighbour, where it is given.
+    """
+    measured = topology.inside if topology is not None else None
+    if bytes_per_s is None:
+        return measured, []
+    if measured is None:
+        assumed = f"a message inside a host takes {INSIDE_LATENCY_NS / 1e3:g} µs besides its bytes: not measured"
+        return Link(kind="given", latency_ns=INSIDE_LATENCY_NS, bytes_per_s=bytes_per_s), [assumed]
+    given = Link(kind="given", latency_ns=measured.latency_ns, call_ns=measured.call_ns, bytes_per_s=bytes_per_s)
+    return given, []
+
+
+def between_link(
+    topology: Topology | None, bytes_per_s: float | None, latency_ns: float | None
+) -> tuple[Link | None, list[str]]:
+    """Between hosts, and what is assumed of it.
+
+    Args:
+        bytes_per_s: What the network of a host carries one way, where it is given.
+        latency_ns: Of a message, where it is given.
+    """
+    measured = topology.between if topology is not None else None
+    if bytes_per_s is None and latency_ns is None:
+        return measured, []
+    if bytes_per_s is None:
+        if measured is None:
+            return None, []
+        bytes_per_s = measured.bytes_per_s
+    assumed: list[str] = []
+    if latency_ns is None:
+        latency_ns = measured.latency_ns if measured is not None else BETWEEN_LATENCY_NS
+        if measured is None:
+            assumed.append(f"a message between hosts takes {latency_ns / 1e3:g} µs besides its bytes: not given")
+    call_ns = topology.whole.call_ns if topology is not None else 0.0
+    return Link(kind="given", latency_ns=latency_ns, bytes_per_s=bytes_per_s, call_ns=call_ns), assumed

@@ -1,0 +1,114 @@
+"""The ways to communicate that are compared, and which of them can be run on a cluster.
+
+Whether one can is what its strategies and their table of combinations say of as many ranks and hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import structs
+
+from tuner.records import Candidate, Choice, Environment, WorkloadFacts
+from tuner.strategies import Unsupported, strategy_named
+from tuner.strategies.composition import complete_choices, conflict, normalise
+
+COMMUNICATION = ("sharding", "ddp_buckets", "gradient_compression", "hierarchical_allreduce")
+"""Strategies that say how ranks communicate, as far as it is predicted."""
+
+
+class Family(StrEnum):
+    """Groups of ways to communicate: one curve each."""
+
+    FLAT = "flat"
+    HIERARCHICAL = "hierarchical"
+    COMPRESSED = "compressed"
+    SHARDED = "sharded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayToCommunicate:
+    """
+    Attributes:
+        label: For people.
+        changes: What its strategies are set to, by name; all others of `COMMUNICATION` are DDP's plain ones.
+    """
+
+    family: Family
+    label: str
+    changes: dict[str, Choice]
+
+
+def _ddp(cap_mb: int) -> dict[str, Choice]:
+    return {"ddp_buckets": {"bucket_cap_mb": cap_mb}}
+
+
+def _compressed(method: str, **more: int | float) -> dict[str, Choice]:
+    return {"gradient_compression": {"method": method, **more}}
+
+
+def _sharded(mode: str, **more: str | bool) -> dict[str, Choice]:
+    return {"sharding": {"mode": mode, **more}}
+
+
+TWO_LEVELS: dict[str, Choice] = {"hierarchical_allreduce": {"levels": 2}}
+WAYS: tuple[WayToCommunicate, ...] = (
+    WayToCommunicate(family=Family.FLAT, label="DDP, buckets of 25 MiB", changes={}),
+    WayToCommunicate(family=Family.FLAT, label="DDP, buckets of 5 MiB", changes=_ddp(5)),
+    WayToCommunicate(family=Family.FLAT, label="DDP, buckets of 100 MiB", changes=_ddp(100)),
+    WayToCommunicate(family=Family.HIERARCHICAL, label="two levels", changes=TWO_LEVELS),
+    WayToCommunicate(
+        family=Family.HIERARCHICAL, label="two levels, buckets of 100 MiB", changes={**TWO_LEVELS, **_ddp(100)}
+    ),
+    WayToCommunicate(family=Family.COMPRESSED, label="bf16", changes=_compressed("bf16")),
+    WayToCommunicate(family=Family.COMPRESSED, label="int8", changes=_compressed("int8")),
+    WayToCommunicate(family=Family.COMPRESSED, label="1 bit", changes=_compressed("one_bit")),
+    WayToCommunicate(family=Family.COMPRESSED, label="PowerSGD of rank 4", changes=_compressed("powersgd", rank=4)),
+    WayToCommunicate(family=Family.COMPRESSED, label="DGC, 1 %", changes=_compressed("dgc", ratio=0.01)),
+    WayToCommunicate(
+        family=Family.COMPRESSED, label="two levels, bf16 between", changes={**TWO_LEVELS, **_compressed("bf16")}
+    ),
+    WayToCommunicate(
+        family=Family.COMPRESSED, label="two levels, int8 between", changes={**TWO_LEVELS, **_compressed("int8")}
+    ),
+    WayToCommunicate(family=Family.SHARDED, label="ZeRO-1", changes=_sharded("zero1")),
+    WayToCommunicate(
+        family=Family.SHARDED, label="FSDP until the backward pass, by block", changes=_sharded("grad_op", wrap="block")
+    ),
+    WayToCommunicate(family=Family.SHARDED, label="FSDP full, by block", changes=_sharded("full", wrap="block")),
+    WayToCommunicate(family=Family.SHARDED, label="FSDP full, one unit", changes=_sharded("full", wrap="root")),
+    WayToCommunicate(
+        family=Family.SHARDED,
+        label="FSDP hybrid, by block",
+        changes=_sharded("hybrid", wrap="block", reshard=True),
+    ),
+    WayToCommunicate(
+        family=Family.SHARDED,
+        label="FSDP hybrid without freeing, by block",
+        changes=_sharded("hybrid", wrap="block", reshard=False),
+    ),
+)
+
+
+def candidate_of(way: WayToCommunicate, base: Candidate, facts: WorkloadFacts) -> Candidate:
+    """The base with its communication replaced."""
+    complete = complete_choices(base, facts)
+    for name in COMMUNICATION:
+        complete[name] = {**strategy_named(name).defaults, **way.changes.get(name, {})}
+    return normalise(Candidate(choices=complete), facts)
+
+
+def refusal(candidate: Candidate, environment: Environment, facts: WorkloadFacts) -> str | None:
+    """Why it cannot be run in an environment, or None."""
+    complete = complete_choices(candidate, facts)
+    for name in candidate.choices:
+        support = strategy_named(name).supports(complete[name], environment, facts)
+        if isinstance(support, Unsupported):
+            return f"{name}: {support.reason}"
+    return conflict(candidate, environment, facts)
+
+
+def on_cluster(environment: Environment, num_ranks: int, num_hosts: int) -> Environment:
+    """The same devices and software, more of them."""
+    return structs.replace(environment, num_ranks=num_ranks, num_hosts=num_hosts, topology=None)

@@ -1,0 +1,73 @@
+"""The tasks of a step under FSDP2: units are gathered just ahead of their compute, and their gradients scattered.
+
+    forward      gather 1 | gather 2 ...           unit u computes when it is gathered; unit u + prefetch + 1 is
+                            compute 1 | compute 2   gathered when unit u has computed
+    backward     the same in the reverse order, gathered again where parameters were freed; after each unit its
+                 gradients are reduced and scattered
+
+Hybrid sharding gathers and scatters inside every host, then all-reduces each part between hosts. Every micro-batch
+gathers and scatters. A rank updates its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.prediction.cluster import Cluster
+from tuner.prediction.overheads import frees
+from tuner.prediction.step import ComputeStep
+from tuner.prediction.timeline import Lane, Task
+from tuner.prediction.volumes import Volumes, num_units
+from tuner.records import Choice
+
+
+def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices: Mapping[str, Choice]) -> list[Task]:
+    """
+    Args:
+        choices: Complete ones; what they say of `sharding` is "full", "grad_op" or "hybrid".
+    """
+    sharding = choices["sharding"]
+    hybrid = sharding["mode"] == "hybrid"
+    units = num_units(volumes, sharding)
+    ahead = int(sharding["prefetch"] or 1)
+    gather_bytes = volumes.num_elements * volumes.gathered_bytes / units
+    scatter_bytes = volumes.num_elements * volumes.scattered_bytes / units
+    gather_ns = cluster.gathered_inside_ns(gather_bytes) if hybrid else cluster.all_gather_ns(gather_bytes)
+    if hybrid:
+        scatter_ns = cluster.scattered_inside_ns(scatter_bytes) + cluster.reduced_between_ns(scatter_bytes)
+    else:
+        scatter_ns = cluster.reduce_scatter_ns(scatter_bytes)
+    tasks = [Task(lane=Lane.COMPUTE, work_ns=step.before_ns)]
+    count = step.num_micro_batches
+    for _ in range(count):
+        _pass(tasks, step.forward_ns / count, units, ahead, gather_ns, None)
+        _pass(tasks, step.backward_ns / count, units, ahead, gather_ns if frees(sharding) else None, scatter_ns)
+    parts = cluster.devices_per_host if hybrid else cluster.num_ranks
+    scattered = tuple(n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION)[-1:]
+    tasks.append(Task(lane=Lane.COMPUTE, work_ns=step.update_ns(parts), after=scattered))
+    return tasks
+
+
+def _pass(
+    tasks: list[Task], compute_ns: float, units: int, ahead: int, gather_ns: float | None, scatter_ns: float | None
+) -> None:
+    """Appends one pass over all units."""
+    computed = [len(tasks) - 1] * (ahead + 1)  # what each gather comes after: at first what was before this pass
+    gathered: list[int] = []
+
+    def gather(unit: int) -> None:
+        if gather_ns is not None and unit < units:
+            gathered.append(len(tasks))
+            tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=gather_ns, after=(computed[unit],)))
+
+    last_compute = len(tasks) - 1
+    for unit in range(min(ahead, units)):
+        gather(unit)
+    for unit in range(units):
+        gather(unit + ahead)
+        after = (last_compute, *gathered[unit : unit + 1])
+        tasks.append(Task(lane=Lane.COMPUTE, work_ns=compute_ns / units, after=after))
+        last_compute = len(tasks) - 1
+        computed.append(last_compute)
+        if scatter_ns is not None:
+            tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=scatter_ns, after=(last_compute,)))

@@ -1,0 +1,99 @@
+"""When tasks of compute and of communication end: an event simulation of one rank.
+
+A rank has two lanes. Each runs its tasks one after the other, in the order in which they were issued, and a task
+begins when those are done that it comes after. While both lanes run, compute loses a share of its speed to the
+communication beside it (`contention`): kernels of collectives take multiprocessors and memory bandwidth.
+
+With less communication no task ends later: as long as compute has come equally far in two simulations that differ in
+the cost of communication only, the one with less of it is never the busier one.
+
+An assumption: all communication shares one lane, so that an all-gather never overtakes a reduce-scatter, nor do
+exchanges inside a host run beside those between hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Lane(StrEnum):
+    """What a task occupies."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One piece of work of a lane.
+
+    Attributes:
+        work_ns: What it takes by itself.
+        after: Numbers of earlier tasks of the list, which have to end first.
+    """
+
+    lane: Lane
+    work_ns: float
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """
+    Attributes:
+        ends_ns: Of every task, from the beginning of the step.
+        work_ns: Of each lane, all its tasks by themselves.
+        slowed_ns: By how much communication beside it made compute longer.
+    """
+
+    ends_ns: tuple[float, ...]
+    work_ns: dict[Lane, float]
+    slowed_ns: float
+
+    @property
+    def step_ns(self) -> float:
+        return max(self.ends_ns, default=0.0)
+
+    @property
+    def exposed_ns(self) -> float:
+        """What communication adds to the step."""
+        return max(0.0, self.step_ns - self.work_ns[Lane.COMPUTE])
+
+
+def in_turn(tasks: Sequence[Task]) -> list[Task]:
+    """The same tasks where nothing runs beside anything: each waits for the one before it."""
+    return [replace(task, after=(number - 1,) if number else ()) for number, task in enumerate(tasks)]
+
+
+def simulate(tasks: Sequence[Task], contention: float = 0.0) -> Timeline:
+    """
+    Args:
+        contention: Share of its speed that compute loses while communication runs, from 0 to less than 1.
+    """
+    assert 0 <= contention < 1, f"compute loses a share of its speed, not {contention}"
+    queues = {lane: [number for number, task in enumerate(tasks) if task.lane is lane] for lane in Lane}
+    places = dict.fromkeys(Lane, 0)
+    left_ns = [task.work_ns for task in tasks]
+    ends_ns: list[float | None] = [None] * len(tasks)
+    now_ns = slowed_ns = 0.0
+    for _ in tasks:  # one of them ends in every round
+        heads = [queue[places[lane]] for lane, queue in queues.items() if places[lane] < len(queue)]
+        running = {tasks[n].lane: n for n in heads if all(ends_ns[before] is not None for before in tasks[n].after)}
+        assert running, "no task waits for one that was issued later"
+        speeds = dict.fromkeys(Lane, 1.0)
+        if len(running) == len(Lane):
+            speeds[Lane.COMPUTE] = 1 - contention
+        lane, passed_ns = min(((at, left_ns[n] / speeds[at]) for at, n in running.items()), key=lambda item: item[1])
+        now_ns += passed_ns
+        for other, number in running.items():
+            left_ns[number] = max(0.0, left_ns[number] - passed_ns * speeds[other])
+        slowed_ns += passed_ns * (1 - speeds[Lane.COMPUTE])
+        ends_ns[running[lane]] = now_ns
+        places[lane] += 1
+    return Timeline(
+        ends_ns=tuple(end for end in ends_ns if end is not None),
+        work_ns={lane: sum(task.work_ns for task in tasks if task.lane is lane) for lane in Lane},
+        slowed_ns=slowed_ns,
+    )

@@ -4,7 +4,8 @@
 
 Two emulated hosts with two ranks each (gloo) and a model of 4 MiB that hardly computes: one study for each link, the
 same but for the link's rate. On a link without a limit two levels only add calls, on a slow one they send a third less
-over it. The exit status is 1 where a study recommends the other. Where network namespaces are not permitted, it says so.
+over it. The exit status is 1 where a study recommends the other. Where network namespaces are not permitted, it says
+so.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
-Two emulated hosts with two ranks each (gloo) and a model of 4 MiB that mostly sleeps: one study for each link, the same
-but for the link's rate. On a link without a limit two levels only add calls, on a slow one they send a third less over
-it. The exit status is 1 where a study recommends the other. Where network namespaces are not permitted, it says so.
+Two emulated hosts with two ranks each (gloo) and a model of 4 MiB that hardly computes: one study for each link, the
+same but for the link's rate. On a link without a limit two levels only add calls, on a slow one they send a third less
+over it. The exit status is 1 where a study recommends the other. Where network namespaces are not permitted, it says
+so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from stamp import hardware, stamp
+from stamp import ROOT, hardware, stamp
 from tuned import Tuned, tuned
 
 from tuner.errors import PlatformError
@@ -24,13 +25,13 @@ from tuner.hardware import NETWORKS_VARIABLE
 from tuner.network.emulated import emulated_hosts
 from tuner.records import Candidate, MeasureSettings, StudySettings
 
-WORKLOAD = "zoo:synthetic?features=590&load_ms=0&compute_ms=5"
+WORKLOAD = "benchmarks/workloads/large_table.py:LargeTable"
 GRADIENT_MIB = 4.0
 NUM_RANKS = 4
 ONLY = ("hierarchical_allreduce", "ddp_buckets")
 LINKS = {"unlimited": (None, 1), "500mbit": ("500mbit", 2)}
 """Rate, and the levels that are right for it."""
-MAX_TRIALS = 6
+MAX_TRIALS = 8
 """Enough for both to be tried; they, not the budget, end the search, or a busy machine would try fewer."""
 OTHERS_LOAD = 1000.0
 """The ranks of this and the kernel's work for the network take all cores of a small machine; trials take turns."""
@@ -55,7 +56,7 @@ def study(link: str, budget_s: float, seed: int) -> dict:
     with emulated_hosts(2, rate) as networks:
         os.environ[NETWORKS_VARIABLE] = ",".join(map(str, networks))
         try:
-            with tuned(WORKLOAD, settings, say=f"{link}: ") as found:
+            with tuned(f"{ROOT}/{WORKLOAD}", settings, say=f"{link}: ") as found:
                 levels = _levels(found.recommendation.candidate)
                 tried = {_levels(trial.candidate) for trial in found.store.trials(found.study.study_id)}
                 return {

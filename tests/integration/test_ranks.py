@@ -61,6 +61,7 @@ class TestTwoRanks:
         assert [rank.rank for rank in analysis.ranks] == [0, 1]
         assert {breakdown.rank for rank in analysis.ranks for breakdown in rank.breakdowns} == {0, 1}
         assert [wait.rank for wait in analysis.waits] == [0, 1]
+        assert analysis.clock_offsets_ns.keys() == {0, 1}, "all on the clock of the first"
         assert all(collective.skew_ns is not None for collective in analysis.collectives)
 
     def test_train_as_one_process_does(self, study: Prepared, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Looking at this machine, or at a workload on it, outside of a study."""
+"""Looking at this machine, the links between ranks on it, or a workload, outside of a study."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from pathlib import Path
 
 from service.running import chosen_level, isolated_runner
 from service.settings import Settings
+from tuner.errors import ChoiceError
+from tuner.protocols import ProgressListener, StudyStore
 from tuner.records import (
     DatasetFacts,
     Environment,
     ModelFacts,
     OptimizerFacts,
     SampleUnit,
+    Topology,
     WorkloadFacts,
 )
+from tuner.search.driver import LONGEST_LINKS_S
 from tuner.workloads.reference import format_reference, parse_reference
 
 
@@ -29,6 +33,54 @@ def look_here(workload: str | None, device: str | None) -> tuple[Environment, Wo
         ) as runner:
             environment = runner.describe()
             return environment, runner.inspect() if workload else workload_with_everything()
+
+
+def measure_links(
+    store: StudyStore,
+    *,
+    device: str | None,
+    num_ranks: int | None,
+    remeasure: bool,
+    listener: ProgressListener = lambda progress: None,
+) -> Topology:
+    """The links between ranks on this machine: those that the store knows, checked, or measured and recorded there.
+
+    Args:
+        num_ranks: None for one on every GPU; on a CPU two.
+        remeasure: Measure what is known anew.
+
+    Raises:
+        ChoiceError: A rank would be alone, or have no GPU.
+    """
+    environment, _ = look_here(None, device)
+    hardware = environment.hardware
+    num_gpus = len(hardware.devices) if hardware.device_kind == "cuda" else None
+    ranks = num_ranks or num_gpus or 2
+    if num_gpus is not None and ranks > num_gpus:
+        raise ChoiceError(f"--ranks {ranks}: there are {num_gpus} GPUs, one for each rank; --device cpu needs none")
+    if ranks < 2:
+        raise ChoiceError(
+            "one rank has nobody to exchange with: give --ranks 2, with --device cpu where there is one GPU"
+        )
+    known = None if remeasure else store.topology(hardware, ranks, environment.num_hosts)
+    settings = Settings()
+    with (
+        tempfile.TemporaryDirectory(prefix="steptune-") as folder,
+        isolated_runner(
+            workload="zoo:synthetic",
+            directory=Path(folder),
+            settings=settings,
+            level=chosen_level(settings),
+            device=hardware.device_kind,
+            num_ranks=ranks,
+            listener=listener,
+        ) as runner,
+    ):
+        topology = runner.measure_topology(hardware, known, LONGEST_LINKS_S)
+    assert topology is not None, "several ranks have links between them"
+    if topology != known:
+        store.save_topology(topology)
+    return topology
 
 
 def workload_with_everything() -> WorkloadFacts:

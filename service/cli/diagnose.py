@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from service.cli.console import errors, output, plain_table, print_json, say, settings_with
-from service.cli.options import AsJson, Device, ForeignLoad, Isolation, Python, Seed, WorkloadName
+from service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, WorkloadName
+from tuner.errors import ChoiceError
 from tuner.hardware import check_platform
 from tuner.records import MeasureSettings
 
@@ -83,9 +84,34 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    topology: Annotated[
+        bool,
+        typer.Option("--topology", help="Measure the links between ranks on this machine; they are kept for studies."),
+    ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="With --topology: so many ranks; default one on every GPU, on a CPU two.", show_default=False
+        ),
+    ] = None,
+    device: Device = None,
+    remeasure_links: Annotated[
+        bool, typer.Option("--remeasure-links", help="With --topology: measure anew what is known.")
+    ] = False,
+    database: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine offers, or what slows the network of a host or a run; status 1 where there is a problem."""
+    if topology:
+        from service.cli.topology import doctor_topology
+
+        if logs or network or root is not None:
+            raise ChoiceError("--topology measures this machine: leave --network, --root and logs to another call")
+        check_platform()
+        doctor_topology(num_ranks=ranks, device=device, database=database, remeasure=remeasure_links, as_json=as_json)
+        return
+    if ranks is not None or remeasure_links:
+        raise ChoiceError("--ranks and --remeasure-links are for measuring links: add --topology")
     if logs or network or root is not None:
         from service.cli.network import doctor_network
 

@@ -1,5 +1,6 @@
 """Ranks that a launcher dealt out to hosts in turn: what Steptune makes of them goes host by host."""
 
+import warnings
 from unittest.mock import patch
 
 import pytest
@@ -7,6 +8,7 @@ import torch.distributed as dist
 from rank_jobs import build, train, train_alone
 from tiny_workloads import Everything
 
+from tuner.export.apply import check_order
 from tuner.training.hosts import make_levels, ring_group
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -42,6 +44,22 @@ def test_groups_go_host_by_host(ranks):
         (whole, [0, 2], [2, 3]),
         (whole, [1, 3], [2, 3]),
     ]
+
+
+def warned(rank):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_order(rank, "gloo")
+    return [str(warning.message) for warning in caught if warning.category is UserWarning]
+
+
+def test_who_applies_a_recommendation_is_told_once(ranks):
+    first, *others = ranks.run(4, dealt_out, warned)
+    assert len(first) == 1
+    assert "are on hosts 0, 1, 0, 1: a ring in this order leaves a host 2 times" in first[0]
+    assert "--distribution=block" in first[0]
+    assert others == [[], [], []]
+    assert ranks.run(4, warned) == [[]] * 4
 
 
 def test_ranks_in_order_keep_the_default_group(ranks):

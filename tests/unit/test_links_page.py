@@ -72,7 +72,7 @@ class TestPage:
         page = page_of(sample_topology())
         assert "How fast do its ranks exchange?" in page
         assert "141 GB/s" in page
-        assert "3.13 GB/s" in page
+        assert "3.12 GB/s" in page
         assert '"links"' in page
         assert "All 27 messages that were timed" in page
 

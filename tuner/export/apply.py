@@ -13,11 +13,14 @@ import msgspec
 from tuner.errors import ChoiceError, RecommendationError
 from tuner.export.native import load_recommendation
 from tuner.hardware import default_device, describe_hardware
+from tuner.network.finding import Level
+from tuner.network.rank_order import examine_order
 from tuner.records import Choice, HardwareProfile, Recommendation
 from tuner.strategies import STRATEGIES, strategy_named
 from tuner.strategies.composition import make_plan
 from tuner.strategies.dataset_cache import CachedDataset
 from tuner.training.assemble import assemble
+from tuner.training.hosts import host_of_ranks
 from tuner.workloads.workload import Workload, validate
 
 if TYPE_CHECKING:
@@ -67,7 +70,8 @@ def apply(
 
     Warns:
         UserWarning: torch or the hardware differ from what was measured, a variable of
-            `launch_environment` is not set, or several processes run without torch.distributed.
+            `launch_environment` is not set, several processes run without torch.distributed, or ranks are dealt out to
+            hosts in turn.
     """
     recommendation = _loaded(recommendation)
     rank, num_ranks = _place()
@@ -76,6 +80,8 @@ def apply(
     target = _device(device, recommendation.hardware, num_ranks)
     _check_machine(recommendation.hardware, target.type)
     _check_environment(recommendation)
+    if num_ranks > 1:
+        check_order(rank, "nccl" if target.type == "cuda" else "gloo")
     _settle(workload, directory, choices, num_ranks)
     with warnings.catch_warnings():
         # PyTorch's guess that there are too many workers: theirs was measured.
@@ -175,6 +181,13 @@ def _check_environment(recommendation: Recommendation) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def check_order(rank: int, backend: str) -> None:
+    """Every rank calls it; the first says what rings over interleaved ranks cost where Steptune does not make them."""
+    finding = examine_order(host_of_ranks(), backend)
+    if rank == 0 and finding.level is not Level.OK:
+        warnings.warn(f"{finding.found}: {finding.effect}. {finding.fix}", UserWarning, stacklevel=3)
 
 
 # --- this process -----------------------------------------------------------------------------

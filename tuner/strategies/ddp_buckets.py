@@ -24,7 +24,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.reduction import SLACK, Reduction, reduction, saved
+from tuner.strategies.reduction import Reduction, most_saved, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -138,7 +138,7 @@ class DdpBuckets(Strategy):
         if now is None or then is None:
             return removable(situation, Category.COMMUNICATION)
         hidden = Reduction(total_ns=then.last_ns, last_ns=then.last_ns)
-        return saved(situation, now, hidden, slack=SLACK)
+        return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Of other sizes: fewer calls, or a shorter last bucket. Of the rest nothing is known beforehand."""

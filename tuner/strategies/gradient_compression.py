@@ -33,7 +33,7 @@ from tuner.strategies.base import (
     Unsupported,
     needs_ranks,
 )
-from tuner.strategies.reduction import SLACK, reduction, saved
+from tuner.strategies.reduction import most_saved, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -111,7 +111,7 @@ class GradientCompression(Strategy):
         today, then = reduction(situation), reduction(situation, gradient_compression=choice)
         if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
             return removable(situation, Category.COMMUNICATION)
-        return saved(situation, today, then, slack=SLACK)
+        return most_saved(situation, today, then)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Without what compressing takes."""

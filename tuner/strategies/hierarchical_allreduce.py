@@ -5,8 +5,8 @@ between hosts, and gathers the parts inside. See `tuner.training.hierarchy`. Gra
 between hosts only.
 
 Helps: several hosts with a slow network between them, above all where it is latency or the number of connections that
-is slow, or where ranks are numbered so that neighbours are on different hosts. Hurts: three collectives in place of
-one; a library that knows the topology already saves most of the volume.
+is slow. Hurts: three collectives in place of one, and two copies of a bucket; a library that knows the topology already
+saves most of the volume.
 
 Numerics: `rounding`. Equal to a flat all-reduce but for the order of additions.
 
@@ -22,7 +22,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.reduction import SLACK, reduction, saved
+from tuner.strategies.reduction import most_saved, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -67,7 +67,7 @@ class HierarchicalAllreduce(Strategy):
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
         if today is None or then is None:
             return removable(situation, Category.COMMUNICATION)
-        return saved(situation, today, then, slack=SLACK)
+        return most_saved(situation, today, then)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)

@@ -1,0 +1,28 @@
+"""`steptune doctor --topology`: the links between ranks of this machine."""
+
+from tuner.hardware import HOSTS_VARIABLE
+
+
+def test_links_are_measured_shown_and_kept(inside):
+    """A second call checks what the first has recorded, in the same database."""
+    out = inside("doctor", "--topology", "--device", "cpu").out
+    assert "inside a host" in out
+    assert "loopback" in out
+    assert "order of ranks: 2 ranks on one host" in out
+    found = inside("doctor", "--topology", "--device", "cpu", "--json").json
+    assert found["order"]["level"] == "ok"
+    assert found["topology"]["host_of_rank"] == [0, 0]
+    assert {timing["num_ranks"] for timing in found["topology"]["inside"]["timings"]} == {2}
+
+
+def test_emulated_hosts_have_a_network_between_them(inside):
+    out = inside(
+        "doctor", "--topology", "--ranks", "4", "--device", "cpu", "--remeasure-links", variables={HOSTS_VARIABLE: "2"}
+    ).out
+    assert "between hosts" in out
+    assert "emulated network" in out
+
+
+def test_what_does_not_belong_together_is_refused(inside):
+    assert "--topology measures this machine" in inside("doctor", "--topology", "--network", status=1).error
+    assert "add --topology" in inside("doctor", "--ranks", "2", status=1).error

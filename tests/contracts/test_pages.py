@@ -9,6 +9,8 @@ import pytest
 from api_builders import Served, fill, served, sqlite_url
 from msgspec.structs import replace
 from page_builders import put, stories
+from predictions import profile_of, result_of, study_of, topology_of
+from report_builders import make_trials
 
 from dashboards.site import PLOTLY, asset_file, asset_names
 from service.connections import create_engine_for
@@ -16,6 +18,7 @@ from service.pages import PAGES, ROUTERS
 from service.queries.fleet import fleet_parts, fleet_studies
 from service.queries.study_list import ListQuery, list_page
 from service.store import SqlStudyStore
+from tuner.records import BASELINE, Candidate
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -164,6 +167,51 @@ class TestComparing:
     def test_those_of_others_are_not_there(self, service):
         _, trial_ids = service.filled
         assert get(service, f"/compare?a={trial_ids[0]}&b={trial_ids[0]}", user="eve").status_code == 404
+
+
+@pytest.fixture(scope="module")
+def ranks_study(service) -> str:
+    """Of a study of two ranks that were measured two ways."""
+    bf16 = Candidate(choices={"gradient_compression": {"method": "bf16"}})
+    exposed_ns = 9_000_000
+    results = [
+        result_of("a", BASELINE, 79_000_000, num_ranks=2, breakdown=profile_of(exposed_ns)),
+        result_of("b", bf16, 80_000_000, num_ranks=2),
+    ]
+    story = (study_of(2, topology=topology_of((0, 0))), make_trials(results), (), None)
+    store = SqlStudyStore(service.services.engine)
+    return put(store, story, owner_id=service.user_id("ada"))[0]
+
+
+class TestScaling:
+    def test_curves_and_all_ways_are_shown(self, service, ranks_study):
+        answer = get(service, f"/studies/{ranks_study}/scaling?hosts=4&network=25gbps&latency=20us")
+        assert answer.status_code == 200
+        for part in ("step_times", "throughput", "efficiency"):
+            assert f'data-figure="{part}"' in answer.text
+        for part in (
+            "ZeRO-1",
+            "two levels",
+            "bf16",
+            "How does it scale?",
+            "median error",
+            "4 ranks and emulated links",
+        ):
+            assert part in answer.text
+        assert 'value="25gbps"' in answer.text
+
+    def test_a_study_leads_there(self, service, ranks_study):
+        assert f'href="/studies/{ranks_study}/scaling"' in get(service, f"/studies/{ranks_study}").text
+
+    def test_what_is_missing_is_asked_for(self, service, ranks_study):
+        for query, said in (("devices=8&inside=fast", "not a bandwidth"), ("network=&hosts=2", "--network 25gbps")):
+            text = get(service, f"/studies/{ranks_study}/scaling?{query}").text
+            assert "This cannot be predicted" in text
+            assert said in text
+
+    def test_nonsense_is_no_page(self, service, ranks_study):
+        for query in ("hosts=0", "hosts=999999", "devices=-1", "network=%3Cscript%3E"):
+            assert get(service, f"/studies/{ranks_study}/scaling?{query}").status_code == 404
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.quantities import parse_bytes, parse_duration_s
+from service.quantities import parse_bandwidth, parse_bytes, parse_duration_s, parse_latency_ns
 from tuner.errors import BudgetError, ChoiceError
 
 
@@ -69,3 +69,37 @@ def test_what_is_no_size_is_refused_with_the_way_out(text: str) -> None:
     with pytest.raises(ChoiceError, match="is not a size: write bytes, or 512m, or 8g") as error:
         parse_bytes(text)
     assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("25gbps", 3.125e9),
+        ("25Gbit/s", 3.125e9),
+        ("400GBps", 4e11),
+        ("3.1 GB/s", 3.1e9),
+        ("100mbps", 1.25e7),
+        ("8bps", 1),
+    ],
+)
+def test_bandwidths_are_of_bits_or_bytes(text: str, bytes_per_s: float) -> None:
+    assert parse_bandwidth(text) == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize("text", ["", "25", "25g", "fast", "-1gbps", "0gbps", "25 gigabit", "1e9bps"])
+def test_what_is_no_bandwidth_is_refused_with_the_way_out(text: str) -> None:
+    with pytest.raises(ChoiceError, match="write bits as 25gbps, or bytes as 400GBps"):
+        parse_bandwidth(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"), [("20us", 20_000), ("20 µs", 20_000), ("0.1ms", 100_000), ("500ns", 500), ("0us", 0)]
+)
+def test_latencies(text: str, nanoseconds: float) -> None:
+    assert parse_latency_ns(text) == pytest.approx(nanoseconds)
+
+
+@pytest.mark.parametrize("text", ["", "20", "-1us", "1h", "soon"])
+def test_what_is_no_latency_is_refused_with_the_way_out(text: str) -> None:
+    with pytest.raises(ChoiceError, match="write 20us, or"):
+        parse_latency_ns(text)

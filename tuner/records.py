@@ -272,6 +272,10 @@ class ModelFacts(Record):
     """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
     unaligned_flops: dict[str, float] = {}
     """Their share of `flops_per_step`."""
+    tensor_units: int = 0
+    """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
+    tensor_refusal: str = ""
+    """Why it is not."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
 

@@ -14,6 +14,7 @@ from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
 from tuner.training.experts import offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
+from tuner.training.mesh.tensor import shareable_units
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.trials.failures import is_out_of_memory
 
@@ -84,6 +85,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     job.optimizer.zero_grad(set_to_none=True)
     blocks = list(job.workload.blocks(job.model))
     state = list(job.model.parameters())
+    tensor_units, tensor_refusal = shareable_units(blocks)
     facts = ModelFacts(
         num_parameters=sum(p.numel() for p in state),
         parameter_bytes=sum(p.numel() * p.element_size() for p in state),
@@ -102,6 +104,8 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         flops_per_step=pieces * int(counter.get_total_flops()),
         unaligned_linears=unaligned.layers,
         unaligned_flops=unaligned.shares(counter.get_total_flops()),
+        tensor_units=tensor_units,
+        tensor_refusal=tensor_refusal,
         has_class_token=job.workload.class_token(job.model) is not None,
     )
     return ModelLook(

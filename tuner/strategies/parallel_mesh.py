@@ -1,0 +1,122 @@
+"""parallel_mesh: one model laid over several ranks, by products, by layers or by experts, beside data parallelism.
+
+Mechanism: the ranks are a grid of the degrees below; those left over are data-parallel replicas, by DDP.
+`tensor`: each rank has some heads of every attention and some inner columns of every feed-forward layer, and activations
+are summed over the ranks twice a block, forward and backward.
+
+Helps: memory, where a model and its optimizer's states fit on no single device; small batches of large models. Hurts:
+tensor parallelism sends activations in every block, which needs the links inside a host.
+
+Numerics: `rounding`. The same products, added in another order; sums over ranks are made in FP32.
+
+Sources: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053; Huang et al., "GPipe" (2018), arXiv 1811.06965;
+https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from tuner.training.flat_parameters import ELEMENT_WISE
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+AXES = ("tensor",)
+
+
+class ParallelMesh(Strategy):
+    name = "parallel_mesh"
+    summary = "one model over several ranks: heads and columns of every block shared out"
+    defaults: ClassVar[Choice] = {"tensor": 1}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"tensor": (range(1, 1025),)}
+    attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    usual_realisation = 0.1
+    recompiles = True
+    memory = True
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        inside = environment.num_ranks // max(1, environment.num_hosts)
+        degrees = [degree for degree in range(2, inside + 1) if inside % degree == 0]
+        tensor = [{"tensor": degree} for degree in degrees if workload.model.tensor_units % degree == 0]
+        return (*(self.completed(choice) for choice in tensor if workload.model.tensor_units), dict(self.defaults))
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice == self.neutral(workload):
+            return Supported()
+        alone = needs_ranks(environment)
+        if isinstance(alone, Unsupported) or choice == self.defaults:
+            return alone
+        ranks, needed = environment.num_ranks, model_ranks(choice)
+        if ranks % needed:
+            return Unsupported(f"{ranks} ranks are no whole number of replicas of {needed}")
+        if workload.custom_step:
+            return Unsupported("the workload has its own training_step, which sees parts of the model")
+        if not workload.batch_splittable or workload.varying_shapes:
+            return Unsupported("ranks put their shares of a batch together, whose tensors have to be of one shape")
+        if workload.model.has_batch_statistics:
+            return Unsupported("batch normalisation would see the statistics of other batches")
+        optimizer = workload.optimizer
+        if not optimizer.module.startswith("torch.optim") or optimizer.name not in ELEMENT_WISE:
+            return Unsupported(
+                f"whether {optimizer.name} treats every element alike is not known, and a rank has parts"
+            )
+        return self._supports_tensor(int(choice["tensor"] or 1), environment, workload)
+
+    def _supports_tensor(self, degree: int, environment: Environment, workload: WorkloadFacts) -> Support:
+        if degree == 1:
+            return Supported()
+        units = workload.model.tensor_units
+        if not units:
+            return Unsupported(f"the model's products cannot be shared out: {workload.model.tensor_refusal}")
+        if units % degree:
+            return Unsupported(f"{degree} ranks cannot share {units} heads or inner columns evenly")
+        inside = environment.num_ranks // max(1, environment.num_hosts)
+        if degree > inside or inside % degree:
+            return Unsupported(f"activations are summed inside a host, which has {inside} ranks, not {degree}")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice == self.defaults:
+            return
+        from tuner.training.plan import MeshArguments
+
+        plan.wrap.mesh = MeshArguments(tensor=int(choice["tensor"] or 1))
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """Exposed communication, and the update but for a rank's own share of it; compute stays what it is."""
+        shared = 1 - 1 / model_ranks(choice)
+        update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+        return min(1.0, removable(situation, Category.COMMUNICATION) + shared * update)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """The axes of the mesh, and the share of the parameters that this rank has."""
+        return job.mesh.description() if job.mesh else {axis: 1 for axis in AXES}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        effect = super().took_effect(evidence, {axis: choice[axis] for axis in AXES})
+        if not effect.took or model_ranks(choice) == 1:
+            return effect
+        share = evidence.get("share", 1.0)
+        return Effect(
+            strategy=self.name, took=share < 1.0, detail=f"a rank has {share:.0%} of the parameters; {_axes(choice)}"
+        )
+
+
+def model_ranks(choice: Choice) -> int:
+    """Ranks that hold one model together."""
+    return math.prod(int(choice[axis] or 1) for axis in AXES)
+
+
+def _axes(choice: Choice) -> str:
+    return ", ".join(f"{choice[axis]} {axis}" for axis in AXES if choice[axis] != 1)

@@ -276,6 +276,8 @@ class ModelFacts(Record):
     """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
     tensor_refusal: str = ""
     """Why it is not."""
+    chain_refusal: str = ""
+    """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
 

@@ -77,3 +77,17 @@ class TestTensor:
     @pytest.mark.parametrize("workload", [Gpt2, Bert, Vit, Clipped])
     def test_is_the_training_of_one_process(self, ranks: Ranks, workload: type) -> None:
         check(ranks.run(2, train, workload, mesh(tensor=2)), train_alone(workload))
+
+
+SCHEDULES = [
+    {"schedule": "gpipe", "micro_batches": 2},
+    {"schedule": "1f1b", "micro_batches": 4},
+    {"schedule": "interleaved", "micro_batches": 4},
+]
+each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda choice: choice["schedule"])
+
+
+class TestPipeline:
+    @each_schedule
+    def test_is_the_training_of_one_process(self, ranks: Ranks, schedule: dict[str, Any]) -> None:
+        check(ranks.run(2, train, Gpt2, mesh(pipeline=2, **schedule)), train_alone(Gpt2))

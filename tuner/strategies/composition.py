@@ -212,6 +212,18 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="a rank's parts are those of the mesh already, which are not laid over further ranks",
     ),
     Conflict(
+        strategies=("parallel_mesh", "micro_batch"),
+        applies=lambda c, e, w: c["parallel_mesh"]["pipeline"] != 1 and c["micro_batch"]["num_micro_batches"] != 1,
+        reason="a pipeline has micro-batches of its own",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "activation_compression"),
+        applies=lambda c, e, w: (
+            c["parallel_mesh"]["pipeline"] != 1 and c["activation_compression"]["kept_as"] is not None
+        ),
+        reason="stages send what others would unpack",
+    ),
+    Conflict(
         strategies=("parallel_mesh", "precision"),
         applies=lambda c, e, w: _meshed(c) and c["precision"]["dtype"] == "float16",
         reason="a loss scaler would have to skip a step on all ranks or on none, which is not offered: use bfloat16",
@@ -318,6 +330,12 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
         applies=lambda c: c["sharding"]["mode"] in FSDP,
         reason="FSDP has no buckets",
+    ),
+    Meaningless(
+        strategy="parallel_mesh",
+        parameters=("schedule", "micro_batches"),
+        applies=lambda c: c["parallel_mesh"]["pipeline"] == 1,
+        reason="there is no pipeline",
     ),
     Meaningless(
         strategy="nccl_settings",

@@ -29,30 +29,63 @@ if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
 
-AXES = ("tensor",)
+AXES = ("pipeline", "tensor")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+PER_STAGE = (4, 2, 1)
+"""Micro-batches tried, for each rank of the pipeline: the more, the less is lost to filling and draining it."""
 
 
 class ParallelMesh(Strategy):
     name = "parallel_mesh"
-    summary = "one model over several ranks: heads and columns of every block shared out"
-    defaults: ClassVar[Choice] = {"tensor": 1}
-    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"tensor": (range(1, 1025),)}
+    summary = "one model over several ranks: its layers in a pipeline, its heads and columns shared out"
+    defaults: ClassVar[Choice] = {"pipeline": 1, "tensor": 1, "schedule": "1f1b", "micro_batches": 8}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "pipeline": (range(1, 1025),),
+        "tensor": (range(1, 1025),),
+        "schedule": SCHEDULES,
+        "micro_batches": (range(1, 65537),),
+    }
     attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.1
     recompiles = True
     memory = True
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        inside = environment.num_ranks // max(1, environment.num_hosts)
-        degrees = [degree for degree in range(2, inside + 1) if inside % degree == 0]
-        tensor = [{"tensor": degree} for degree in degrees if workload.model.tensor_units % degree == 0]
-        return (*(self.completed(choice) for choice in tensor if workload.model.tensor_units), dict(self.defaults))
+        ranks = environment.num_ranks
+        inside = ranks // max(1, environment.num_hosts)
+        units = workload.model.tensor_units
+        tensor = [degree for degree in _divisors(inside) if degree > 1 and units and units % degree == 0]
+        pipeline = [degree for degree in _divisors(ranks) if 1 < degree <= workload.model.num_blocks]
+        found: list[Choice] = [{"tensor": degree} for degree in tensor]
+        found += [choice for degree in pipeline for choice in self._pipelines(degree, ranks, workload)]
+        found += [
+            {**choice, "tensor": shared}
+            for degree in pipeline
+            for shared in tensor
+            if degree * shared <= ranks and ranks % (degree * shared) == 0
+            for choice in self._pipelines(degree, ranks // shared, workload)[:1]
+        ]
+        return tuple(self.completed(choice) for choice in [*found, {}])
+
+    def _pipelines(self, degree: int, ranks: int, workload: WorkloadFacts) -> list[Choice]:
+        """Every schedule with as many micro-batches as divide a replica's batch."""
+        batch = workload.global_batch * degree // ranks
+        counts = [degree * times for times in PER_STAGE if batch % (degree * times) == 0][:2]
+        found: list[Choice] = [
+            {"pipeline": degree, "schedule": "1f1b", "micro_batches": count} for count in counts
+        ]
+        for schedule in SCHEDULES[1:]:
+            deep = workload.model.num_blocks >= 2 * degree or schedule == "gpipe"
+            found += [
+                {"pipeline": degree, "schedule": schedule, "micro_batches": count} for count in counts[:1] if deep
+            ]
+        return found
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice == self.neutral(workload):
             return Supported()
         alone = needs_ranks(environment)
-        if isinstance(alone, Unsupported) or choice == self.defaults:
+        if isinstance(alone, Unsupported) or model_ranks(choice) == 1:
             return alone
         ranks, needed = environment.num_ranks, model_ranks(choice)
         if ranks % needed:
@@ -68,7 +101,29 @@ class ParallelMesh(Strategy):
             return Unsupported(
                 f"whether {optimizer.name} treats every element alike is not known, and a rank has parts"
             )
+        support = self._supports_pipeline(choice, environment, workload)
+        if isinstance(support, Unsupported):
+            return support
         return self._supports_tensor(int(choice["tensor"] or 1), environment, workload)
+
+    def _supports_pipeline(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        degree, pieces = int(choice["pipeline"] or 1), int(choice["micro_batches"] or 1)
+        if degree == 1:
+            return Supported()
+        chunks = 2 if choice["schedule"] == "interleaved" else 1
+        blocks = workload.model.num_blocks
+        if blocks < degree * chunks:
+            return Unsupported(f"{blocks} repeated blocks are too few for {degree * chunks} stages")
+        if workload.model.chain_refusal:
+            return Unsupported(f"the model cannot be cut between its blocks: {workload.model.chain_refusal}")
+        if pieces < degree:
+            return Unsupported(f"{pieces} micro-batches would never keep {degree} ranks at work at once")
+        if chunks > 1 and pieces % degree:
+            return Unsupported(f"interleaved stages take micro-batches in rounds of {degree}, not {pieces}")
+        batch = workload.global_batch * model_ranks(choice) // environment.num_ranks
+        if batch % pieces:
+            return Unsupported(f"the {batch} samples of a replica are no {pieces} micro-batches of one size")
+        return Supported()
 
     def _supports_tensor(self, degree: int, environment: Environment, workload: WorkloadFacts) -> Support:
         if degree == 1:
@@ -87,11 +142,16 @@ class ParallelMesh(Strategy):
         return Numerics.ROUNDING
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        if choice == self.defaults:
+        if model_ranks(choice) == 1:
             return
         from tuner.training.plan import MeshArguments
 
-        plan.wrap.mesh = MeshArguments(tensor=int(choice["tensor"] or 1))
+        plan.wrap.mesh = MeshArguments(
+            pipeline=int(choice["pipeline"] or 1),
+            tensor=int(choice["tensor"] or 1),
+            schedule=str(choice["schedule"]),
+            num_micro_batches=int(choice["micro_batches"] or 1),
+        )
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         """Exposed communication, and the update but for a rank's own share of it; compute stays what it is."""
@@ -120,3 +180,7 @@ def model_ranks(choice: Choice) -> int:
 
 def _axes(choice: Choice) -> str:
     return ", ".join(f"{choice[axis]} {axis}" for axis in AXES if choice[axis] != 1)
+
+
+def _divisors(number: int) -> list[int]:
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

@@ -79,7 +79,7 @@ def assemble(
     # 6. Wrapped once, from the collected arguments; gradients are averaged from here on.
     mesh = None
     if num_ranks > 1 and plan.wrap.mesh is not None:
-        mesh, model = lay_over_mesh(model, workload, plan, device)
+        mesh, model = lay_over_mesh(model, workload, plan, device, make_dataset or workload.dataset)
     elif num_ranks > 1:
         model = _wrapped(model, workload, plan, device)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
+from tuner.training.forward_contexts import forward_contexts
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
@@ -110,16 +111,9 @@ class TrainingJob:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a batch that is on the device, in the plan's precision."""
-        import torch
-
-        with ExitStack() as stack:
-            for context in self.plan.step.contexts:
-                stack.enter_context(context())
-            if self.plan.step.autocast_dtype:
-                dtype = getattr(torch, self.plan.step.autocast_dtype)
-                # A graph would hold casts of weights that the cache made before it was recorded.
-                cached = None if self.captured is None else False
-                stack.enter_context(torch.autocast(self.device.type, dtype=dtype, cache_enabled=cached))
+        # A graph would hold casts of weights that the cache made before it was recorded.
+        cached = None if self.captured is None else False
+        with forward_contexts(self.plan, self.device, cache_casts=cached):
             loss = self.workload.loss(self.model, batch)
             self.formats.look(loss, self.device)
             return loss
@@ -148,6 +142,8 @@ class TrainingJob:
 
     def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
         """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
+        if self.mesh and self.mesh.pipeline:
+            return self.mesh.pipeline.pieces(self.workload, batch)
         count = self.plan.step.num_micro_batches
         count = min(count, batch_length(batch) or count)
         return ([batch], [1.0]) if count == 1 else split_batch(self.workload, batch, count)
@@ -158,6 +154,8 @@ class TrainingJob:
         Returns:
             The loss of the whole batch, detached.
         """
+        if self.mesh and self.mesh.pipeline:
+            return self.mesh.pipeline.forward_backward(self.loss, pieces, weights)
         self.num_pieces = max(len(pieces), self.num_pieces or 0)
         if len(pieces) == 1:
             loss = self.loss(pieces[0])
@@ -181,6 +179,8 @@ class TrainingJob:
 
     def finish_gradients(self) -> None:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
+        if self.mesh:
+            self.mesh.finish_gradients(self.parameters())
         if self.masters:
             self.masters.take_gradients()
         if self._flat:

@@ -14,6 +14,7 @@ from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
 from tuner.training.experts import offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
+from tuner.training.mesh.chain import chain_refusal
 from tuner.training.mesh.tensor import shareable_units
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.trials.failures import is_out_of_memory
@@ -85,6 +86,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     job.optimizer.zero_grad(set_to_none=True)
     blocks = list(job.workload.blocks(job.model))
     state = list(job.model.parameters())
+    chained = len(blocks) > 1 and not job.workload.has_custom_step
     tensor_units, tensor_refusal = shareable_units(blocks)
     facts = ModelFacts(
         num_parameters=sum(p.numel() for p in state),
@@ -106,6 +108,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         unaligned_flops=unaligned.shares(counter.get_total_flops()),
         tensor_units=tensor_units,
         tensor_refusal=tensor_refusal,
+        chain_refusal=chain_refusal(job.model, blocks, lambda: job.loss(on_device)) if chained else "",
         has_class_token=job.workload.class_token(job.model) is not None,
     )
     return ModelLook(

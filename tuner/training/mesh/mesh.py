@@ -7,14 +7,20 @@ compute on the same samples, augmented and transformed once. Nothing else of the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import UnsupportedHere
+from tuner.training.forward_contexts import forward_contexts
 from tuner.training.initial_state import named_state
+from tuner.training.mesh.chain import Chain
+from tuner.training.mesh.gradients import sum_over
 from tuner.training.mesh.parts import Cut, Held, Replica
+from tuner.training.mesh.pipeline import Pipeline, unchanged_generators
 from tuner.training.mesh.shares import Shares, shares_are_even
+from tuner.training.mesh.staging import cut_chain, first_piece, keep_own, ranks_of_parameters
 from tuner.training.mesh.tensor import share_out, splits_of
+from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
@@ -53,63 +59,122 @@ class Mesh:
         self.pipeline_group = _group(grid.movedim(0, -1))
         self.replica_group = _group(grid.movedim(1, 0).flatten(1))
         self.data_group = _group(grid.movedim(1, -1)) if self.degrees["data"] > 1 else None
+        # The first and the last stage, which may share a parameter.
+        self._ends_group = _group(grid.movedim(0, -1)[..., [0, -1]]) if arguments.pipeline > 1 else None
+        self.pipeline: Pipeline | None = None
         self.replica: Replica | None = None
-        self.shares: Shares | None = None
+        self._shares: Shares | None = None
         self._names: dict[int, str] = {}
         self._state_names: list[str] = []
+        self._trained: list[str] = []
+        self._tied: set[str] = set()
 
     # --- building -----------------------------------------------------------------------------
 
-    def lay_out(self, model: torch.nn.Module, workload: Workload, plan: Plan) -> None:
-        """Leaves on this rank its parts, those that the first rank's model has."""
+    def lay_out(
+        self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]
+    ) -> None:
+        """Leaves on this rank its parts of the model, which becomes the first rank's."""
         import torch.distributed as dist
 
         for _, tensor in named_state(model):
             dist.broadcast(tensor.detach(), src=0)
         self._state_names = list(model.state_dict())
+        self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         shapes = {name: tuple(tensor.shape) for name, tensor in _all_names(model)}
         cuts: dict[int, Cut] = {}
         if self.arguments.tensor > 1:
             cuts |= share_out(splits_of(workload.blocks(model)), self.tensor_group)
-        self._hold(model, shapes, cuts)
-        even = shares_are_even(workload, plan, dist.get_world_size())
-        self.shares = Shares(group=self.replica_group, even=even)
-
-    def _hold(
-        self, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], cuts: Mapping[int, Cut]
-    ) -> None:
-        """Notes where everything is."""
-        import torch.distributed as dist
-
-        size = dist.get_world_size(self.replica_group)
+        cut_names = {name: cuts[id(tensor)] for name, tensor in _all_names(model) if id(tensor) in cuts}
+        dtypes = {name: tensor.dtype for name, tensor in _all_names(model)}
+        on_ranks: dict[str, tuple[int, ...]] = {}
+        if self.arguments.pipeline > 1:
+            on_ranks = self._lay_pipeline(model, workload, plan, make_dataset)
         held = {}
-        for name, tensor in _all_names(model):
-            cut = cuts.get(id(tensor))
-            held[name] = Held(
-                shape=shapes[name],
-                dtype=tensor.dtype,
-                holders=tuple(range(size)) if cut else (0,),
-                copies=1 if cut else size,
-                cut=cut,
-            )
+        for name, shape in shapes.items():
+            ranks, cut = on_ranks.get(name), cut_names.get(name)
+            held[name] = self._held(shape, dtypes[name], cut, ranks or range(self.arguments.pipeline))
         self.replica = Replica(self.replica_group, held, self.device)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        even = shares_are_even(workload, plan, dist.get_world_size())
+        self._shares = Shares(group=self.replica_group, even=even)
+
+    def _held(
+        self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None, pipeline_ranks: Sequence[int]
+    ) -> Held:
+        tensor = self.arguments.tensor
+        first = pipeline_ranks[0] * tensor
+        return Held(
+            shape=shape,
+            dtype=dtype,
+            holders=tuple(range(first, first + tensor)) if cut else (first,),
+            ranks=tuple(rank * tensor + place for rank in pipeline_ranks for place in range(tensor)),
+            copies=len(pipeline_ranks) * (1 if cut else tensor),
+            cut=cut,
+        )
+
+    def _lay_pipeline(
+        self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Cuts the blocks into stages and keeps this rank's.
+
+        Returns:
+            On which ranks of the pipeline each parameter is trained.
+        """
+        arguments, data = self.arguments, self.degrees["data"]
+        length = max(1, workload.global_batch * plan.batches.factor // data // arguments.num_micro_batches)
+        with unchanged_generators(self.device):
+            piece = first_piece(workload, plan, make_dataset(), length, self.device)
+
+        def loss() -> torch.Tensor:
+            with forward_contexts(plan, self.device):
+                return workload.loss(model, piece)
+
+        chain = Chain(model, workload.blocks(model))
+        with unchanged_generators(self.device):
+            stages, examined = cut_chain(chain, loss, arguments, self.device)
+        on_ranks = ranks_of_parameters(chain, examined, stages)
+        self._tied = {name for name, ranks in on_ranks.items() if len(ranks) > 1}
+        keep_own(chain, examined, stages, on_ranks, self.pipeline_group)
+        self.pipeline = Pipeline(
+            chain,
+            stages,
+            examined.dtypes,
+            schedule=arguments.schedule,
+            piece_length=length,
+            group=self.pipeline_group,
+            device=self.device,
+        )
+        return on_ranks
 
     def description(self) -> dict[str, Any]:
         """The axes, and the share of the parameters that this rank has."""
         assert self.replica is not None
-        wholes = {name: math.prod(self.replica.held[name].shape) for name in self._names.values()}
-        own = sum(math.prod(self.replica.own_shape(name)) for name in wholes)
-        return {**self.degrees, "share": own / sum(wholes.values())}
+        held = self.replica.held
+        total = sum(math.prod(held[name].shape) for name in self._trained)
+        own = sum(math.prod(self.replica.own_shape(name)) for name in self._trained if self.replica.has(name))
+        stages = self.pipeline.stages.starts if self.pipeline else ()
+        return {**self.degrees, "share": own / total, "stages": list(stages)}
 
     # --- the batch ----------------------------------------------------------------------------
 
     def gathered(self, batch: Any) -> Any:
         """The shares of all ranks of the replica."""
-        assert self.shares is not None
-        return self.shares.together(batch)
+        assert self._shares is not None
+        return self._shares.together(batch)
 
     # --- gradients ----------------------------------------------------------------------------
+
+    def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Brings together what DDP does not: gradients of stages over replicas, and of both ends of a pipeline."""
+        if self.pipeline is None:
+            return
+        trained = [(self._names[id(p)], p.grad) for p in parameters if p.grad is not None]
+        if self.data_group is not None:
+            sum_over([gradient for _, gradient in trained], self.data_group, divisor=self.degrees["data"])
+        tied = [gradient for name, gradient in trained if name in self._tied]
+        if tied:
+            sum_over(tied, self._ends_group)
 
     def total_norm(self, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
         """Of the gradients of the whole model."""
@@ -132,53 +197,65 @@ class Mesh:
     def whole_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Those that are trained, one after the other; every rank goes through all of them."""
         assert self.replica is not None
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                yield name, self.replica.whole(name, parameter)
+        own = dict(model.named_parameters())
+        for name in self._trained:
+            yield name, self.replica.whole(name, own.get(name))
 
     def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """As an optimizer over whole parameters has it; every rank calls it and gets all."""
+        """As an optimizer over whole parameters has it, on the CPU; every rank calls it and gets all."""
         assert self.replica is not None
-        state = optimizer.state_dict()
-        numbers = self._numbers(optimizer)
-        for number, values in state["state"].items():
-            name = numbers[number]
-            part = self.replica.own_shape(name)
-            state["state"][number] = {
-                key: self.replica.whole(name, value, of=value.dtype) if getattr(value, "shape", None) == part else value
-                for key, value in values.items()
-            }
-        return state
+        own_groups, state = self._group_names(optimizer), optimizer.state_dict()
+        own = dict(zip((name for names in own_groups for name in names), _in_order(state), strict=True))
+        groups = self._whole_groups(own_groups)
+        numbers = {name: number for number, name in enumerate(name for names in groups for name in names)}
+        found = {}
+        for name, number in numbers.items():
+            parts = self.replica.every(map_structure(_on_cpu, own.get(name)))
+            values = self.replica.joined(name, [parts[holder] for holder in self.replica.held[name].holders])
+            if values:
+                found[number] = values
+        options = [{**group, "params": [numbers[name] for name in names]} for group, names in zip(state["param_groups"], groups, strict=True)]
+        return {**state, "state": found, "param_groups": options}
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What of a whole optimizer's state is this rank's."""
+        """What of a whole optimizer's state is this rank's; every rank calls it."""
         assert self.replica is not None
-        numbers = self._numbers(optimizer)
+        own_groups = self._group_names(optimizer)
+        wholes = dict(zip((name for names in self._whole_groups(own_groups) for name in names), _in_order(state), strict=True))
         own = {}
-        for number, values in state["state"].items():
-            name = numbers[number]
+        for number, name in enumerate(name for names in own_groups for name in names):
             shape = self.replica.held[name].shape
-            own[number] = {
-                key: self.replica.own_part(name, value) if getattr(value, "shape", None) == shape else value
-                for key, value in values.items()
-            }
-        return {**state, "state": own}
+            if wholes[name]:
+                own[number] = {
+                    key: self.replica.own_part(name, value) if getattr(value, "shape", None) == shape else value
+                    for key, value in wholes[name].items()
+                }
+        groups = [{**group, "params": mine["params"]} for group, mine in zip(state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)]
+        return {**state, "state": own, "param_groups": groups}
 
-    def _numbers(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Names in the order in which a state dict counts parameters."""
-        return [self._names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    def _group_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        return [[self._names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+    def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
+        """Of all ranks' parameters: in the order of the optimizer where that has all, else in the model's."""
+        assert self.replica is not None
+        of_ranks = self.replica.every(own)
+        if all(groups == own for groups in of_ranks):
+            return own
+        together = [{name for groups in of_ranks for name in groups[number]} for number in range(len(own))]
+        return [[name for name in self._trained if name in names] for names in together]
 
 
 def lay_over_mesh(
-    model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device
+    model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device, make_dataset: Callable[[], Any]
 ) -> tuple[Mesh, torch.nn.Module]:
     """The mesh, and the model with this rank's parts; wrapped, where ranks of other replicas have the same ones."""
     from torch.nn.parallel import DistributedDataParallel
 
     assert plan.wrap.mesh is not None
     mesh = Mesh(plan.wrap.mesh, device)
-    mesh.lay_out(model, workload, plan)
-    if mesh.data_group is None:
+    mesh.lay_out(model, workload, plan, make_dataset)
+    if mesh.data_group is None or mesh.pipeline is not None:
         return mesh, model
     device_ids = [device.index] if device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=device_ids, process_group=mesh.data_group, **plan.wrap.ddp)
@@ -191,6 +268,15 @@ def _group(grid: torch.Tensor) -> Any:
 
     group, _ = dist.new_subgroups_by_enumeration(grid.reshape(-1, grid.shape[-1]).tolist())
     return group
+
+
+def _in_order(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The state of every parameter of a state dict, in the order of its groups."""
+    return (state["state"].get(number, {}) for group in state["param_groups"] for number in group["params"])
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return leaf.cpu() if hasattr(leaf, "cpu") else leaf
 
 
 def _all_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -54,12 +54,14 @@ class Held:
     Attributes:
         shape: Of the whole.
         holders: Ranks of the replica whose parts make the whole, in order; of several copies the first.
+        ranks: All that train it.
         copies: On how many ranks of the replica each element is.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     holders: tuple[int, ...]
+    ranks: tuple[int, ...]
     copies: int
     cut: Cut | None = None
 
@@ -112,10 +114,24 @@ class Replica:
         held = self.held[name]
         return held.cut.part_shape(held.shape) if held.cut else held.shape
 
+    def has(self, name: str) -> bool:
+        """Whether this rank trains it."""
+        return self.rank in self.held[name].ranks
+
+    def joined(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """An optimizer's state of a parameter, from those of its holders."""
+        cut, shape = self.held[name].cut, self.own_shape(name)
+        if cut is None:
+            return parts[0]
+        return {
+            key: cut.joined(part[key] for part in parts) if getattr(value, "shape", None) == shape else value
+            for key, value in parts[0].items()
+        }
+
     def own_part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole tensor, or all of it."""
         held = self.held[name]
-        return held.cut.part(whole, held.holders.index(self.rank)) if held.cut else whole
+        return held.cut.part(whole, self.rank % held.cut.num_parts) if held.cut else whole
 
     def total_norm(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
         """Of the whole model's gradients; every rank of the replica calls it."""

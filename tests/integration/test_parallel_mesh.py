@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from rank_jobs import Trained, train, train_alone
-from ranks import Ranks
-from torch.utils.data import SequentialSampler
+from ranks import RankFailed, Ranks
+from torch.utils.data import SequentialSampler, Subset
 
 from tuner.workloads.adapters.transformers import TransformersWorkload
 
@@ -73,10 +73,63 @@ def check(found: list[Trained], alone: Trained, *, rel: float = TOLERANCE) -> No
             torch.testing.assert_close(trained.state[name], value, rtol=2e-3, atol=2e-3, msg=name)
 
 
-class TestTensor:
-    @pytest.mark.parametrize("workload", [Gpt2, Bert, Vit, Clipped])
-    def test_is_the_training_of_one_process(self, ranks: Ranks, workload: type) -> None:
-        check(ranks.run(2, train, workload, mesh(tensor=2)), train_alone(workload))
+class Partly(Small):
+    """A block, and what comes before all of them, that are not trained."""
+
+    def model(self) -> Any:
+        model = super().model()
+        model.transformer.wpe.requires_grad_(False)
+        model.transformer.h[0].requires_grad_(False)
+        return model
+
+
+class Frozen(Small):
+    """What comes before the blocks, and all but the last of them."""
+
+    num_trained = 1
+    fields = {"tie_word_embeddings": False}
+
+    def model(self) -> Any:
+        model = super().model()
+        frozen = (model.transformer.wte, model.transformer.wpe, *model.transformer.h[: 4 - self.num_trained])
+        for part in frozen:
+            part.requires_grad_(False)
+        model.transformer.h[0].ln_1.bias.requires_grad_(self.num_trained == 2)
+        return model
+
+
+class HalfFrozen(Frozen):
+    num_trained = 2
+
+
+class Grouped(Small):
+    """Decay of matrices only, and a rate that falls."""
+
+    max_grad_norm = 0.5
+
+    def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+        named = list(named_parameters)
+        groups = [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=1e-3)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+class Uneven(Small):
+    """Batches of 8 and, at the end of every epoch, of 5."""
+
+    drop_last = False
+
+    def dataset(self) -> Any:
+        return Subset(super().dataset(), range(21))
+
+
+class Dropping(Small):
+    fields = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
 
 
 SCHEDULES = [
@@ -85,9 +138,80 @@ SCHEDULES = [
     {"schedule": "interleaved", "micro_batches": 4},
 ]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda choice: choice["schedule"])
+PIPELINE = {"pipeline": 2, "micro_batches": 4}
+KINDS = [{"tensor": 2}, PIPELINE]
+each_kind = pytest.mark.parametrize("choice", KINDS, ids=lambda choice: next(iter(choice)))
+
+
+class TestTensor:
+    @pytest.mark.parametrize("workload", [Gpt2, Bert, Vit, Clipped])
+    def test_is_the_training_of_one_process(self, ranks: Ranks, workload: type) -> None:
+        check(ranks.run(2, train, workload, mesh(tensor=2)), train_alone(workload))
 
 
 class TestPipeline:
     @each_schedule
     def test_is_the_training_of_one_process(self, ranks: Ranks, schedule: dict[str, Any]) -> None:
+        """The token embedding is the last product too: both ends of the pipeline train it."""
         check(ranks.run(2, train, Gpt2, mesh(pipeline=2, **schedule)), train_alone(Gpt2))
+
+    @pytest.mark.parametrize("workload", [Bert, Vit])
+    def test_of_other_models(self, ranks: Ranks, workload: type) -> None:
+        check(ranks.run(2, train, workload, mesh(**PIPELINE)), train_alone(workload))
+
+    def test_that_begins_with_what_is_not_trained(self, ranks: Ranks) -> None:
+        """What is before the first trained block gets no gradient; a stage without one has nothing to update."""
+        check(ranks.run(2, train, HalfFrozen, mesh(**PIPELINE)), train_alone(HalfFrozen))
+        with pytest.raises(RankFailed, match="rank 0 of the pipeline would have no parameter that is trained"):
+            ranks.run(2, train, Frozen, mesh(**PIPELINE))
+
+
+class TestBoth:
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            {"tensor": 2},
+            {"tensor": 4},
+            PIPELINE,
+            {"pipeline": 2, "schedule": "interleaved", "micro_batches": 2},
+            {"pipeline": 4, "schedule": "1f1b", "micro_batches": 4},
+            {"pipeline": 2, "tensor": 2, "micro_batches": 4},
+        ],
+        ids=lambda choice: "-".join(f"{name}{value}" for name, value in choice.items()),
+    )
+    def test_on_four_ranks_with_data_parallelism_for_the_rest(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        check(ranks.run(4, train, Grouped, mesh(**choice)), train_alone(Grouped))
+
+    @each_kind
+    @pytest.mark.parametrize("workload", [Clipped, Grouped, Partly, Uneven])
+    def test_with_clipping_groups_frozen_parameters_or_a_shorter_last_batch(
+        self, ranks: Ranks, workload: type, choice: dict[str, Any]
+    ) -> None:
+        check(ranks.run(2, train, workload, mesh(**choice)), train_alone(workload))
+
+    @each_kind
+    def test_with_dropout_copies_stay_the_same(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        """Masks are others than in one process; those of what all ranks compute are the same on all of them."""
+        first, second = ranks.run(2, train, Dropping, mesh(**choice))
+        assert first.losses == pytest.approx(train_alone(Dropping).losses, rel=0.1)
+        for name, value in first.state.items():
+            assert torch.equal(value, second.state[name]), name
+
+    @each_kind
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"activation_checkpointing": {"every": 1}},
+            {"precision": {"level": "O1", "dtype": "bfloat16"}},
+            {"device_prefetch": {"ahead": False}, "optimizer_implementation": {"implementation": "foreach"}},
+        ],
+        ids=lambda other: next(iter(other)),
+    )
+    def test_with_other_strategies(self, ranks: Ranks, choice: dict[str, Any], other: dict[str, Any]) -> None:
+        """Against the same in one process, in bfloat16 within some of its roundings."""
+        alone = train_alone(Gpt2, other, 5)
+        trained: Trained = ranks.run(2, train, Gpt2, {**mesh(**choice), **other}, 5)[0]
+        tolerance = 5 * 2.0**-8 if "precision" in other else TOLERANCE
+        assert trained.losses == pytest.approx(alone.losses, rel=tolerance)
+        for name in ("parallel_mesh", *other):
+            assert trained.effects[name][0], trained.effects[name][1]

@@ -73,6 +73,8 @@ class TrainingJob:
         self.captured = CapturedStep(self) if plan.step.captured else None
         self.formats = SeenFormats()
         self.num_pieces: int | None = None
+        if mesh and mesh.pipeline:
+            mesh.pipeline.chain.on_leaving = lambda sent: self.formats.look(sent, device)
         self._flat = flat
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0

@@ -34,6 +34,8 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
         chain.examine(loss)
     except UnsupportedHere as error:
         return str(error)
+    except Exception as error:  # the user's own code, given what is not a number
+        return f"what follows passed-over blocks fails ({type(error).__name__}: {error})"
     finally:
         chain.release()
     return ""
@@ -81,11 +83,16 @@ class _Run:
 
 
 class Chain:
-    """The blocks of a model, which it steers from now on."""
+    """The blocks of a model, which it steers from now on.
+
+    Attributes:
+        on_leaving: Called with what a stage sends, within the contexts that it was computed in; or None.
+    """
 
     def __init__(self, model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
         self.model = model
         self.blocks = list(blocks)
+        self.on_leaving: Callable[[torch.Tensor], None] | None = None
         self._run: _Run | None = None
         self._inner = [block.forward for block in blocks]
         for number, block in enumerate(self.blocks):
@@ -161,6 +168,8 @@ class Chain:
             if run.seen is not None:
                 run.seen(number, args, kwargs, output)
             if number == run.last:
+                if self.on_leaving is not None:
+                    self.on_leaving(output)
                 raise _Left(output)
             return output
 

@@ -89,7 +89,7 @@ class Pipeline:
 
         self.stages = stages
         self.schedule = schedule
-        self._chain = chain
+        self.chain = chain
         self._dtypes = dtypes
         self._piece_length = piece_length
         self._group = group
@@ -155,10 +155,10 @@ class Pipeline:
         assert loss is not None
         if stage < self.stages.last:
             first, last = self.stages.blocks(stage)
-            return self._chain.stage(lambda: loss(piece), first, last, received if stage else None).contiguous()
+            return self.chain.stage(lambda: loss(piece), first, last, received if stage else None).contiguous()
         if not weight:  # a piece without a token has no mean
             return (received * 0.0).sum().reshape(1)
-        return (self._chain.stage(lambda: loss(piece), *self.stages.blocks(stage), received) * weight).reshape(1)
+        return (self.chain.stage(lambda: loss(piece), *self.stages.blocks(stage), received) * weight).reshape(1)
 
     def _schedule_of(self, loss: Callable[[Any], torch.Tensor], pieces: Sequence[Any]) -> Any:
         """Torch's schedule for as many micro-batches of this shape."""
@@ -167,7 +167,7 @@ class Pipeline:
         key = len(pieces), _shapes(pieces[0])
         if key not in self._schedules:
             with torch.no_grad(), unchanged_generators(self._device):
-                shape = self._chain.entry(lambda: loss(pieces[0])).shape
+                shape = self.chain.entry(lambda: loss(pieces[0])).shape
             stages = [self._torch_stage(stage, shape) for stage in self._own]
             self._schedules[key] = make_schedule(self.schedule, stages, len(pieces), lambda output, target: output)
         return self._schedules[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ranks import RankFailed, Ranks
 from torch.utils.data import SequentialSampler, Subset
 
 from tuner.workloads.adapters.transformers import TransformersWorkload
+from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -215,3 +217,51 @@ class TestBoth:
         assert trained.losses == pytest.approx(alone.losses, rel=tolerance)
         for name in ("parallel_mesh", *other):
             assert trained.effects[name][0], trained.effects[name][1]
+
+
+class Experts(MixtureOfExperts):
+    """Four experts with room for every token, and no loss that depends on which tokens meet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            **{"batch": 8, "sequence": 8, "vocabulary": 64, "width": 16, "depth": 2, "num_heads": 2}
+            | {"num_experts": 4, "capacity_factor": 4.0, "balance": 0.0, "lr": 1e-3}
+        )
+
+    def sampler(self, dataset: Any) -> Any:
+        return SequentialSampler(dataset)
+
+
+class Crowded(Experts):
+    """With too little room, and the loss that balances them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shape = replace(self._shape, capacity_factor=0.5)
+        self._balance = 0.1
+
+
+class FewSamples(Crowded):
+    """Batches of 8 and of 5, of which one rank has 3 and the other 2."""
+
+    drop_last = False
+
+    def dataset(self) -> Any:
+        return Subset(super().dataset(), range(21))
+
+
+class TestExperts:
+    @pytest.mark.parametrize(("num_ranks", "degree"), [(2, 2), (4, 2), (4, 4)])
+    def test_is_the_training_of_one_process(self, ranks: Ranks, num_ranks: int, degree: int) -> None:
+        """Where no token is dropped; the norm that gradients are clipped to is that of all experts."""
+        check(ranks.run(num_ranks, train, Experts, mesh(expert=degree)), train_alone(Experts))
+
+    @pytest.mark.parametrize("workload", [Crowded, FewSamples])
+    def test_drops_what_data_parallelism_drops(self, ranks: Ranks, workload: type) -> None:
+        """Every rank routes its own tokens, by its own capacity."""
+        plain = ranks.run(2, train, workload, {})[0]
+        check(ranks.run(2, train, workload, mesh(expert=2)), plain)
+
+    def test_of_micro_batches_is_that_of_the_whole(self, ranks: Ranks) -> None:
+        choices = {**mesh(expert=2), "micro_batch": {"num_micro_batches": 2}}
+        check(ranks.run(2, train, Experts, choices), train_alone(Experts))

@@ -212,6 +212,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="a rank's parts are those of the mesh already, which are not laid over further ranks",
     ),
     Conflict(
+        strategies=("parallel_mesh", "moe_experts"),
+        applies=lambda c, e, w: (
+            c["parallel_mesh"]["expert"] != 1 and c["moe_experts"]["execution"] not in (None, "batched")
+        ),
+        reason="ranks exchange slots of constant size, which experts run all at once",
+    ),
+    Conflict(
         strategies=("parallel_mesh", "micro_batch"),
         applies=lambda c, e, w: c["parallel_mesh"]["pipeline"] != 1 and c["micro_batch"]["num_micro_batches"] != 1,
         reason="a pipeline has micro-batches of its own",

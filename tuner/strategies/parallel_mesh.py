@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
 
-AXES = ("pipeline", "tensor")
+AXES = ("pipeline", "tensor", "expert")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PER_STAGE = (4, 2, 1)
 """Micro-batches tried, for each rank of the pipeline: the more, the less is lost to filling and draining it."""
@@ -37,11 +37,12 @@ PER_STAGE = (4, 2, 1)
 
 class ParallelMesh(Strategy):
     name = "parallel_mesh"
-    summary = "one model over several ranks: its layers in a pipeline, its heads and columns shared out"
-    defaults: ClassVar[Choice] = {"pipeline": 1, "tensor": 1, "schedule": "1f1b", "micro_batches": 8}
+    summary = "one model over several ranks: its layers in a pipeline, its heads and columns or its experts shared out"
+    defaults: ClassVar[Choice] = {"pipeline": 1, "tensor": 1, "expert": 1, "schedule": "1f1b", "micro_batches": 8}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "pipeline": (range(1, 1025),),
         "tensor": (range(1, 1025),),
+        "expert": (range(1, 1025),),
         "schedule": SCHEDULES,
         "micro_batches": (range(1, 65537),),
     }
@@ -56,7 +57,9 @@ class ParallelMesh(Strategy):
         units = workload.model.tensor_units
         tensor = [degree for degree in _divisors(inside) if degree > 1 and units and units % degree == 0]
         pipeline = [degree for degree in _divisors(ranks) if 1 < degree <= workload.model.num_blocks]
+        experts = workload.model.num_movable_experts
         found: list[Choice] = [{"tensor": degree} for degree in tensor]
+        found += [{"expert": degree} for degree in _divisors(ranks) if degree > 1 and experts and not experts % degree]
         found += [choice for degree in pipeline for choice in self._pipelines(degree, ranks, workload)]
         found += [
             {**choice, "tensor": shared}
@@ -104,7 +107,22 @@ class ParallelMesh(Strategy):
         support = self._supports_pipeline(choice, environment, workload)
         if isinstance(support, Unsupported):
             return support
+        support = self._supports_experts(choice, workload)
+        if isinstance(support, Unsupported):
+            return support
         return self._supports_tensor(int(choice["tensor"] or 1), environment, workload)
+
+    def _supports_experts(self, choice: Choice, workload: WorkloadFacts) -> Support:
+        degree, experts = int(choice["expert"] or 1), workload.model.num_movable_experts
+        if degree == 1:
+            return Supported()
+        if model_ranks(choice) > degree:
+            return Unsupported("experts are laid over ranks beside data parallelism only")
+        if not experts:
+            return Unsupported("the model has no experts that can be on other ranks")
+        if experts % degree:
+            return Unsupported(f"{experts} experts cannot be shared evenly by {degree} ranks")
+        return Supported()
 
     def _supports_pipeline(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         degree, pieces = int(choice["pipeline"] or 1), int(choice["micro_batches"] or 1)
@@ -149,6 +167,7 @@ class ParallelMesh(Strategy):
         plan.wrap.mesh = MeshArguments(
             pipeline=int(choice["pipeline"] or 1),
             tensor=int(choice["tensor"] or 1),
+            expert=int(choice["expert"] or 1),
             schedule=str(choice["schedule"]),
             num_micro_batches=int(choice["micro_batches"] or 1),
         )

@@ -12,7 +12,7 @@ from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts
 from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
-from tuner.training.experts import offered_implementations, used_implementation
+from tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.mesh.chain import chain_refusal
 from tuner.training.mesh.pipeline import unchanged_generators
@@ -104,6 +104,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         flops_per_step=pieces * int(counter.get_total_flops()),
         unaligned_linears=unaligned.layers,
         unaligned_flops=unaligned.shares(counter.get_total_flops()),
+        num_movable_experts=num_movable_experts(job.model),
         tensor_units=tensor_units,
         tensor_refusal=tensor_refusal,
         chain_refusal=_chain_refusal(job, blocks, on_device),

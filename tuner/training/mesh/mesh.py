@@ -14,6 +14,7 @@ from tuner.errors import UnsupportedHere
 from tuner.training.forward_contexts import forward_contexts
 from tuner.training.initial_state import named_state
 from tuner.training.mesh.chain import Chain
+from tuner.training.mesh.experts import lay_experts
 from tuner.training.mesh.gradients import sum_over
 from tuner.training.mesh.parts import Cut, Held, Replica
 from tuner.training.mesh.pipeline import Pipeline, unchanged_generators
@@ -36,6 +37,7 @@ class Mesh:
         degrees: Ranks along each axis: "pipeline", "data", "tensor", "expert".
         replica: The ranks that hold one model together.
         data_group: Ranks that hold the same parts, of other replicas; None where there are no others.
+        own_experts: Names of the parameters of experts, of which a rank has its own.
     """
 
     def __init__(self, arguments: MeshArguments, device: torch.device) -> None:
@@ -68,6 +70,7 @@ class Mesh:
         self._state_names: list[str] = []
         self._trained: list[str] = []
         self._tied: set[str] = set()
+        self.own_experts: frozenset[str] = frozenset()
 
     # --- building -----------------------------------------------------------------------------
 
@@ -85,7 +88,11 @@ class Mesh:
         cuts: dict[int, Cut] = {}
         if self.arguments.tensor > 1:
             cuts |= share_out(splits_of(workload.blocks(model)), self.tensor_group)
+        even = shares_are_even(workload, plan, dist.get_world_size())
+        if self.arguments.expert > 1:
+            cuts |= lay_experts(model, self.replica_group, even=even)
         cut_names = {name: cuts[id(tensor)] for name, tensor in _all_names(model) if id(tensor) in cuts}
+        self.own_experts = frozenset(cut_names) if self.arguments.expert > 1 else frozenset()
         dtypes = {name: tensor.dtype for name, tensor in _all_names(model)}
         on_ranks: dict[str, tuple[int, ...]] = {}
         if self.arguments.pipeline > 1:
@@ -96,20 +103,20 @@ class Mesh:
             held[name] = self._held(shape, dtypes[name], cut, ranks or range(self.arguments.pipeline))
         self.replica = Replica(self.replica_group, held, self.device)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        even = shares_are_even(workload, plan, dist.get_world_size())
-        self._shares = Shares(group=self.replica_group, even=even)
+        if self.arguments.expert == 1:
+            self._shares = Shares(group=self.replica_group, even=even)
 
     def _held(
         self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None, pipeline_ranks: Sequence[int]
     ) -> Held:
-        tensor = self.arguments.tensor
-        first = pipeline_ranks[0] * tensor
+        width = self.arguments.tensor * self.arguments.expert
+        first = pipeline_ranks[0] * width
         return Held(
             shape=shape,
             dtype=dtype,
-            holders=tuple(range(first, first + tensor)) if cut else (first,),
-            ranks=tuple(rank * tensor + place for rank in pipeline_ranks for place in range(tensor)),
-            copies=len(pipeline_ranks) * (1 if cut else tensor),
+            holders=tuple(range(first, first + width)) if cut else (first,),
+            ranks=tuple(rank * width + place for rank in pipeline_ranks for place in range(width)),
+            copies=len(pipeline_ranks) * (1 if cut else width),
             cut=cut,
         )
 
@@ -159,14 +166,15 @@ class Mesh:
     # --- the batch ----------------------------------------------------------------------------
 
     def gathered(self, batch: Any) -> Any:
-        """The shares of all ranks of the replica."""
-        assert self._shares is not None
-        return self._shares.together(batch)
+        """The shares of all ranks of the replica; those that have other experts compute on their own."""
+        return self._shares.together(batch) if self._shares else batch
 
     # --- gradients ----------------------------------------------------------------------------
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Brings together what DDP does not: gradients of stages over replicas, and of both ends of a pipeline."""
+        """Brings together what DDP does not: gradients of experts, of stages, and of both ends of a pipeline."""
+        if self.arguments.expert > 1:
+            self._average_experts(parameters)
         if self.pipeline is None:
             return
         trained = [(self._names[id(p)], p.grad) for p in parameters if p.grad is not None]
@@ -175,6 +183,17 @@ class Mesh:
         tied = [gradient for name, gradient in trained if name in self._tied]
         if tied:
             sum_over(tied, self._ends_group)
+
+    def _average_experts(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """They have the sum over their replica already."""
+        import torch.distributed as dist
+
+        own = [p.grad for p in parameters if p.grad is not None and self._names[id(p)] in self.own_experts]
+        if self.data_group is not None:
+            sum_over(own, self.data_group, divisor=dist.get_world_size())
+            return
+        for gradient in own:
+            gradient /= dist.get_world_size()
 
     def total_norm(self, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
         """Of the gradients of the whole model."""
@@ -255,10 +274,13 @@ def lay_over_mesh(
     assert plan.wrap.mesh is not None
     mesh = Mesh(plan.wrap.mesh, device)
     mesh.lay_out(model, workload, plan, make_dataset)
-    if mesh.data_group is None or mesh.pipeline is not None:
+    experts = mesh.arguments.expert > 1
+    if mesh.pipeline is not None or (mesh.data_group is None and not experts):
         return mesh, model
+    if experts:  # whatever else they have, all ranks average
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, mesh.own_experts)
     device_ids = [device.index] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(model, device_ids=device_ids, process_group=mesh.data_group, **plan.wrap.ddp)
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, process_group=None if experts else mesh.data_group, **plan.wrap.ddp)
     return mesh, wrapped
 
 

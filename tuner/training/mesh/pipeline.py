@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tuner.training.mesh.chain import Chain
     from tuner.workloads.workload import Workload
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 CHUNKS = 2
 """Stages of a rank where they are interleaved."""
 

@@ -1,9 +1,9 @@
 """How much of a pipeline's time is lost to filling and draining it, by schedule, against (d-1)/(m+d-1).
 
-d ranks of gloo on this machine; stages sleep rather than compute, so that a few cores are enough for many ranks: twice as
-long backward as forward, as transformer blocks take. With v stages on a rank, each of a v-th of its time, the schedule
-loses (d-1)/(v*m+d-1). What is measured is one step of the slowest rank less the sleep of one, as a share of the step: the
-bubble, and what sending and waking up cost.
+d ranks of gloo on this machine; stages sleep rather than compute, so that a few cores are enough for many ranks:
+twice as long backward as forward, as transformer blocks take. With v stages on a rank, each of a v-th of its time,
+the schedule loses (d-1)/(v*m+d-1). What is measured is one step of the slowest rank less the sleep of one, as a share
+of the step: the bubble, and what sending and waking up cost.
 
     python benchmarks/pipeline_bubble.py            # writes results/pipeline_bubble.json
 
@@ -163,8 +163,11 @@ def main() -> None:
         for count in NUM_MICRO_BATCHES:
             for schedule in SCHEDULES:
                 rows.append(row(schedule, ranks, count))
-                print("{schedule:12s} d={ranks} m={micro_batches:2d} expected {expected:.3f} measured {measured:.3f} "
-                      "({least:.3f} to {most:.3f})".format(**rows[-1]), flush=True)
+                print(
+                    "{schedule:12s} d={ranks} m={micro_batches:2d} expected {expected:.3f} measured {measured:.3f} "
+                    "({least:.3f} to {most:.3f})".format(**rows[-1]),
+                    flush=True,
+                )
     found = {
         **stamp("python benchmarks/pipeline_bubble.py"),
         "hardware": hardware(describe_environment("cpu", Path(tempfile.gettempdir()), max(NUM_RANKS))),

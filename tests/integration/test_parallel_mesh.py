@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class Small(TransformersWorkload):
     """A transformer of four blocks and a millisecond; samples in order."""
 
     model_type = "gpt2"
-    fields: dict[str, Any] = {}
+    fields: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         fields = {**SIZES[self.model_type], **self.fields}
@@ -89,7 +89,7 @@ class Frozen(Small):
     """What comes before the blocks, and all but the last of them."""
 
     num_trained = 1
-    fields = {"tie_word_embeddings": False}
+    fields: ClassVar[dict[str, Any]] = {"tie_word_embeddings": False}
 
     def model(self) -> Any:
         model = super().model()
@@ -131,7 +131,7 @@ class Uneven(Small):
 
 
 class Dropping(Small):
-    fields = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
+    fields: ClassVar[dict[str, Any]] = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
 
 
 SCHEDULES = [

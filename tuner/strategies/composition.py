@@ -53,7 +53,6 @@ class Together:
     reason: str
 
 
-
 def _meshed(choices: Choices) -> bool:
     return model_ranks(choices["parallel_mesh"]) > 1
 
@@ -243,7 +242,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("parallel_mesh", "compile"),
         applies=lambda c, e, w: _meshed(c) and c["compile"]["mode"] is not None,
-        reason="blocks exchange activations in their midst or leave their model, where the compiler would cut every graph",
+        reason="blocks exchange activations in their midst or leave their model, which would break every graph",
     ),
     Conflict(
         strategies=("parallel_mesh", "cuda_graph"),

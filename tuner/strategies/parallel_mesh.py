@@ -1,16 +1,19 @@
 """parallel_mesh: one model laid over several ranks, by products, by layers or by experts, beside data parallelism.
 
-Mechanism: the ranks are a grid of the degrees below; those left over are data-parallel replicas, by DDP.
-`tensor`: each rank has some heads of every attention and some inner columns of every feed-forward layer, and activations
-are summed over the ranks twice a block, forward and backward.
+Mechanism: the ranks are a grid of the degrees below; those left over are data-parallel replicas. `tensor`: each rank
+has some heads of every attention and some inner columns of every feed-forward layer, and activations are summed over
+the ranks twice a block, forward and backward. `pipeline`: each rank has some blocks, cut where their measured times
+and memory say, and passes micro-batches on, in the order of the `schedule`. `expert`: each rank has some experts of
+every mixture, to which tokens go by all-to-all.
 
-Helps: memory, where a model and its optimizer's states fit on no single device; small batches of large models. Hurts:
-tensor parallelism sends activations in every block, which needs the links inside a host.
+Helps: memory, where a model and its optimizer's states fit on no single device; large models at small batches. Hurts:
+tensor parallelism sends activations in every block, which needs the links inside a host; with d ranks and m
+micro-batches a pipeline loses (d-1)/(m+d-1) of a step to filling and draining.
 
 Numerics: `rounding`. The same products, added in another order; sums over ranks are made in FP32.
 
 Sources: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053; Huang et al., "GPipe" (2018), arXiv 1811.06965;
-https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
+Narayanan et al. (2021), arXiv 2104.04473; https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class ParallelMesh(Strategy):
         "schedule": SCHEDULES,
         "micro_batches": (range(1, 65537),),
     }
-    attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    attacks = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.1
     recompiles = True
     memory = True
@@ -74,9 +77,7 @@ class ParallelMesh(Strategy):
         """Every schedule with as many micro-batches as divide a replica's batch."""
         batch = workload.global_batch * degree // ranks
         counts = [degree * times for times in PER_STAGE if batch % (degree * times) == 0][:2]
-        found: list[Choice] = [
-            {"pipeline": degree, "schedule": "1f1b", "micro_batches": count} for count in counts
-        ]
+        found: list[Choice] = [{"pipeline": degree, "schedule": "1f1b", "micro_batches": count} for count in counts]
         for schedule in SCHEDULES[1:]:
             deep = workload.model.num_blocks >= 2 * degree or schedule == "gpipe"
             found += [
@@ -173,14 +174,14 @@ class ParallelMesh(Strategy):
         )
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        """Exposed communication, and the update but for a rank's own share of it; compute stays what it is."""
+        """Exposed communication, what a pipeline waits, and the update but for a rank's own share of it."""
         shared = 1 - 1 / model_ranks(choice)
         update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
-        return min(1.0, removable(situation, Category.COMMUNICATION) + shared * update)
+        return min(1.0, removable(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE) + shared * update)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """The axes of the mesh, and the share of the parameters that this rank has."""
-        return job.mesh.description() if job.mesh else {axis: 1 for axis in AXES}
+        return job.mesh.description() if job.mesh else dict.fromkeys(AXES, 1)
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         effect = super().took_effect(evidence, {axis: choice[axis] for axis in AXES})

@@ -9,8 +9,8 @@ from tuner.errors import WorkloadRejected
 from tuner.training.communication import attach as attach_hook
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
-from tuner.training.mesh.mesh import lay_over_mesh
 from tuner.training.master_weights import MasterWeights
+from tuner.training.mesh.mesh import lay_over_mesh
 from tuner.training.optimizer import build_optimizer, check_rates
 from tuner.training.plan import WrapArguments
 from tuner.training.prefetcher import PrefetchingLoader, copy_stream

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from tuner.training.flat_parameters import FlatParameters
-    from tuner.training.mesh.mesh import Mesh
     from tuner.training.master_weights import MasterWeights
+    from tuner.training.mesh.mesh import Mesh
     from tuner.training.plan import LoaderArguments, Plan
     from tuner.workloads.workload import Workload
 

@@ -1,13 +1,13 @@
 """The repeated blocks of a model as a chain that can be entered and left between any two of them.
 
-A stage of a pipeline runs the workload's own loss on the whole model, whose blocks are steered: those before the stage
-are passed over, its first one takes what the stage before has sent, and behind its last one the model is left. So the
-user's forward function need not be taken apart, and what it makes of a batch besides (masks, positions) is there on every
-stage: what comes before the blocks is computed on all of them, without gradients on all but the first.
+A stage of a pipeline runs the workload's own loss on the whole model, whose blocks are steered: those before the
+stage are passed over, its first one takes what the stage before has sent, and behind its last one the model is left.
+So the user's forward function need not be taken apart, and what it makes of a batch besides (masks, positions) is
+there on every stage: what comes before the blocks is computed on all of them, without gradients on all but the first.
 
-That is the same training only if the blocks are called once each, in order, each on the output of the one before, and if
-nothing but the last output is used behind them; `examine` finds that out on a batch, and refuses everything else. What
-passed-over blocks return is not a number, so that whatever used it could not go unnoticed.
+That is the same training only if the blocks are called once each, in order, each on the output of the one before, and
+if nothing but the last output is used behind them; `examine` finds that out on a batch, and refuses everything else.
+What passed-over blocks return is not a number, so that whatever used it could not go unnoticed.
 """
 
 from __future__ import annotations

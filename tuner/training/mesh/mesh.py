@@ -1,7 +1,7 @@
 """A model laid over the ranks of a mesh: what a training job asks of it.
 
-Every rank loads its share of a batch as ever; the ranks of a replica then put their shares together, so that all of them
-compute on the same samples, augmented and transformed once. Nothing else of the loading changes.
+Every rank loads its share of a batch as ever; the ranks of a replica then put their shares together, so that all of
+them compute on the same samples, augmented and transformed once. Nothing else of the loading changes.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class Mesh:
 
     # --- building -----------------------------------------------------------------------------
 
-    def lay_out(
-        self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]
-    ) -> None:
+    def lay_out(self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]) -> None:
         """Leaves on this rank its parts of the model, which becomes the first rank's."""
         import torch.distributed as dist
 
@@ -106,9 +104,7 @@ class Mesh:
         if self.arguments.expert == 1:
             self._shares = Shares(group=self.replica_group, even=even)
 
-    def _held(
-        self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None, pipeline_ranks: Sequence[int]
-    ) -> Held:
+    def _held(self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None, pipeline_ranks: Sequence[int]) -> Held:
         width = self.arguments.tensor * self.arguments.expert
         first = pipeline_ranks[0] * width
         return Held(
@@ -233,14 +229,19 @@ class Mesh:
             values = self.replica.joined(name, [parts[holder] for holder in self.replica.held[name].holders])
             if values:
                 found[number] = values
-        options = [{**group, "params": [numbers[name] for name in names]} for group, names in zip(state["param_groups"], groups, strict=True)]
+        options = [
+            {**group, "params": [numbers[name] for name in names]}
+            for group, names in zip(state["param_groups"], groups, strict=True)
+        ]
         return {**state, "state": found, "param_groups": options}
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """What of a whole optimizer's state is this rank's; every rank calls it."""
         assert self.replica is not None
         own_groups = self._group_names(optimizer)
-        wholes = dict(zip((name for names in self._whole_groups(own_groups) for name in names), _in_order(state), strict=True))
+        wholes = dict(
+            zip((name for names in self._whole_groups(own_groups) for name in names), _in_order(state), strict=True)
+        )
         own = {}
         for number, name in enumerate(name for names in own_groups for name in names):
             shape = self.replica.held[name].shape
@@ -249,7 +250,10 @@ class Mesh:
                     key: self.replica.own_part(name, value) if getattr(value, "shape", None) == shape else value
                     for key, value in wholes[name].items()
                 }
-        groups = [{**group, "params": mine["params"]} for group, mine in zip(state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)]
+        groups = [
+            {**group, "params": mine["params"]}
+            for group, mine in zip(state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
+        ]
         return {**state, "state": own, "param_groups": groups}
 
     def _group_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
@@ -280,7 +284,9 @@ def lay_over_mesh(
     if experts:  # whatever else they have, all ranks average
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, mesh.own_experts)
     device_ids = [device.index] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(model, device_ids=device_ids, process_group=None if experts else mesh.data_group, **plan.wrap.ddp)
+    wrapped = DistributedDataParallel(
+        model, device_ids=device_ids, process_group=None if experts else mesh.data_group, **plan.wrap.ddp
+    )
     return mesh, wrapped
 
 

@@ -1,7 +1,8 @@
 """Which part of each of the user's tensors is on which rank of a replica, and how the whole is had again.
 
-Parts are plain tensors under the user's own names. A part of a parameter is cut along one dimension; a fused one (query,
-key and value in one product) is cut within each of its stretches, so that a rank has whole heads of all three.
+Parts are plain tensors under the user's own names. A part of a parameter is cut along one dimension; a fused one
+(query, key and value in one product) is cut within each of its stretches, so that a rank has whole heads of all
+three.
 
 Norms: an element counts once, however many ranks have a copy: its square is divided by that number and summed over the
 replica.

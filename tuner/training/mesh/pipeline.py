@@ -148,7 +148,9 @@ class Pipeline:
         except RuntimeError as error:
             raise error.__cause__ or error from None  # torch hides what a stage raised, memory that ran out included
         self._pieces = ()
-        return torch.stack([value.detach() for value in losses]).sum() if is_last else torch.zeros((), device=self._device)
+        return (
+            torch.stack([value.detach() for value in losses]).sum() if is_last else torch.zeros((), device=self._device)
+        )
 
     def _stage(self, stage: int, received: torch.Tensor, number: int) -> torch.Tensor:
         """One micro-batch through one stage."""
@@ -187,7 +189,9 @@ class Pipeline:
             self.stages.last + 1,
             self._device,
             input_args=torch.arange(1) if stage == 0 else sent(first),
-            output_args=torch.empty(1, device="meta", requires_grad=True) if stage == self.stages.last else sent(last + 1),
+            output_args=torch.empty(1, device="meta", requires_grad=True)
+            if stage == self.stages.last
+            else sent(last + 1),
             group=self._group,
         )
 

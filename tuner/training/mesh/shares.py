@@ -47,7 +47,9 @@ class Shares:
             return batch
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedHere("the tensors of a batch have no common first dimension along which to put shares together")
+            raise UnsupportedHere(
+                "the tensors of a batch have no common first dimension along which to put shares together"
+            )
         lengths = self._lengths(batch, length)
         return map_structure(lambda leaf: self._whole(leaf, lengths) if hasattr(leaf, "shape") else leaf, batch)
 

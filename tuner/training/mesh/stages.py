@@ -85,7 +85,11 @@ def cut_stages(
     for stage in range(1, num_stages):
         longer = {}
         for end in range(stage + 1, num_blocks + 1):
-            options = ((max(best[start][0], cost(stage, start, end)), (*best[start][1], start)) for start in best if start < end)
+            options = (
+                (max(best[start][0], cost(stage, start, end)), (*best[start][1], start))
+                for start in best
+                if start < end
+            )
             longer[end] = min(options)
         best = longer
     return best[num_blocks][1]

@@ -30,9 +30,7 @@ def first_piece(workload: Workload, plan: Plan, dataset: Any, length: int, devic
     return batch
 
 
-def cut_chain(
-    chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.device
-) -> tuple[Stages, Examined]:
+def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.device) -> tuple[Stages, Examined]:
     """Examines and measures a chain and cuts it, as the first rank finds it.
 
     Raises:

@@ -272,6 +272,14 @@ class ModelFacts(Record):
     """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
     unaligned_flops: dict[str, float] = {}
     """Their share of `flops_per_step`."""
+    num_movable_experts: int = 0
+    """Of every mixture, that ranks can share out; 0 where it has none, or does not let them."""
+    tensor_units: int = 0
+    """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
+    tensor_refusal: str = ""
+    """Why it is not."""
+    chain_refusal: str = ""
+    """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
 

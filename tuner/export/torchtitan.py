@@ -16,6 +16,7 @@ from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
 _NOT_OF_OPTIMIZERS = "torchtitan's optimizers have no setting for it"
+_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 _IMPLEMENTATIONS = {"for_loop": "for-loop", "foreach": "foreach", "fused": "fused"}
 
 
@@ -105,6 +106,35 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(sections={"parallelism": parallelism, "training": offload}, missing=missing)
 
 
+def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
+    """After the rules for sharding and micro-batches, whose degrees and batch it replaces."""
+    if choice["expert"] != 1:
+        reason = "torchtitan lays experts over ranks that shard all other parameters too; this replicates everything"
+        return Said(missing=dict.fromkeys(choice, reason))
+    model_ranks = int(choice["pipeline"] or 1) * int(choice["tensor"] or 1)
+    if model_ranks == 1:
+        return Said()
+    replicas = recommendation.num_ranks // model_ranks
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": replicas,
+        "data_parallel_shard_degree": 1,
+        "tensor_parallel_degree": choice["tensor"],
+        "enable_sequence_parallel": False,
+        "pipeline_parallel_degree": choice["pipeline"],
+    }
+    missing = {}
+    samples, pieces = recommendation.global_batch // replicas, int(choice["micro_batches"] or 1)
+    if choice["pipeline"] != 1:
+        parallelism["pipeline_parallel_schedule"] = _SCHEDULES[str(choice["schedule"])]
+        parallelism["pipeline_parallel_microbatch_size"] = max(1, samples // pieces)
+        missing["pipeline"] = (
+            "torchtitan cuts stages by the count of layers, not where their times were measured to be even"
+        )
+    elif (found := batch_per_rank(recommendation)) is not None:
+        samples = found[0] * model_ranks
+    return Said(sections={"parallelism": parallelism, "training": {"local_batch_size": samples}}, missing=missing)
+
+
 class TorchtitanConfig(TranslatingExporter):
     name = "torchtitan"
     summary = "a configuration function of torchtitan; hints for models outside its registry"
@@ -124,6 +154,7 @@ class TorchtitanConfig(TranslatingExporter):
         "activation_checkpointing": _checkpointing,
         "micro_batch": _micro_batch,
         STRATEGY: _sharding,
+        "parallel_mesh": _mesh,
     }
 
     def file_name(self, recommendation: Recommendation) -> str:

@@ -29,6 +29,7 @@ from tuner.strategies.moe_experts import MoeExperts
 from tuner.strategies.nccl_settings import NcclSettings
 from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
 from tuner.strategies.optimizer_implementation import OptimizerImplementation
+from tuner.strategies.parallel_mesh import ParallelMesh
 from tuner.strategies.precision import Precision
 from tuner.strategies.sharding import Sharding
 
@@ -54,6 +55,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     LargerGlobalBatch(),
     MoeExperts(),
     Sharding(),
+    ParallelMesh(),
     DdpBuckets(),
     GradientCompression(),
     HierarchicalAllreduce(),

@@ -12,6 +12,7 @@ from tuner.strategies.base import TF32_ROUNDOFF
 from tuner.strategies.compile import MODES_WITH_GRAPHS
 from tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
 from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
+from tuner.strategies.parallel_mesh import model_ranks
 from tuner.strategies.sharding import FSDP
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Together:
 
     strategies: tuple[str, str]
     reason: str
+
+
+def _meshed(choices: Choices) -> bool:
+    return model_ranks(choices["parallel_mesh"]) > 1
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -201,6 +206,70 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="FSDP scatters gradients itself; its two levels are the mode hybrid",
     ),
     Conflict(
+        strategies=("parallel_mesh", "sharding"),
+        applies=lambda c, e, w: _meshed(c) and c["sharding"]["mode"] != "ddp",
+        reason="a rank's parts are those of the mesh already, which are not laid over further ranks",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "moe_experts"),
+        applies=lambda c, e, w: (
+            c["parallel_mesh"]["expert"] != 1 and c["moe_experts"]["execution"] not in (None, "batched")
+        ),
+        reason="ranks exchange slots of constant size, which experts run all at once",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "micro_batch"),
+        applies=lambda c, e, w: c["parallel_mesh"]["pipeline"] != 1 and c["micro_batch"]["num_micro_batches"] != 1,
+        reason="a pipeline has micro-batches of its own",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "activation_compression"),
+        applies=lambda c, e, w: (
+            c["parallel_mesh"]["pipeline"] != 1 and c["activation_compression"]["kept_as"] is not None
+        ),
+        reason="stages send what others would unpack",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "precision"),
+        applies=lambda c, e, w: _meshed(c) and c["precision"]["dtype"] == "float16",
+        reason="a loss scaler would have to skip a step on all ranks or on none, which is not offered: use bfloat16",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "precision"),
+        applies=lambda c, e, w: _meshed(c) and c["precision"]["level"] in ("O2", "O3"),
+        reason="masters, and gradients of 16 bits, are not put together from the parts of ranks: use O1",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "compile"),
+        applies=lambda c, e, w: _meshed(c) and c["compile"]["mode"] is not None,
+        reason="blocks exchange activations in their midst or leave their model, which would break every graph",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "cuda_graph"),
+        applies=lambda c, e, w: _meshed(c) and c["cuda_graph"]["scope"] == "step",
+        reason="ranks put batches together and exchange activations within the step, which is not recorded",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "optimizer_implementation"),
+        applies=lambda c, e, w: _meshed(c) and bool(c["optimizer_implementation"]["contiguous"]),
+        reason="one buffer has no parts that could be put together parameter by parameter",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "optimizer_algorithm"),
+        applies=lambda c, e, w: _meshed(c) and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw"),
+        reason="that algorithm looks at whole parameters, of which a rank has parts",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "gradient_compression"),
+        applies=lambda c, e, w: _meshed(c) and c["gradient_compression"]["method"] is not None,
+        reason="compression is a hook of a DDP over all ranks, and here ranks hold different parts",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "hierarchical_allreduce"),
+        applies=lambda c, e, w: _meshed(c) and c["hierarchical_allreduce"]["levels"] == 2,
+        reason="the two levels are made of all ranks, and only those with the same parts reduce together",
+    ),
+    Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",
@@ -259,8 +328,20 @@ MEANINGLESS: tuple[Meaningless, ...] = (
     Meaningless(
         strategy="ddp_buckets",
         parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
+        applies=lambda c: _meshed(c),
+        reason="a mesh reduces the gradients of a rank's parts, for which buckets are not tuned",
+    ),
+    Meaningless(
+        strategy="ddp_buckets",
+        parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
         applies=lambda c: c["sharding"]["mode"] in FSDP,
         reason="FSDP has no buckets",
+    ),
+    Meaningless(
+        strategy="parallel_mesh",
+        parameters=("schedule", "micro_batches"),
+        applies=lambda c: c["parallel_mesh"]["pipeline"] == 1,
+        reason="there is no pipeline",
     ),
     Meaningless(
         strategy="nccl_settings",

@@ -11,6 +11,7 @@ from tuner.training.hosts import ring_group
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
 from tuner.training.master_weights import MasterWeights
+from tuner.training.mesh.mesh import lay_over_mesh
 from tuner.training.optimizer import build_optimizer, check_rates
 from tuner.training.plan import WrapArguments
 from tuner.training.prefetcher import PrefetchingLoader, copy_stream
@@ -77,7 +78,10 @@ def assemble(
         model = transform(model, workload)
 
     # 6. Wrapped once, from the collected arguments; gradients are averaged from here on.
-    if num_ranks > 1:
+    mesh = None
+    if num_ranks > 1 and plan.wrap.mesh is not None:
+        mesh, model = lay_over_mesh(model, workload, plan, device, make_dataset or workload.dataset)
+    elif num_ranks > 1:
         model = _wrapped(model, workload, plan, device)
 
     # 7. The optimizer after wrapping, so that its groups hold the parameters that are trained.
@@ -133,6 +137,7 @@ def assemble(
         masters=masters,
         flat=built.flat,
         user_flags=built.user_flags,
+        mesh=mesh,
         loader=loader,
     )
 

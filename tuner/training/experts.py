@@ -2,11 +2,14 @@
 
 Two kinds of models say: those of transformers, which have `set_experts_implementation` and their own names for the
 implementations, and modules with the attributes `expert_implementations` (names) and `expert_implementation` (the
-one in use, which may be set).
+one in use, which may be set). Of the latter some let their experts run on other ranks: they have `experts`, a module
+whose parameters all have the experts first, and `exchange`, which may be set to what runs the slots (experts, tokens,
+width) of all of them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +46,16 @@ def use_implementation(model: torch.nn.Module, name: str) -> torch.nn.Module:
     for inner in _transformers_models(model):
         inner.set_experts_implementation(TRANSFORMERS_NAMES[name])
     return model
+
+
+def movable_layers(model: torch.nn.Module) -> list[Any]:
+    """Layers of experts that may be on other ranks."""
+    return [layer for layer in _layers(model) if hasattr(layer, "exchange")]
+
+
+def num_movable_experts(model: torch.nn.Module) -> int:
+    """Experts that ranks can share out evenly by its divisors; 0 where no layer lets them."""
+    return math.gcd(*(len(next(layer.experts.parameters())) for layer in movable_layers(model)))
 
 
 def _layers(model: torch.nn.Module) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
+from tuner.training.forward_contexts import forward_contexts
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from tuner.training.flat_parameters import FlatParameters
     from tuner.training.master_weights import MasterWeights
+    from tuner.training.mesh.mesh import Mesh
     from tuner.training.plan import LoaderArguments, Plan
     from tuner.workloads.workload import Workload
 
@@ -33,6 +35,7 @@ class TrainingJob:
         loader: Iterable over batches.
         masters: FP32 copies of 16-bit parameters, where the plan has them.
         scaler: Of the loss, where the plan has one.
+        mesh: What lays the model over several ranks, where the plan has that.
         captured: The step as CUDA graphs, where the plan has it recorded.
         formats: What was seen of the number formats of its products.
         num_pieces: Of the batch that had most; None before the first step, and where the workload has its own.
@@ -52,6 +55,7 @@ class TrainingJob:
         loader: Any,
         flat: FlatParameters | None = None,
         user_flags: Sequence[Mapping[str, Any]] | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         import torch
 
@@ -64,10 +68,13 @@ class TrainingJob:
         self.loader = loader
         self.on_gradients: Callable[[list[torch.Tensor]], None] | None = None
         self.masters = masters
+        self.mesh = mesh
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.captured = CapturedStep(self) if plan.step.captured else None
         self.formats = SeenFormats()
         self.num_pieces: int | None = None
+        if mesh and mesh.pipeline:
+            mesh.pipeline.chain.on_leaving = lambda sent: self.formats.look(sent, device)
         self._flat = flat
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0
@@ -102,20 +109,13 @@ class TrainingJob:
         batch = self.workload.batch_transform(batch)
         for transform in self.plan.batch:
             batch = transform(batch)
-        return batch
+        return self.mesh.gathered(batch) if self.mesh else batch
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a batch that is on the device, in the plan's precision."""
-        import torch
-
-        with ExitStack() as stack:
-            for context in self.plan.step.contexts:
-                stack.enter_context(context())
-            if self.plan.step.autocast_dtype:
-                dtype = getattr(torch, self.plan.step.autocast_dtype)
-                # A graph would hold casts of weights that the cache made before it was recorded.
-                cached = None if self.captured is None else False
-                stack.enter_context(torch.autocast(self.device.type, dtype=dtype, cache_enabled=cached))
+        # A graph would hold casts of weights that the cache made before it was recorded.
+        cached = None if self.captured is None else False
+        with forward_contexts(self.plan, self.device, cache_casts=cached):
             loss = self.workload.loss(self.model, batch)
             self.formats.look(loss, self.device)
             return loss
@@ -144,6 +144,8 @@ class TrainingJob:
 
     def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
         """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
+        if self.mesh and self.mesh.pipeline:
+            return self.mesh.pipeline.pieces(self.workload, batch)
         count = self.plan.step.num_micro_batches
         count = min(count, batch_length(batch) or count)
         return ([batch], [1.0]) if count == 1 else split_batch(self.workload, batch, count)
@@ -154,6 +156,8 @@ class TrainingJob:
         Returns:
             The loss of the whole batch, detached.
         """
+        if self.mesh and self.mesh.pipeline:
+            return self.mesh.pipeline.forward_backward(self.loss, pieces, weights)
         self.num_pieces = max(len(pieces), self.num_pieces or 0)
         if len(pieces) == 1:
             loss = self.loss(pieces[0])
@@ -177,6 +181,8 @@ class TrainingJob:
 
     def finish_gradients(self) -> None:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
+        if self.mesh:
+            self.mesh.finish_gradients(self.parameters())
         if self.masters:
             self.masters.take_gradients()
         if self._flat:
@@ -186,6 +192,14 @@ class TrainingJob:
 
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters() if p.grad is not None]
+
+    def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
+        """Of the whole model's; where ranks have parts of them, every rank calls it."""
+        if self.mesh:
+            return float(self.mesh.total_norm(self.parameters()))
+        import torch
+
+        return float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
 
     def parameters(self) -> list[Any]:
         """What the optimizer updates."""
@@ -197,6 +211,9 @@ class TrainingJob:
         if compression is not None and compression.method == "dgc":
             return  # it clipped before it sent
         if self.workload.max_grad_norm is not None:
+            if self.mesh:
+                self.mesh.clip(self.parameters(), self.workload.max_grad_norm)
+                return
             import torch
 
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.workload.max_grad_norm)
@@ -222,6 +239,8 @@ class TrainingJob:
 
         Where parameters are laid over ranks, every rank calls it and gets all of them, whole.
         """
+        if self.mesh:
+            return self.mesh.whole_state(unwrapped(self.model))
         state: dict[str, torch.Tensor] = whole(dict(unwrapped(self.model).state_dict()))
         if self.masters:
             state.update(self.masters.state_of(unwrapped(self.model)))
@@ -237,6 +256,8 @@ class TrainingJob:
             self.captured.settle()
         if self.plan.wrap.shards_optimizer:
             return with_flags(consolidated(self.optimizer), self._user_flags)
+        if self.mesh:
+            return with_flags(self.mesh.whole_optimizer_state(self.optimizer), self._user_flags)
         state = self.optimizer.state_dict()
         return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
 
@@ -255,7 +276,10 @@ class TrainingJob:
                 f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
                 "load it into one with the same groups"
             )
-        state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
+        if self.mesh:
+            state = self.mesh.own_optimizer_state(state_dict, self.optimizer)
+        else:
+            state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
         self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -263,6 +287,14 @@ class TrainingJob:
         if self.masters:
             return self.masters.named()
         return [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
+
+    def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and whole value of what is updated, one after the other; every rank goes through all of them."""
+        if self.mesh:
+            yield from self.mesh.whole_parameters(unwrapped(self.model))
+            return
+        for name, parameter in self.master_parameters():
+            yield name, whole(parameter.detach())
 
     def reload_masters(self) -> None:
         """Takes the masters anew from the model's parameters, after those were set from outside."""

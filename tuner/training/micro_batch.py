@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
@@ -32,7 +33,11 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
     length = batch_length(batch)
     if length is None or length < count:
         raise WorkloadRejected(f"a batch cannot be cut into {count} pieces: its tensors have no common first dimension")
-    bounds = [length * number // count for number in range(count + 1)]
+    return split_at(workload, batch, [length * number // count for number in range(count + 1)])
+
+
+def split_at(workload: Workload, batch: Any, bounds: Sequence[int]) -> tuple[list[Any], list[float]]:
+    """The pieces between bounds along the first dimension, and their weights, as `split_batch` has them."""
 
     def piece(start: int, end: int) -> Any:
         return map_structure(lambda leaf: leaf[start:end] if hasattr(leaf, "shape") else leaf, batch)

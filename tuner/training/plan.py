@@ -112,6 +112,17 @@ class ShardingArguments:
     prefetch: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeshArguments:
+    """How one model is laid over several ranks, as `parallel_mesh` names it."""
+
+    pipeline: int = 1
+    tensor: int = 1
+    expert: int = 1
+    schedule: str = "1f1b"
+    num_micro_batches: int = 1
+
+
 @dataclass(kw_only=True)
 class WrapArguments:
     """How the model is made data-parallel; used with more than one rank."""
@@ -121,6 +132,7 @@ class WrapArguments:
     hierarchical: bool = False
     """Gradients are reduced inside hosts, then between them."""
     sharding: ShardingArguments | None = None
+    mesh: MeshArguments | None = None
     param_dtype: str | None = None
     """In which sharded FP32 parameters are gathered, where that is another number format."""
 

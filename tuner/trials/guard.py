@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
-from tuner.training.sharding import whole
 from tuner.training.structure import map_structure
 from tuner.training.tensor_file import map_tensors
 from tuner.trials.coordination import Coordinator
@@ -133,7 +132,7 @@ def run_protocol(
     source = _endless(batches)
     torch.manual_seed(protocol.seed)
     norms: list[float] = []
-    job.on_gradients = lambda gradients: norms.append(_total_norm(gradients))
+    job.on_gradients = lambda gradients: norms.append(job.gradient_norm(gradients))
     losses: list[float] = []
     update: dict[str, torch.Tensor] = {}
     with randomness_off(job.model, protocol.randomness):
@@ -182,17 +181,11 @@ def _endless(batches: Sequence[Any]) -> Iterator[Any]:
 def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:
     """Evenly spread elements of every parameter, in FP32 on the CPU."""
     sampled = {}
-    for name, parameter in job.master_parameters():
-        flat = whole(parameter.detach()).reshape(-1)
+    for name, parameter in job.whole_parameters():
+        flat = parameter.reshape(-1)
         stride = max(1, flat.numel() // SAMPLED_ELEMENTS)
         sampled[name] = flat[::stride][:SAMPLED_ELEMENTS].float().cpu().clone()
     return sampled
-
-
-def _total_norm(gradients: list[torch.Tensor]) -> float:
-    import torch
-
-    return float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
 
 
 @contextmanager

@@ -12,9 +12,12 @@ from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts
 from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
-from tuner.training.experts import offered_implementations, used_implementation
+from tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
-from tuner.training.micro_batch import batch_length, split_batch
+from tuner.training.mesh.chain import chain_refusal
+from tuner.training.mesh.pipeline import unchanged_generators
+from tuner.training.mesh.tensor import shareable_units
+from tuner.training.micro_batch import batch_length, split_at, split_batch
 from tuner.trials.failures import is_out_of_memory
 
 
@@ -84,6 +87,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     job.optimizer.zero_grad(set_to_none=True)
     blocks = list(job.workload.blocks(job.model))
     state = list(job.model.parameters())
+    tensor_units, tensor_refusal = shareable_units(blocks)
     facts = ModelFacts(
         num_parameters=sum(p.numel() for p in state),
         parameter_bytes=sum(p.numel() * p.element_size() for p in state),
@@ -92,9 +96,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         num_blocks=len(blocks),
         num_block_kinds=len({tuple(tuple(p.shape) for p in block.parameters()) for block in blocks}),
         uses_attention=attention.seen,
-        has_batch_statistics=any(
-            isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
-        ),
+        has_batch_statistics=_has_batch_statistics(job.model),
         num_unused_parameters=num_unused,
         expert_implementations=offered_implementations(job.model),
         expert_implementation=used_implementation(job.model),
@@ -102,6 +104,10 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         flops_per_step=pieces * int(counter.get_total_flops()),
         unaligned_linears=unaligned.layers,
         unaligned_flops=unaligned.shares(counter.get_total_flops()),
+        num_movable_experts=num_movable_experts(job.model),
+        tensor_units=tensor_units,
+        tensor_refusal=tensor_refusal,
+        chain_refusal=_chain_refusal(job, blocks, on_device),
         has_class_token=job.workload.class_token(job.model) is not None,
     )
     return ModelLook(
@@ -114,6 +120,23 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         samples=float(batch_length(batch) or 0),
         peak_bytes=peak_bytes if batch_length(batch) else 0,
     )
+
+
+def _has_batch_statistics(model: Any) -> bool:
+    import torch
+
+    return any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in model.modules())
+
+
+def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
+    """Why the blocks cannot be stages; found on one sample, where a batch can be cut."""
+    if len(blocks) < 2 or job.workload.has_custom_step:
+        return ""
+    if _has_batch_statistics(job.model):
+        return "normalisation over the batch would see micro-batches"
+    sample = split_at(job.workload, batch, [0, 1])[0][0] if batch_length(batch) else batch
+    with unchanged_generators(job.device):
+        return chain_refusal(job.model, blocks, lambda: job.loss(sample))
 
 
 class _UnalignedProducts:

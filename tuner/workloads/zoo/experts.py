@@ -21,6 +21,7 @@ Shapes: T tokens, D width, E experts, K choices of a token, C capacity, F inner 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -121,6 +122,9 @@ class ExpertLayer(nn.Module):
 
     Attributes:
         expert_implementation: "looped" or "batched".
+        experts: Modules whose parameters all have the experts as their first dimension.
+        exchange: Runs (E, C, D) slots where their experts are, on other ranks; None runs them here. With it experts
+            are batched, however they run without.
     """
 
     expert_implementations: ClassVar[tuple[str, ...]] = ("looped", "batched")
@@ -132,6 +136,7 @@ class ExpertLayer(nn.Module):
         self.router = Router(width, num_experts)
         self.experts = Experts(num_experts, width, inner)
         self.expert_implementation = implementation
+        self.exchange: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._num_experts = num_experts
         self._top_k = top_k
         self._capacity_factor = capacity_factor
@@ -141,7 +146,8 @@ class ExpertLayer(nn.Module):
         tokens = x.flatten(0, 1)
         capacity = capacity_of(len(tokens), self._num_experts, self._top_k, self._capacity_factor)
         routing = route(self.router(tokens), self._top_k, capacity)
-        run = self._batched if self.expert_implementation == "batched" else self._looped
+        in_slots = self.exchange is not None or self.expert_implementation == "batched"
+        run = self._batched if in_slots else self._looped
         out = run(tokens, routing, capacity)
         return out.view(x.shape), routing.balance, (~routing.kept).sum()
 
@@ -152,7 +158,8 @@ class ExpertLayer(nn.Module):
         buffer = tokens.new_zeros(spare + 1, tokens.shape[1])
         for choice in range(self._top_k):
             buffer = buffer.index_copy(0, slots[:, choice], tokens)
-        done = self.experts(buffer[:spare].view(self._num_experts, capacity, -1)).flatten(0, 1)
+        slots_of_experts = buffer[:spare].view(self._num_experts, capacity, -1)
+        done = (self.exchange or self.experts)(slots_of_experts).flatten(0, 1)
         weights = torch.where(routing.kept, routing.weights, 0.0)
         picked = done[slots.clamp(max=spare - 1)]
         out: torch.Tensor = (picked * weights[..., None].to(picked.dtype)).sum(dim=1)

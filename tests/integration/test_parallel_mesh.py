@@ -1,0 +1,267 @@
+"""parallel_mesh: laid over ranks by products, layers or experts, a model trains as in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from rank_jobs import Trained, train, train_alone
+from ranks import RankFailed, Ranks
+from torch.utils.data import SequentialSampler, Subset
+
+from tuner.workloads.adapters.transformers import TransformersWorkload
+from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 16, "resid_pdrop": 0.0}
+    | {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0},
+    "bert": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    | {"vocab_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "vit": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    | {"image_size": 8, "patch_size": 4, "num_labels": 4}
+    | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}
+
+
+class Small(TransformersWorkload):
+    """A transformer of four blocks and a millisecond; samples in order."""
+
+    model_type = "gpt2"
+    fields: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        fields = {**SIZES[self.model_type], **self.fields}
+        super().__init__(self.model_type, batch=8, sequence=12, lr=1e-3, **fields)
+
+    def sampler(self, dataset: Any) -> Any:
+        return SequentialSampler(dataset)
+
+
+class Gpt2(Small):
+    pass
+
+
+class Bert(Small):
+    model_type = "bert"
+
+
+class Vit(Small):
+    model_type = "vit"
+
+
+class Clipped(Small):
+    max_grad_norm = 0.1
+
+
+def mesh(**choice: Any) -> dict[str, Any]:
+    return {"parallel_mesh": choice}
+
+
+TOLERANCE = 2e-5
+"""Of a loss near four after 20 updates of AdamW, each with some hundred roundings of FP32 in another order."""
+
+
+def check(found: list[Trained], alone: Trained, *, rel: float = TOLERANCE) -> None:
+    for trained in found:
+        took, detail = trained.effects["parallel_mesh"]
+        assert took, detail
+        assert trained.losses == pytest.approx(alone.losses, rel=rel)
+        assert trained.state.keys() == alone.state.keys()
+        for name, value in alone.state.items():
+            torch.testing.assert_close(trained.state[name], value, rtol=2e-3, atol=2e-3, msg=name)
+
+
+class Partly(Small):
+    """A block, and what comes before all of them, that are not trained."""
+
+    def model(self) -> Any:
+        model = super().model()
+        model.transformer.wpe.requires_grad_(False)
+        model.transformer.h[0].requires_grad_(False)
+        return model
+
+
+class Frozen(Small):
+    """What comes before the blocks, and all but the last of them."""
+
+    num_trained = 1
+    fields: ClassVar[dict[str, Any]] = {"tie_word_embeddings": False}
+
+    def model(self) -> Any:
+        model = super().model()
+        frozen = (model.transformer.wte, model.transformer.wpe, *model.transformer.h[: 4 - self.num_trained])
+        for part in frozen:
+            part.requires_grad_(False)
+        model.transformer.h[0].ln_1.bias.requires_grad_(self.num_trained == 2)
+        return model
+
+
+class HalfFrozen(Frozen):
+    num_trained = 2
+
+
+class Grouped(Small):
+    """Decay of matrices only, and a rate that falls."""
+
+    max_grad_norm = 0.5
+
+    def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+        named = list(named_parameters)
+        groups = [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=1e-3)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+class Uneven(Small):
+    """Batches of 8 and, at the end of every epoch, of 5."""
+
+    drop_last = False
+
+    def dataset(self) -> Any:
+        return Subset(super().dataset(), range(21))
+
+
+class Dropping(Small):
+    fields: ClassVar[dict[str, Any]] = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
+
+
+SCHEDULES = [
+    {"schedule": "gpipe", "micro_batches": 2},
+    {"schedule": "1f1b", "micro_batches": 4},
+    {"schedule": "interleaved", "micro_batches": 4},
+]
+each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda choice: choice["schedule"])
+PIPELINE = {"pipeline": 2, "micro_batches": 4}
+KINDS = [{"tensor": 2}, PIPELINE]
+each_kind = pytest.mark.parametrize("choice", KINDS, ids=lambda choice: next(iter(choice)))
+
+
+class TestTensor:
+    @pytest.mark.parametrize("workload", [Gpt2, Bert, Vit, Clipped])
+    def test_is_the_training_of_one_process(self, ranks: Ranks, workload: type) -> None:
+        check(ranks.run(2, train, workload, mesh(tensor=2)), train_alone(workload))
+
+
+class TestPipeline:
+    @each_schedule
+    def test_is_the_training_of_one_process(self, ranks: Ranks, schedule: dict[str, Any]) -> None:
+        """The token embedding is the last product too: both ends of the pipeline train it."""
+        check(ranks.run(2, train, Gpt2, mesh(pipeline=2, **schedule)), train_alone(Gpt2))
+
+    @pytest.mark.parametrize("workload", [Bert, Vit])
+    def test_of_other_models(self, ranks: Ranks, workload: type) -> None:
+        check(ranks.run(2, train, workload, mesh(**PIPELINE)), train_alone(workload))
+
+    def test_that_begins_with_what_is_not_trained(self, ranks: Ranks) -> None:
+        """What is before the first trained block gets no gradient; a stage without one has nothing to update."""
+        check(ranks.run(2, train, HalfFrozen, mesh(**PIPELINE)), train_alone(HalfFrozen))
+        with pytest.raises(RankFailed, match="rank 0 of the pipeline would have no parameter that is trained"):
+            ranks.run(2, train, Frozen, mesh(**PIPELINE))
+
+
+class TestBoth:
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            {"tensor": 2},
+            {"tensor": 4},
+            PIPELINE,
+            {"pipeline": 2, "schedule": "interleaved", "micro_batches": 2},
+            {"pipeline": 4, "schedule": "1f1b", "micro_batches": 4},
+            {"pipeline": 2, "tensor": 2, "micro_batches": 4},
+        ],
+        ids=lambda choice: "-".join(f"{name}{value}" for name, value in choice.items()),
+    )
+    def test_on_four_ranks_with_data_parallelism_for_the_rest(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        check(ranks.run(4, train, Grouped, mesh(**choice)), train_alone(Grouped))
+
+    @each_kind
+    @pytest.mark.parametrize("workload", [Clipped, Grouped, Partly, Uneven])
+    def test_with_clipping_groups_frozen_parameters_or_a_shorter_last_batch(
+        self, ranks: Ranks, workload: type, choice: dict[str, Any]
+    ) -> None:
+        check(ranks.run(2, train, workload, mesh(**choice)), train_alone(workload))
+
+    @each_kind
+    def test_with_dropout_copies_stay_the_same(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        """Masks are others than in one process; those of what all ranks compute are the same on all of them."""
+        first, second = ranks.run(2, train, Dropping, mesh(**choice))
+        assert first.losses == pytest.approx(train_alone(Dropping).losses, rel=0.1)
+        for name, value in first.state.items():
+            assert torch.equal(value, second.state[name]), name
+
+    @each_kind
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"activation_checkpointing": {"every": 1}},
+            {"precision": {"level": "O1", "dtype": "bfloat16"}},
+            {"device_prefetch": {"ahead": False}, "optimizer_implementation": {"implementation": "foreach"}},
+        ],
+        ids=lambda other: next(iter(other)),
+    )
+    def test_with_other_strategies(self, ranks: Ranks, choice: dict[str, Any], other: dict[str, Any]) -> None:
+        """Against the same in one process, in bfloat16 within some of its roundings."""
+        alone = train_alone(Gpt2, other, 5)
+        trained: Trained = ranks.run(2, train, Gpt2, {**mesh(**choice), **other}, 5)[0]
+        tolerance = 5 * 2.0**-8 if "precision" in other else TOLERANCE
+        assert trained.losses == pytest.approx(alone.losses, rel=tolerance)
+        for name in ("parallel_mesh", *other):
+            assert trained.effects[name][0], trained.effects[name][1]
+
+
+class Experts(MixtureOfExperts):
+    """Four experts with room for every token, and no loss that depends on which tokens meet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            **{"batch": 8, "sequence": 8, "vocabulary": 64, "width": 16, "depth": 2, "num_heads": 2}
+            | {"num_experts": 4, "capacity_factor": 4.0, "balance": 0.0, "lr": 1e-3}
+        )
+
+    def sampler(self, dataset: Any) -> Any:
+        return SequentialSampler(dataset)
+
+
+class Crowded(Experts):
+    """With too little room, and the loss that balances them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shape = replace(self._shape, capacity_factor=0.5)
+        self._balance = 0.1
+
+
+class FewSamples(Crowded):
+    """Batches of 8 and of 5, of which one rank has 3 and the other 2."""
+
+    drop_last = False
+
+    def dataset(self) -> Any:
+        return Subset(super().dataset(), range(21))
+
+
+class TestExperts:
+    @pytest.mark.parametrize(("num_ranks", "degree"), [(2, 2), (4, 2), (4, 4)])
+    def test_is_the_training_of_one_process(self, ranks: Ranks, num_ranks: int, degree: int) -> None:
+        """Where no token is dropped; the norm that gradients are clipped to is that of all experts."""
+        check(ranks.run(num_ranks, train, Experts, mesh(expert=degree)), train_alone(Experts))
+
+    @pytest.mark.parametrize("workload", [Crowded, FewSamples])
+    def test_drops_what_data_parallelism_drops(self, ranks: Ranks, workload: type) -> None:
+        """Every rank routes its own tokens, by its own capacity."""
+        plain = ranks.run(2, train, workload, {})[0]
+        check(ranks.run(2, train, workload, mesh(expert=2)), plain)
+
+    def test_of_micro_batches_is_that_of_the_whole(self, ranks: Ranks) -> None:
+        choices = {**mesh(expert=2), "micro_batch": {"num_micro_batches": 2}}
+        check(ranks.run(2, train, Experts, choices), train_alone(Experts))

@@ -1,0 +1,30 @@
+"""What a forward pass runs in: the contexts of a plan, and its autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.plan import Plan
+
+
+@contextmanager
+def forward_contexts(plan: Plan, device: torch.device, *, cache_casts: bool | None = None) -> Iterator[None]:
+    """As the plan has them.
+
+    Args:
+        cache_casts: Of weights under autocast; None leaves that to torch.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        for context in plan.step.contexts:
+            stack.enter_context(context())
+        if plan.step.autocast_dtype:
+            dtype = getattr(torch, plan.step.autocast_dtype)
+            stack.enter_context(torch.autocast(device.type, dtype=dtype, cache_enabled=cache_casts))
+        yield

@@ -1,0 +1,266 @@
+"""The repeated blocks of a model as a chain that can be entered and left between any two of them.
+
+A stage of a pipeline runs the workload's own loss on the whole model, whose blocks are steered: those before the
+stage are passed over, its first one takes what the stage before has sent, and behind its last one the model is left.
+So the user's forward function need not be taken apart, and what it makes of a batch besides (masks, positions) is
+there on every stage: what comes before the blocks is computed on all of them, without gradients on all but the first.
+
+That is the same training only if the blocks are called once each, in order, each on the output of the one before, and
+if nothing but the last output is used behind them; `examine` finds that out on a batch, and refuses everything else.
+What passed-over blocks return is not a number, so that whatever used it could not go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import UnsupportedHere
+from tuner.training.structure import map_structure
+from tuner.workloads.workload import leaves
+
+if TYPE_CHECKING:
+    import torch
+
+Loss = Callable[[], "torch.Tensor"]
+
+
+def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], loss: Loss) -> str:
+    """Why blocks are no chain; empty where they are. The model is as before afterwards."""
+    chain = Chain(model, blocks)
+    try:
+        chain.examine(loss)
+    except UnsupportedHere as error:
+        return str(error)
+    except Exception as error:  # the user's own code, given what is not a number
+        return f"what follows passed-over blocks fails ({type(error).__name__}: {error})"
+    finally:
+        chain.release()
+    return ""
+
+
+class _Left(BaseException):
+    """The model was left behind a block; no error, so that no code of the user's takes it for one."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What one batch showed.
+
+    Attributes:
+        calls: Arguments of every block.
+        dtypes: Of what goes into each block.
+        front: Names of the parameters that the first block's input depends on.
+        back: Names of those that the loss depends on behind the last block.
+    """
+
+    calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
+    dtypes: tuple[torch.dtype, ...]
+    front: frozenset[str]
+    back: frozenset[str]
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """How the model is run just now.
+
+    Attributes:
+        first: Of the blocks that are run.
+        last: Behind which the model is left; None runs to the loss.
+        received: What the first one takes in the place of its input; None leaves that.
+        seen: Called with every block's number, arguments and output.
+    """
+
+    first: int = 0
+    last: int | None = None
+    received: torch.Tensor | None = None
+    seen: Callable[[int, Any, Any, Any], None] | None = None
+
+
+class Chain:
+    """The blocks of a model, which it steers from now on.
+
+    Attributes:
+        on_leaving: Called with what a stage sends, within the contexts that it was computed in; or None.
+    """
+
+    def __init__(self, model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
+        self.model = model
+        self.blocks = list(blocks)
+        self.on_leaving: Callable[[torch.Tensor], None] | None = None
+        self._run: _Run | None = None
+        self._inner = [block.forward for block in blocks]
+        for number, block in enumerate(self.blocks):
+            block.forward = self._steered(number)
+
+    def release(self) -> None:
+        """Steers the blocks no longer."""
+        for block, inner in zip(self.blocks, self._inner, strict=True):
+            block.forward = inner
+
+    # --- running ------------------------------------------------------------------------------
+
+    def stage(self, loss: Loss, first: int, last: int, received: torch.Tensor | None) -> torch.Tensor:
+        """Of the blocks from `first` to `last`: what the last gives, or the loss behind the last of all."""
+        import torch
+
+        is_final = last == len(self.blocks) - 1
+        with torch.set_grad_enabled(received is None):
+            return self._ran(loss, _Run(first=first, last=None if is_final else last, received=received))
+
+    def entry(self, loss: Loss) -> torch.Tensor:
+        """The first block's input."""
+        return self._ran(loss, _Run(last=-1))
+
+    def back(self, loss: Loss, hidden: torch.Tensor, *, around: bool = False) -> torch.Tensor:
+        """The loss of what the last block gave.
+
+        Args:
+            around: With gradients of what comes before the blocks, should the loss depend on that too.
+        """
+        import torch
+
+        with torch.set_grad_enabled(around):
+            return self._ran(loss, _Run(first=len(self.blocks), received=hidden))
+
+    def block(self, number: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One block by itself."""
+        return self._inner[number](*args, **kwargs)  # type: ignore[no-any-return]
+
+    def _ran(self, loss: Loss, run: _Run) -> torch.Tensor:
+        with self._steering(run):
+            try:
+                return loss()
+            except _Left as left:
+                return left.hidden
+
+    @contextmanager
+    def _steering(self, run: _Run) -> Iterator[None]:
+        self._run = run
+        try:
+            yield
+        finally:
+            self._run = None
+
+    def _steered(self, number: int) -> Callable[..., Any]:
+        import torch
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            run = self._run
+            if run is None:
+                return self._inner[number](*args, **kwargs)
+            if run.last == -1:
+                raise _Left(_hidden(args, kwargs))
+            taking = run.received is not None and number == min(run.first, len(self.blocks) - 1)
+            if taking:
+                torch.set_grad_enabled(True)  # until the model is left
+            if number < run.first:
+                hidden = _hidden(args, kwargs)
+                return run.received if taking else hidden.new_full((), float("nan")).expand(hidden.shape)
+            if taking:
+                args, kwargs = _with_hidden(args, kwargs, run.received)
+            output = self._inner[number](*args, **kwargs)
+            if run.seen is not None:
+                run.seen(number, args, kwargs, output)
+            if number == run.last:
+                if self.on_leaving is not None:
+                    self.on_leaving(output)
+                raise _Left(output)
+            return output
+
+        return forward
+
+    # --- examining ----------------------------------------------------------------------------
+
+    def examine(self, loss: Loss) -> Examined:
+        """Whether the blocks are a chain; gradients are as before afterwards.
+
+        Raises:
+            UnsupportedHere: They are not, and why.
+        """
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        kept = [p.grad for p in parameters]
+        try:
+            calls, output = self._calls(loss)
+            front = self._reached(self.entry(loss))
+            hidden = output.detach().requires_grad_()
+            value = self.back(loss, hidden, around=True)
+            if not bool(value.detach().isfinite().all()):
+                raise UnsupportedHere("what follows the blocks uses more than the output of the last one")
+            around = self._reached(value)
+            back = self._reached(self.back(loss, hidden))
+        finally:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+        if around != back:
+            raise UnsupportedHere(
+                "the loss depends on what comes before the blocks not through them alone: "
+                + ", ".join(sorted(around - back)[:3])
+            )
+        inside = {name for block in self.blocks for name in self._names(block.parameters())}
+        shared = sorted(inside & (front | back))
+        if shared or len(inside) < sum(len(list(block.parameters())) for block in self.blocks):
+            raise UnsupportedHere(f"blocks share parameters with others: {', '.join(shared[:3]) or 'one another'}")
+        dtypes = tuple(_hidden(*call).dtype for call in calls)
+        return Examined(calls=tuple(calls), dtypes=dtypes, front=front, back=back)
+
+    def _calls(self, loss: Loss) -> tuple[list[Any], torch.Tensor]:
+        """Arguments of all blocks, detached, and the last output."""
+        calls: list[Any] = []
+        outputs: list[Any] = []
+
+        def see(number: int, args: Any, kwargs: Any, output: Any) -> None:
+            self._check(number, args, kwargs, output, outputs)
+            calls.append(map_structure(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, (args, kwargs)))
+            outputs.append(output)
+
+        self._ran(loss, _Run(seen=see))
+        if len(calls) < len(self.blocks):
+            raise UnsupportedHere(f"of {len(self.blocks)} blocks the loss calls {len(calls)}")
+        return calls, outputs[-1]
+
+    def _check(self, number: int, args: Any, kwargs: Any, output: Any, outputs: list[Any]) -> None:
+        import torch
+
+        name = type(self.blocks[number]).__name__
+        if number != len(outputs):
+            raise UnsupportedHere(f"block {number} ({name}) is called in the place of block {len(outputs)}")
+        if not isinstance(output, torch.Tensor):
+            raise UnsupportedHere(f"{name} returns {type(output).__name__}, and stages send a single tensor")
+        hidden = _hidden(args, kwargs)
+        if number and hidden is not outputs[-1]:
+            raise UnsupportedHere(f"between blocks {number - 1} and {number} the model computes something")
+        if output.shape != hidden.shape:
+            raise UnsupportedHere(f"{name} makes {tuple(output.shape)} of {tuple(hidden.shape)}: stages would differ")
+        others = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, torch.Tensor) and leaf is not hidden]
+        if any(leaf.requires_grad for leaf in others):
+            raise UnsupportedHere(f"{name} takes a second tensor that has a gradient, which stages do not send")
+
+    def _reached(self, value: torch.Tensor) -> frozenset[str]:
+        """Names of the parameters that a value depends on."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        if value.requires_grad:
+            value.sum().backward()  # type: ignore[no-untyped-call]
+        return frozenset(self._names(p for p in self.model.parameters() if p.grad is not None))
+
+    def _names(self, parameters: Iterable[torch.nn.Parameter]) -> Iterator[str]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return (names[id(parameter)] for parameter in parameters)
+
+
+def _hidden(args: Any, kwargs: Any) -> torch.Tensor:
+    """A block's first argument."""
+    value = args[0] if args else kwargs.get("hidden_states")
+    if not hasattr(value, "shape"):
+        raise UnsupportedHere("the blocks take no tensor as their first argument")
+    return value  # type: ignore[no-any-return]
+
+
+def _with_hidden(args: Any, kwargs: Any, hidden: Any) -> tuple[Any, Any]:
+    return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})

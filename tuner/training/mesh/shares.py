@@ -1,0 +1,81 @@
+"""One batch from the shares that the ranks of a replica loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import UnsupportedHere
+from tuner.training.micro_batch import batch_length
+from tuner.training.structure import map_structure
+from tuner.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.plan import Plan
+
+
+def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
+    """Whether every rank's share of every batch has the same number of samples, as far as is known beforehand."""
+    own = type(workload).batch_sampler is not Workload.batch_sampler
+    whole = workload.global_batch * plan.batches.factor
+    return workload.drop_last and not own and whole % num_ranks == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How they are put together.
+
+    Attributes:
+        group: The ranks that compute on the same samples.
+        even: All shares are of one size, so that it need not be asked for.
+    """
+
+    group: Any
+    even: bool
+
+    def together(self, batch: Any) -> Any:
+        """All samples, in the order of the ranks; the same on all of them.
+
+        Raises:
+            UnsupportedHere: The batch's tensors have no common first dimension.
+        """
+        import torch.distributed as dist
+
+        if dist.get_world_size(self.group) == 1:
+            return batch
+        length = batch_length(batch)
+        if length is None:
+            raise UnsupportedHere(
+                "the tensors of a batch have no common first dimension along which to put shares together"
+            )
+        lengths = self._lengths(batch, length)
+        return map_structure(lambda leaf: self._whole(leaf, lengths) if hasattr(leaf, "shape") else leaf, batch)
+
+    def _lengths(self, batch: Any, length: int) -> list[int]:
+        import torch.distributed as dist
+
+        size = dist.get_world_size(self.group)
+        if self.even:
+            return [length] * size
+        found: list[Any] = [None] * size
+        dist.all_gather_object(found, length, group=self.group)
+        return found
+
+    def _whole(self, own: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        import torch
+        import torch.distributed as dist
+
+        sent = own.contiguous()
+        sent = sent.view(torch.uint8) if own.dtype is torch.bool else sent
+        whole = sent.new_empty((sum(lengths), *sent.shape[1:]))
+        parts = list(whole.split(lengths))
+        if len(set(lengths)) == 1:
+            dist.all_gather_into_tensor(whole, sent, group=self.group)
+        else:
+            for place, part in enumerate(parts):
+                if place == dist.get_rank(self.group):
+                    part.copy_(sent)
+                dist.broadcast(part, src=dist.get_global_rank(self.group, place), group=self.group)
+        return whole.view(torch.bool) if own.dtype is torch.bool else whole

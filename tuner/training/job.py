@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
@@ -11,13 +11,14 @@ from tuner.training.captured_step import CapturedStep
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
-from tuner.training.sharding import consolidated, laid_out, whole
+from tuner.training.sharding import consolidated, laid_out, unreduced, whole
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
 
     from tuner.training.flat_parameters import FlatParameters
+    from tuner.training.ignored_parameters import IgnoredParameters
     from tuner.training.master_weights import MasterWeights
     from tuner.training.plan import LoaderArguments, Plan
     from tuner.workloads.workload import Workload
@@ -32,6 +33,7 @@ class TrainingJob:
         scheduler: The user's scheduler or None.
         loader: Iterable over batches.
         masters: FP32 copies of 16-bit parameters, where the plan has them.
+        ignored: Parameters that sharding leaves out, where the plan has them.
         scaler: Of the loss, where the plan has one.
         captured: The step as CUDA graphs, where the plan has it recorded.
         formats: What was seen of the number formats of its products.
@@ -51,6 +53,7 @@ class TrainingJob:
         masters: MasterWeights | None,
         loader: Any,
         flat: FlatParameters | None = None,
+        ignored: IgnoredParameters | None = None,
         user_flags: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         import torch
@@ -69,6 +72,7 @@ class TrainingJob:
         self.formats = SeenFormats()
         self.num_pieces: int | None = None
         self._flat = flat
+        self.ignored = ignored
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
@@ -165,9 +169,7 @@ class TrainingJob:
             pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
             weights = [weight for weight in weights if weight]
         for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
-            with ExitStack() as stack:
-                if number < len(pieces) - 1 and hasattr(self.model, "no_sync"):
-                    stack.enter_context(self.model.no_sync())  # type: ignore[operator]
+            with self._unreduced() if number < len(pieces) - 1 else nullcontext():
                 loss = self.loss(piece) * weight
                 self.backward(loss)
             if self.masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
@@ -177,6 +179,8 @@ class TrainingJob:
 
     def finish_gradients(self) -> None:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
+        if self.ignored:
+            self.ignored.take_gradients()
         if self.masters:
             self.masters.take_gradients()
         if self._flat:
@@ -270,6 +274,13 @@ class TrainingJob:
             self.masters.reload()
 
     # --- pieces -------------------------------------------------------------------------------
+
+    def _unreduced(self) -> AbstractContextManager[Any]:
+        """Around a micro-batch whose gradients wait for the last one's, where they do."""
+        sharding = self.plan.wrap.sharding
+        if self.plan.wrap.shards_parameters and sharding is not None and not sharding.reduce_each:
+            return unreduced(self.model)
+        return self.model.no_sync() if hasattr(self.model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def _step_optimizer(self) -> bool:
         """Whether the update was made. Where nothing depends on it at once, the device is not waited for."""

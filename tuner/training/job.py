@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
+from tuner.training.communication import compression_of, momentum_of
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
@@ -235,13 +236,16 @@ class TrainingJob:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
         implementation, step counts on the CPU, whatever it runs over and however.
 
-        Where it is laid over ranks, every rank calls it and gets all of it, whole.
+        Where it is laid over ranks, or is each rank's own, every rank calls it and gets all of it, whole.
         """
         if self.captured:
             self.captured.settle()
         if self.plan.wrap.shards_optimizer:
             return with_flags(consolidated(self.optimizer), self._user_flags)
         state = self.optimizer.state_dict()
+        momentum = momentum_of(self.model)
+        if momentum is not None:
+            state = momentum.give_momentum(state, self.optimizer)
         return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,6 +265,36 @@ class TrainingJob:
             )
         state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
         self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
+        momentum = momentum_of(self.model)
+        if momentum is not None:
+            momentum.take_momentum(self.optimizer)
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """What this rank keeps for later reductions of gradients, and no other rank has: what compression has not sent
+        yet, and the momentum of `dgc`. Empty where nothing is kept.
+
+        Save it for each rank beside the model's and the optimizer's state, which have nothing of it.
+        """
+        compression = compression_of(self.model)
+        kept = {} if compression is None else compression.kept(self._names())
+        return {**self._place(), "kept": kept} if kept else {}
+
+    def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
+
+        Raises:
+            WorkloadRejected: It is of another rank, or of other settings.
+        """
+        own = self._place()
+        for name, value in own.items() if state_dict else ():
+            if state_dict.get(name) != value:
+                raise WorkloadRejected(
+                    f"the state of a rank has {name} {state_dict.get(name)!r}, and this job {value!r}: give every rank "
+                    "its own, on as many ranks with the same gradient_compression, or do not load it"
+                )
+        compression = compression_of(self.model)
+        if compression is not None and state_dict:
+            compression.keep(state_dict["kept"], self._names())
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""
@@ -274,6 +308,22 @@ class TrainingJob:
             self.masters.reload()
 
     # --- pieces -------------------------------------------------------------------------------
+
+    def _names(self) -> dict[Any, str]:
+        return {parameter: name for name, parameter in unwrapped(self.model).named_parameters()}
+
+    def _place(self) -> dict[str, Any]:
+        """Whose a rank's state is."""
+        import torch.distributed as dist
+
+        compression = compression_of(self.model)
+        several = dist.is_available() and dist.is_initialized()
+        return {
+            "method": None if compression is None else compression.method,
+            "settings": {} if compression is None else compression.settings,
+            "rank": dist.get_rank() if several else 0,
+            "num_ranks": dist.get_world_size() if several else 1,
+        }
 
     def _unreduced(self) -> AbstractContextManager[Any]:
         """Around a micro-batch whose gradients wait for the last one's, where they do."""

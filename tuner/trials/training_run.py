@@ -1,6 +1,7 @@
 """Training a configuration for a number of steps, as a user would, and keeping its loss curve.
 
-On as many ranks as the study has, each on its part of every batch: statistics over a batch are not those of one process.
+On as many ranks as the study has, each on its part of every batch: statistics over a batch are not those of one
+process.
 """
 
 from __future__ import annotations

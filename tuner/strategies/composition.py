@@ -170,8 +170,14 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("sharding", "precision"),
-        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["precision"]["dtype"] == "float16",
-        reason="a loss scaler would have to skip a step on all ranks or on none, which is not offered: use bfloat16",
+        applies=lambda c, e, w: (
+            c["sharding"]["mode"] in FSDP
+            and bool(c["sharding"]["cpu_offload"])
+            and c["precision"]["dtype"] == "float16"
+            and c["precision"]["level"] != "O3"
+        ),
+        reason="the loss scaler is on the device, and the gradients that it has to look at are in the CPU's memory: "
+        "use bfloat16",
     ),
     Conflict(
         strategies=("sharding", "memory_format"),
@@ -270,6 +276,28 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="the two levels are made of all ranks, and only those with the same parts reduce together",
     ),
     Conflict(
+        strategies=("local_sgd", "sharding"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["sharding"]["mode"] != "ddp",
+        reason="a rank that steps alone needs the whole model and the whole state of its optimizer",
+    ),
+    Conflict(
+        strategies=("local_sgd", "gradient_compression"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["gradient_compression"]["method"] is not None,
+        reason="between averages no gradients are sent that could be compressed",
+    ),
+    Conflict(
+        strategies=("local_sgd", "hierarchical_allreduce"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["hierarchical_allreduce"]["levels"] == 2,
+        reason="its own two levels are inside=True: gradients inside hosts in every step, models between them",
+    ),
+    Conflict(
+        strategies=("local_sgd", "precision"),
+        applies=lambda c, e, w: (
+            c["local_sgd"]["every"] != 1 and c["precision"]["dtype"] == "float16" and c["precision"]["level"] != "O3"
+        ),
+        reason="each rank's loss scaler would skip other steps, and schedulers would part: use bfloat16",
+    ),
+    Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",
@@ -309,7 +337,10 @@ MEANINGLESS: tuple[Meaningless, ...] = (
     ),
     Meaningless(
         strategy="sharding",
-        parameters=("wrap", "min_num_params", "reshard", "prefetch"),
+        parameters=(
+            *("wrap", "min_num_params", "reshard", "prefetch", "backward_prefetch"),
+            *("cpu_offload", "ignored", "reduce_each"),
+        ),
         applies=lambda c: c["sharding"]["mode"] not in FSDP,
         reason="parameters are whole on every rank",
     ),
@@ -324,6 +355,20 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("reshard",),
         applies=lambda c: c["sharding"]["mode"] == "grad_op",
         reason="parameters stay until the backward pass",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("backward_prefetch",),
+        applies=lambda c: (
+            c["sharding"]["mode"] == "grad_op" or (c["sharding"]["mode"] == "hybrid" and not c["sharding"]["reshard"])
+        ),
+        reason="the backward pass gathers nothing",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("reduce_each",),
+        applies=lambda c: c["micro_batch"]["num_micro_batches"] == 1,
+        reason="there is one micro-batch",
     ),
     Meaningless(
         strategy="ddp_buckets",
@@ -360,6 +405,12 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("ratio", "warm_up_steps"),
         applies=lambda c: c["gradient_compression"]["method"] != "dgc",
         reason="no elements are chosen",
+    ),
+    Meaningless(
+        strategy="local_sgd",
+        parameters=("warm_up_steps", "inside"),
+        applies=lambda c: c["local_sgd"]["every"] == 1,
+        reason="no step is taken alone",
     ),
     Meaningless(
         strategy="larger_global_batch",

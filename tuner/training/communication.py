@@ -12,11 +12,13 @@ from tuner.training.compression.base import Compression, FlatCompression
 from tuner.training.compression.lane import Lane
 from tuner.training.hierarchy import Hierarchy
 from tuner.training.hosts import make_levels
+from tuner.training.local_sgd import LocalSgd
 
 if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    from tuner.training.compression.deep_gradient import DeepGradient
     from tuner.training.plan import CompressionArguments, WrapArguments
 
 
@@ -33,6 +35,10 @@ def attach(
         UnsupportedHere: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
     """
     wanted = arguments.compression
+    if arguments.local_sgd is not None:
+        assert wanted is None, "nothing is sent that could be compressed"
+        model.register_comm_hook(LocalSgd(model, arguments.local_sgd), lambda state, bucket: state.reduce(bucket))
+        return
     if wanted is None and not arguments.hierarchical:
         return
     if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
@@ -77,9 +83,20 @@ def build(
     raise AssertionError(f"no compression is called {arguments.method!r}")
 
 
+def local_sgd_of(model: torch.nn.Module) -> LocalSgd | None:
+    """What makes the ranks of a wrapped model step alone, where something does."""
+    return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, LocalSgd)), None)
+
+
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
     """What reduces the gradients of a wrapped model in two levels, where something does."""
     return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Hierarchy)), None)
+
+
+def momentum_of(model: torch.nn.Module) -> DeepGradient | None:
+    """What took the momentum of the optimizer over, where something did."""
+    compression = compression_of(model)
+    return compression if compression is not None and compression.method == "dgc" else None  # type: ignore[return-value]
 
 
 def compression_of(model: torch.nn.Module) -> Compression | None:

@@ -37,6 +37,8 @@ class Hierarchy:
         self._lane = lane
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self.compression is not None:
+            self.compression.see(bucket)
         return self._lane.submit(lambda: self._reduced(bucket))
 
     def _reduced(self, bucket: GradBucket) -> torch.Tensor:
@@ -49,20 +51,30 @@ class Hierarchy:
 
     def average(self, flat: torch.Tensor, key: int) -> None:
         """Averages a one-dimensional tensor over all ranks, in place."""
-        import torch.distributed as dist
+        average_in_two_levels(flat, self.levels, self.compression, key)
 
-        levels = self.levels
-        whole = padded(flat, levels.ranks_per_host)
-        part = whole.new_empty(whole.numel() // levels.ranks_per_host)
-        reduce_scatter(part, whole, levels.inside)
-        part.div_(levels.ranks_per_host)
-        if self.compression is None:
-            average_dense(part, levels.between)
-        else:
-            self.compression.average(part, levels.between, key)
-        dist.all_gather_into_tensor(whole, part, group=levels.inside)
-        if whole is not flat:
-            flat.copy_(whole[: flat.numel()])
+
+def average_in_two_levels(
+    flat: torch.Tensor, levels: Levels, compression: FlatCompression | None = None, key: int = 0
+) -> None:
+    """
+    Args:
+        compression: What is used between hosts.
+        key: As of `FlatCompression.average`.
+    """
+    import torch.distributed as dist
+
+    whole = padded(flat, levels.ranks_per_host)
+    part = whole.new_empty(whole.numel() // levels.ranks_per_host)
+    reduce_scatter(part, whole, levels.inside)
+    part.div_(levels.ranks_per_host)
+    if compression is None:
+        average_dense(part, levels.between)
+    else:
+        compression.average(part, levels.between, key)
+    dist.all_gather_into_tensor(whole, part, group=levels.inside)
+    if whole is not flat:
+        flat.copy_(whole[: flat.numel()])
 
 
 def padded(flat: torch.Tensor, num_parts: int) -> torch.Tensor:

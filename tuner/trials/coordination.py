@@ -41,7 +41,7 @@ class Coordinator:
         enter_host_network(self.rank, self.num_ranks)
         directory.mkdir(parents=True, exist_ok=True)
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=GROUP_TIMEOUT)
         self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
 

@@ -10,6 +10,7 @@ state that it has in a running epoch.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -98,9 +99,9 @@ def take_window(
     the slowest.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
-    that batches made before the window do not flatter it. Where batches are made of pools, it spans whole ones:
-    a part of a pool may hold its shortest samples. It is void where others used the machine, or where a device
-    was throttled or shared (`device_state.py`).
+    that batches made before the window do not flatter it. Where batches are made of pools, or not every step averages
+    the models of ranks, it spans whole rounds: a part of a pool may hold its shortest samples. It is void where others
+    used the machine, or where a device was throttled or shared (`device_state.py`).
 
     Args:
         total: Sums values over the ranks.
@@ -118,7 +119,7 @@ def take_window(
     depth_start = ready_batches(stepper.iterator)
     meter = InputMeter(stepper.iterator)
     watch.begin()
-    num_steps = int(most([_whole_pools(num_steps, stepper.order)])[0])
+    num_steps = int(most([_whole_rounds(num_steps, stepper)])[0])
     ticks = np.empty(num_steps + 1, dtype=np.int64)
     before = read_cpu(time.perf_counter())
     ticks[0] = time.perf_counter_ns()
@@ -164,9 +165,10 @@ def take_window(
     )
 
 
-def _whole_pools(num_steps: int, order: EndlessBatches | None) -> int:
-    pool = order.pool if order is not None else 1
-    return -(-num_steps // pool) * pool
+def _whole_rounds(num_steps: int, stepper: Stepper) -> int:
+    pool = stepper.order.pool if stepper.order is not None else 1
+    steps = math.lcm(pool, stepper.job.steps_per_round)
+    return -(-num_steps // steps) * steps
 
 
 def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float) -> int:

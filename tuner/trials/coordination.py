@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.training.hosts import emulate_for_nccl
 from tuner.trials.messages import Channel
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Coordinator:
         directory.mkdir(parents=True, exist_ok=True)
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)
         backend = "nccl" if device.type == "cuda" else "gloo"
+        if backend == "nccl":
+            emulate_for_nccl(self.rank, self.num_ranks)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=timedelta(minutes=5)
         )

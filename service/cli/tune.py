@@ -76,7 +76,10 @@ def tune(
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="What a trial may use: 8g; default what is free, less a tenth.", show_default=False),
+        typer.Option(
+            help="What a rank may use of its device, or of a CPU's memory: 8g; default what is free, less a tenth.",
+            show_default=False,
+        ),
     ] = None,
     phase_timeout: Annotated[
         str | None,

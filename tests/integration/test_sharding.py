@@ -283,6 +283,14 @@ class TestUnits:
         assert self.units(model, 2000) == [f"blocks.{number}.qkv" for number in range(4)]
         assert self.units(model, 10**6) == []
 
+    def test_never_share_a_tied_weight(self) -> None:
+        """FSDP refuses units that do; the third layer of 16,512 parameters has neither weight of the second's."""
+        model = nn.Sequential(nn.Linear(128, 128), nn.Sequential(nn.Linear(128, 128)), nn.Linear(128, 128))
+        model[2].weight = model[0].weight
+        assert self.units(model, 1000) == ["1.0"]
+        model[2].weight = model[1][0].weight
+        assert self.units(model, 1000) == ["0"]
+
     def test_never_part_an_attention_from_its_projection(self) -> None:
         """Which it uses without calling it; nor is a list of modules one, which is never called."""
         model = nn.Sequential(nn.ModuleList([nn.MultiheadAttention(32, 2)]))

@@ -14,6 +14,7 @@ https://docs.pytorch.org/docs/stable/distributed.optim.html (`ZeroRedundancyOpti
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import UnsupportedHere
@@ -68,26 +69,50 @@ def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArgum
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
 
 
+def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_num_params: int) -> tuple[int, int]:
+    """Elements of the largest unit, and of what only the root holds. A tied parameter is its first unit's."""
+    taken: set[int] = set()
+    sizes = [0]
+    units = list(workload.blocks(model)) if wrap == "block" else []
+    for unit in _large_modules(model, min_num_params) if wrap == "size" else units:
+        own = [p for p in unit.parameters() if id(p) not in taken]
+        taken |= {id(p) for p in own}
+        sizes.append(sum(p.numel() for p in own))
+    return max(sizes), sum(p.numel() for p in model.parameters() if id(p) not in taken)
+
+
 def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module]:
-    """Modules with at least so many parameters outside of units inside them: FSDP's `size_based_auto_wrap_policy`."""
+    """Modules with at least so many parameters outside of units inside them: FSDP's `size_based_auto_wrap_policy`. A
+    parameter that is tied to one elsewhere belongs to a module that has both: two units cannot share it.
+    """
     import torch
 
     found: list[torch.nn.Module] = []
+    holders = _holders(model)
 
-    def visit(module: torch.nn.Module) -> int:
+    def visit(module: torch.nn.Module) -> list[torch.nn.Parameter]:
         if isinstance(module, torch.nn.MultiheadAttention):  # it uses its projection's weights without calling it
-            left = sum(parameter.numel() for parameter in module.parameters())
+            left = list(module.parameters())
         else:
-            left = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-            left += sum(visit(child) for child in module.children())
+            own = module.parameters(recurse=False)
+            left = [*own, *(parameter for child in module.children() for parameter in visit(child))]
         holds_only = isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)  # is never called
-        if module is model or holds_only or left < minimum:
+        if module is model or holds_only or sum(p.numel() for p in {id(p): p for p in left}.values()) < minimum:
+            return left
+        inside = _holders(module)
+        if any(inside[id(parameter)] < holders[id(parameter)] for parameter in left):
             return left
         found.append(module)
-        return 0
+        return []
 
     visit(model)
     return found
+
+
+def _holders(model: torch.nn.Module) -> Counter[int]:
+    """In how many places a parameter is, by its identity."""
+    every = (parameter for module in model.modules() for parameter in module._parameters.values())
+    return Counter(id(parameter) for parameter in every if parameter is not None)
 
 
 def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
@@ -156,14 +181,20 @@ def whole(value: Any) -> Any:
     return map_structure(lambda leaf: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf, value)
 
 
-def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
-    """An optimizer's whole state as parts, each laid over the ranks as its parameter is."""
+def laid_out_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A whole value, which all ranks have, as `tensor` is laid over them."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
+    if not isinstance(tensor, DTensor):
+        return value
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+
+
+def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+    """An optimizer's whole state as parts, each laid over the ranks as its parameter is."""
+
     def part(value: Any, parameter: torch.nn.Parameter) -> Any:
-        if not isinstance(parameter, DTensor) or getattr(value, "shape", None) != parameter.shape:
-            return value
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return laid_out_as(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
 
     parts = {
         number: {name: part(value, parameters[number]) for name, value in values.items()}
@@ -188,6 +219,11 @@ def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return isinstance(optimizer, ZeroRedundancyOptimizer)
+
+
+def holder_of_states(optimizer: Any) -> Any:
+    """What has this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
+    return optimizer.optim if is_zero_redundancy(optimizer) else optimizer
 
 
 def num_held(optimizer: Any) -> int:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import WorkloadRejected
-from tuner.records import ModelFacts, OptimizerFacts
+from tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
 from tuner.training.experts import offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.micro_batch import batch_length, split_batch
+from tuner.training.sharding import sizes_of_units
 from tuner.trials.failures import is_out_of_memory
 
 
@@ -95,6 +96,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         has_batch_statistics=any(
             isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in job.model.modules()
         ),
+        num_frozen=sum(p.numel() for p in state if not p.requires_grad),
         num_unused_parameters=num_unused,
         expert_implementations=offered_implementations(job.model),
         expert_implementation=used_implementation(job.model),
@@ -103,6 +105,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         unaligned_linears=unaligned.layers,
         unaligned_flops=unaligned.shares(counter.get_total_flops()),
         has_class_token=job.workload.class_token(job.model) is not None,
+        shard_units=_shard_units(job),
     )
     return ModelLook(
         facts=facts,
@@ -114,6 +117,19 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         samples=float(batch_length(batch) or 0),
         peak_bytes=peak_bytes if batch_length(batch) else 0,
     )
+
+
+def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
+    """Of everything that may be gathered as one in this study."""
+    from tuner.strategies.sharding import SIZES, unit_key
+
+    current = job.workload.current.get("sharding", {}).get("min_num_params")
+    sizes = sorted({*SIZES, *([int(current)] if current else [])})
+    found = {}
+    for wrap, least in (("root", 0), ("block", 0), *(("size", size) for size in sizes)):
+        largest, root = sizes_of_units(job.model, job.workload, wrap, least)
+        found[unit_key({"wrap": wrap, "min_num_params": least})] = UnitFacts(largest=largest, root=root)
+    return found
 
 
 class _UnalignedProducts:

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from builders import sample_environment, sample_facts
-from live_bytes import count_steps
+from counted import count_steps
 from msgspec.structs import replace
 from ranks import Ranks
 

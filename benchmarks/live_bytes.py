@@ -5,17 +5,11 @@ alive, by its size at that moment (FSDP frees storages by resizing them).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rank_jobs import build
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from tuner.records import Choice
-from tuner.workloads.loading import load_workload
 
 
 class LiveBytes(TorchDispatchMode):
@@ -47,23 +41,3 @@ class LiveBytes(TorchDispatchMode):
             else:
                 total += storage.nbytes()
         return total
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """Bytes on a rank: after a step, and the most that was there during one."""
-
-    after: int
-    peak: int
-
-
-def count_steps(rank: int, reference: str, choices: Mapping[str, Choice]) -> Counted:
-    """Of a rank's third step: in the first the optimizer's states are made, in the second DDP's buckets once more."""
-    with LiveBytes() as live:
-        job = build(rank, load_workload(reference), choices)
-        batches = iter(job.loader)
-        for _ in range(3):
-            live.peak = 0
-            loss = job.step(next(batches))
-        del loss
-        return Counted(after=live.now(), peak=live.peak)

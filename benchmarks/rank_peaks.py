@@ -158,9 +158,9 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
     import torch
 
     from tuner.strategies.composition import make_plan
+    from tuner.training.assemble import assemble
     from tuner.trials.coordination import Coordinator
     from tuner.trials.trial import rank_device
-    from tuner.training.assemble import assemble
     from tuner.workloads.batches import EndlessBatches, draw_batches
     from tuner.workloads.loading import load_workload
 

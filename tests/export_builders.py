@@ -19,7 +19,7 @@ from tuner.records import (
     SampleUnit,
     WorkloadFacts,
 )
-from tuner.strategies import STRATEGIES, Supported
+from tuner.strategies import STRATEGIES, Supported, strategy_named
 from tuner.strategies.composition import conflict, normalise
 
 
@@ -43,16 +43,8 @@ def on_gpus(num_ranks: int = 1, **choices: Choice) -> Recommendation:
 
 
 def sharded(mode: str, **changes: bool | int | str | None) -> Recommendation:
-    """With a choice of `sharding`, of which `cpu_offload` is no parameter of the strategy yet."""
-    choice: Choice = {
-        "mode": mode,
-        "wrap": "root",
-        "min_num_params": 100_000_000,
-        "reshard": True,
-        "prefetch": 1,
-        "cpu_offload": False,
-        **changes,
-    }
+    """With a choice of `sharding`, all of whose parameters are the candidate's."""
+    choice: Choice = {**strategy_named("sharding").defaults, "mode": mode, **changes}
     candidate = Candidate(choices={"activation_checkpointing": {"every": 1}, "sharding": choice})
     choices = {**complete(candidate), "sharding": choice}
     return make_recommendation(
@@ -83,7 +75,8 @@ CUDA = {
 SHARDED = {
     "sharded_full": sharded("full"),
     "sharded_full_offloaded": sharded("full", cpu_offload=True, wrap="size", min_num_params=5_000_000),
-    "sharded_full_kept": sharded("full", reshard=False, wrap="block", prefetch=2),
+    "sharded_full_kept": sharded("full", reshard=False, wrap="block", prefetch=2, backward_prefetch=3),
+    "sharded_without_norms": sharded("full", wrap="block", ignored="norms", reduce_each=False),
     "sharded_grad_op": sharded("grad_op", cpu_offload=True),
     "sharded_hybrid": sharded("hybrid"),
     "sharded_hybrid_kept": sharded("hybrid", reshard=False),

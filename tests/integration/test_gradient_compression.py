@@ -1,5 +1,6 @@
 """gradient_compression: what is sent, what is kept, and that training converges with it."""
 
+import copy
 import itertools
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from builders import sample_environment, sample_facts
-from rank_jobs import Trained, build, train, train_alone
+from rank_jobs import Trained, build, emulated, train, train_alone
 from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
@@ -24,6 +25,7 @@ from tuner.training.compression.deep_gradient import DeepGradient
 from tuner.training.compression.int8 import Int8
 from tuner.training.compression.lane import Lane
 from tuner.training.compression.one_bit import OneBit
+from tuner.training.job import TrainingJob
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -252,6 +254,203 @@ class TestDeepGradient:
     def test_refuses_what_it_is_not_defined_for(self, ranks: Ranks, workload: type, reason: str) -> None:
         with pytest.raises(RankFailed, match=reason):
             ranks.run(2, train, workload, compressed(method="dgc"))
+
+
+KEEPING = [
+    {"method": "one_bit"},
+    {"method": "powersgd", "rank": 2},
+    {"method": "dgc", "ratio": 0.1, "warm_up_steps": 20},
+]
+each_that_keeps = pytest.mark.parametrize("choice", KEEPING, ids=lambda choice: choice["method"])
+
+
+def steps(job: TrainingJob, batches: list[Any]) -> list[float]:
+    losses = torch.stack([job.step(batch) for batch in batches]).double()
+    dist.all_reduce(losses)
+    return (losses / dist.get_world_size()).tolist()
+
+
+def restored(rank: int, choice: dict[str, Any], checkpoint: dict[str, Any]) -> TrainingJob:
+    class Restored(Teacher):
+        def model(self) -> nn.Module:
+            model = super().model()
+            model.load_state_dict(checkpoint["model"])
+            return model
+
+    job = build(rank, Restored(), choice)
+    job.load_optimizer_state_dict(checkpoint["optimizer"])
+    job.load_rank_state_dict(checkpoint["rank"])
+    return job
+
+
+def interrupted(rank: int, choices: dict[str, Any], before: int, after: int) -> dict[str, Any]:
+    """Losses of a job that goes on, and of one that is built anew from its checkpoint; what both keep at each end."""
+    job = build(rank, Teacher(), choices)
+    batches = list(itertools.islice(job.loader, before + after))
+    steps(job, batches[:before])
+    checkpoint = copy.deepcopy(
+        {"model": job.state_dict(), "optimizer": job.optimizer_state_dict(), "rank": job.rank_state_dict()}
+    )
+    straight = steps(job, batches[before:])
+    again = restored(rank, choices, checkpoint)
+    loaded = copy.deepcopy(again.rank_state_dict())
+    return {
+        "straight": straight,
+        "again": steps(again, batches[before:]),
+        "saved": checkpoint["rank"],
+        "loaded": loaded,
+        "ends": [job.rank_state_dict(), again.rank_state_dict()],
+    }
+
+
+def tensors_of(state: Any) -> dict[str, torch.Tensor]:
+    """By their place in a structure."""
+    if isinstance(state, torch.Tensor):
+        return {"": state}
+    pairs = state.items() if isinstance(state, dict) else ()
+    return {f"{key}/{place}": t for key, value in pairs for place, t in tensors_of(value).items()}
+
+
+def one_late_step(rank: int, choices: dict[str, Any]) -> tuple[float, float]:
+    """From a checkpoint, the third step: how far the average and what is kept are from the gradients and what was
+    kept; and how large that was.
+    """
+    job = build(rank, Teacher(), choices)
+    batches = list(itertools.islice(job.loader, 8))
+    steps(job, batches[:5])
+    kept = job.rank_state_dict()
+    job = build(rank, Teacher(), choices)
+    job.load_rank_state_dict(kept)
+    steps(job, batches[:2])
+    before = torch.cat([tensors["tensors"]["error"] for tensors in job.rank_state_dict()["kept"]["buckets"].values()])
+    with job.model.no_sync():  # type: ignore[operator]
+        job.backward(job.loss(job.to_device(batches[2])))
+    gradients = torch.cat([p.grad.flatten() for p in reversed(list(job.model.parameters())) if p.grad is not None])
+    job.optimizer.zero_grad()
+    job.backward(job.loss(job.to_device(batches[2])))
+    averaged = torch.cat([p.grad.flatten() for p in reversed(list(job.model.parameters())) if p.grad is not None])
+    after = torch.cat([tensors["tensors"]["error"] for tensors in job.rank_state_dict()["kept"]["buckets"].values()])
+    wanted, found = gradients + before, averaged + after
+    for values in (wanted, found):
+        dist.all_reduce(values)
+    return float((wanted - found).norm()), float(before.norm())
+
+
+def rejected(rank: int, choices: dict[str, Any], others: dict[str, Any], swaps: bool) -> str:
+    """What is said to a rank that is given what others kept."""
+    job = build(rank, Teacher(), choices)
+    batches = list(itertools.islice(job.loader, 8))
+    steps(job, batches[:4])
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, job.rank_state_dict())
+    other = build(rank, Teacher(), others)
+    try:
+        other.load_rank_state_dict(states[1 - rank if swaps else rank])
+        steps(other, batches[:4])
+    except (WorkloadRejected, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+class TestCheckpoints:
+    @each_that_keeps
+    def test_what_is_kept_is_saved_and_loaded_bit_for_bit(self, ranks: Ranks, choice: dict[str, Any]) -> None:
+        for found in ranks.run(2, interrupted, compressed(**choice), 5, 1):
+            saved, loaded = tensors_of(found["saved"]), tensors_of(found["loaded"])
+            assert saved
+            assert any(tensor.any() for tensor in saved.values())
+            assert saved.keys() == loaded.keys()
+            assert all(torch.equal(saved[place], loaded[place]) for place in saved)
+
+    def test_dgc_goes_on_bit_for_bit(self, ranks: Ranks) -> None:
+        """In its warm-up: the count of steps is part of it."""
+        for found in ranks.run(2, interrupted, compressed(**KEEPING[2]), 6, 6):
+            assert found["again"] == found["straight"]
+            first, second = (tensors_of(end) for end in found["ends"])
+            assert all(torch.equal(first[place], second[place]) for place in first)
+
+    def test_what_powersgd_kept_is_sent_later(self, ranks: Ranks) -> None:
+        """What came and what is kept after the first step that compresses again is all there was."""
+        for missing, size in ranks.run(2, one_late_step, compressed(**KEEPING[1])):
+            assert missing < 1e-4 * size
+
+    def test_of_parts_between_hosts_too(self, ranks: Ranks) -> None:
+        choices = {**compressed(method="one_bit"), "hierarchical_allreduce": {"levels": 2}}
+        for found in ranks.run(4, emulated, 2, interrupted, choices, 5, 4):
+            saved, loaded = tensors_of(found["saved"]), tensors_of(found["loaded"])
+            assert saved
+            assert all(torch.equal(saved[place], loaded[place]) for place in saved)
+            assert found["again"] == pytest.approx(found["straight"], rel=0.05)
+
+    @pytest.mark.parametrize(
+        ("choice", "others", "swaps", "reason"),
+        [
+            (KEEPING[0], {"method": "powersgd", "rank": 2}, False, "has method 'one_bit', and this job 'powersgd'"),
+            (KEEPING[1], {**KEEPING[1], "rank": 1}, False, "has settings {'rank': 2}"),
+            (KEEPING[0], KEEPING[0], True, "has rank 1, and this job 0"),
+        ],
+        ids=["another method", "another rank of matrices", "another rank of the group"],
+    )
+    def test_another_ones_are_refused(
+        self, ranks: Ranks, choice: dict[str, Any], others: dict[str, Any], swaps: bool, reason: str
+    ) -> None:
+        assert reason in ranks.run(2, rejected, compressed(**choice), compressed(**others), swaps)[0]
+
+    def test_those_of_other_buckets_are_refused(self, ranks: Ranks) -> None:
+        for said in ranks.run(2, rejected_buckets):
+            assert "is of other buckets than these" in said
+
+    def test_nothing_is_kept_without_feedback(self, ranks: Ranks) -> None:
+        assert ranks.run(2, kept_after, compressed(method="int8")) == [{}, {}]
+
+    @pytest.mark.parametrize("ratio", [0.1, 1.0])
+    def test_the_optimizers_state_of_dgc_is_that_of_sgd(self, ranks: Ranks, ratio: float) -> None:
+        """Its options and, where everything was sent, its momentum; so it moves to training without compression."""
+        found, plain, moved = ranks.run(2, optimizer_states, ratio)[0]
+        options = ("momentum", "nesterov", "weight_decay", "lr")
+        for group, other, third in zip(*(s["param_groups"] for s in (found, plain, moved)), strict=True):
+            assert all(group[name] == other[name] == third[name] for name in options)
+        for number, values in plain["state"].items():
+            buffer, same = found["state"][number]["momentum_buffer"], moved["state"][number]["momentum_buffer"]
+            assert torch.equal(buffer, same)
+            if ratio == 1.0:
+                torch.testing.assert_close(buffer, values["momentum_buffer"])
+
+
+def rejected_buckets(rank: int) -> str:
+    """Of buckets that hold other parameters."""
+    job = build(rank, Teacher(), compressed(method="one_bit"))
+    batches = list(itertools.islice(job.loader, 8))
+    steps(job, batches[:4])
+    state = job.rank_state_dict()
+    (bucket,) = state["kept"]["buckets"].values()
+    bucket["parameters"] = bucket["parameters"][1:]
+    job.load_rank_state_dict(state)
+    try:
+        steps(job, batches[4:])
+    except (WorkloadRejected, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def kept_after(rank: int, choices: dict[str, Any]) -> dict[str, Any]:
+    job = build(rank, Teacher(), choices)
+    steps(job, list(itertools.islice(job.loader, 4)))
+    return job.rank_state_dict()
+
+
+def optimizer_states(rank: int, ratio: float) -> list[dict[str, Any]]:
+    """After four steps of dgc, of plain DDP, and of the first one's in a job of dgc that loaded it."""
+    choices = compressed(method="dgc", ratio=ratio, warm_up_steps=0)
+    states = []
+    for chosen in (choices, {}):
+        job = build(rank, Momentum(), chosen)
+        steps(job, list(itertools.islice(job.loader, 4)))
+        states.append(copy.deepcopy(job.optimizer_state_dict()))
+    other = build(rank, Momentum(), choices)
+    other.load_optimizer_state_dict(copy.deepcopy(states[0]))
+    assert all(group["momentum"] == 0 for group in other.optimizer.param_groups), "or it would be applied twice"
+    return [*states, other.optimizer_state_dict()]
 
 
 def fail_in_lane(rank: int) -> str:

@@ -11,6 +11,8 @@ from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 from tuner.errors import BaselineFailed
 from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
+from tuner.search.verification import verify
+from tuner.strategies.composition import complete_choices
 from tuner.trace_records import TraceAnalysis
 from tuner.trials.guard import GuardReference
 
@@ -181,6 +183,26 @@ class TestReference:
     def test_a_rank_that_dies_ends_all(self, tmp_path: Path, rank: int) -> None:
         with pytest.raises(BaselineFailed, match="exited with status 3"):
             prepare(reference("regression", "DiesInStep", rank=rank), tmp_path, num_ranks=2)
+
+
+class TestVerification:
+    def test_trains_on_the_ranks_of_the_study(self, normalised: Prepared) -> None:
+        """Whose batch statistics are not those of one process; samples are those of all ranks."""
+        baseline = complete_choices(Candidate(), normalised.facts)
+        found = verify(
+            normalised.runner,
+            workload=normalised.workload,
+            study_directory=str(normalised.directory),
+            device="cpu",
+            baseline=baseline,
+            recommended={**baseline, "ddp_buckets": {**baseline["ddp_buckets"], "bucket_views": True}},
+            num_steps=8,
+            seed=0,
+        )
+        assert found.same
+        assert found.baseline[0].losses[:3] == pytest.approx(_reference(normalised).curve.losses, rel=1e-6)
+        assert found.recommended.losses == pytest.approx(found.baseline[0].losses, rel=1e-5)
+        assert found.recommended.num_units == 4 * 8
 
 
 def _reference(study: Prepared) -> GuardReference:

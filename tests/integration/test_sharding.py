@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -12,14 +13,16 @@ from rank_jobs import Trained, build, emulated, train, train_alone
 from ranks import RankFailed, Ranks
 from tiny_workloads import AttentionBlock, Everything, TinyViT
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from tuner.errors import UnsupportedHere
 from tuner.hardware import find_compiler
 from tuner.records import Candidate
 from tuner.strategies import Unsupported, strategy_named
 from tuner.strategies.composition import conflict, normalise
 from tuner.training.job import TrainingJob
 from tuner.training.plan import ShardingArguments
-from tuner.training.sharding import gathered_dtypes, units_of
+from tuner.training.sharding import _check_reduces_on_cpu, description_of, gathered_dtypes, units_of
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -32,6 +35,10 @@ MODES = [
     FULL,
     {"mode": "full", "wrap": "size", "min_num_params": 1000},
     {**FULL, "prefetch": 2},
+    {**FULL, "backward_prefetch": 3},
+    {**FULL, "cpu_offload": True},
+    {**FULL, "ignored": "norms"},
+    {"mode": "grad_op", "wrap": "block", "ignored": "norms"},
 ]
 each_mode = pytest.mark.parametrize(
     "choice", MODES, ids=lambda choice: "-".join(str(value) for value in choice.values())
@@ -98,6 +105,22 @@ class TestTraining:
         trained: Trained = ranks.run(2, train, Deep, choices)[0]
         assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
 
+    @pytest.mark.parametrize("mode", ["grad_op", "full"])
+    def test_of_micro_batches_that_are_reduced_at_once_is_that_of_the_whole(self, ranks: Ranks, mode: str) -> None:
+        choices = {**sharding(mode=mode, wrap="block", reduce_each=False), "micro_batch": {"num_micro_batches": 4}}
+        trained: Trained = ranks.run(2, train, Deep, choices)[0]
+        assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
+        assert trained.effects["sharding"][0], trained.effects["sharding"][1]
+
+    def test_reduces_once_a_unit_and_step_where_it_is_asked_to(self, ranks: Ranks) -> None:
+        """Four blocks and the root; of four micro-batches each."""
+        assert ranks.run(2, scatters, True) == [4 * 5] * 2
+        assert ranks.run(2, scatters, False) == [5] * 2
+
+    def test_clips_parts_and_what_is_left_out_by_one_norm(self, ranks: Ranks) -> None:
+        trained: Trained = ranks.run(2, train, Clipped, sharding(**FULL, ignored="norms"))[0]
+        assert trained.losses == pytest.approx(train_alone(Clipped).losses, rel=2e-5)
+
     @pytest.mark.parametrize("workload", [Partly, Tied])
     @rounding
     def test_with_unused_frozen_or_tied_parameters(self, ranks: Ranks, workload: type, mode: str) -> None:
@@ -136,11 +159,42 @@ class TestTraining:
             ranks.run(3, emulated, 2, train, Threes, sharding(mode="hybrid"))
 
 
+def scatters(rank: int, reduce_each: bool) -> int:
+    """Reduce-scatters of one step of four micro-batches."""
+    choices = {**sharding(**FULL, reduce_each=reduce_each), "micro_batch": {"num_micro_batches": 4}}
+    job = build(rank, Sixteen(), choices)
+    with torch.profiler.profile() as profile:
+        job.step(next(iter(job.loader)))
+    return sum(event.count for event in profile.key_averages() if "reduce_scatter" in event.key and "c10d" in event.key)
+
+
+class Sixteen(Deep):
+    global_batch = 16
+
+
 class Threes(Deep):
     global_batch = 6
 
 
 class TestPrecision:
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    @pytest.mark.parametrize("ignored", [None, "norms"])
+    def test_float16_with_a_loss_scaler_trains_as_in_one_process(
+        self, ranks: Ranks, level: str, ignored: str | None
+    ) -> None:
+        choices = {"precision": {"level": level, "dtype": "float16"}}
+        alone = train_alone(Deep, choices, 5)
+        trained: Trained = ranks.run(2, train, Deep, {**choices, **sharding(**FULL, ignored=ignored)}, 5)[0]
+        assert trained.losses == pytest.approx(alone.losses, rel=5 * 2.0**-11)
+        assert trained.effects["precision"][0], trained.effects["precision"][1]
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_an_overflow_on_one_rank_skips_the_step_on_all(self, ranks: Ranks, level: str) -> None:
+        for skipped, scales, unchanged in ranks.run(2, overflow, level):
+            assert skipped == 1
+            assert scales[1] == scales[0] / 2
+            assert unchanged == [True, False]
+
     @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
     def test_keeps_its_levels(self, ranks: Ranks, level: str) -> None:
         """Against the same level in one process, within some roundings of bfloat16."""
@@ -157,6 +211,45 @@ class TestPrecision:
         assert found["norms"] == {torch.float32}
         assert found["others"] == {torch.bfloat16}
         assert found["state"] == {torch.float32}
+
+    def test_norms_that_are_left_out_are_whole_and_the_same_on_all_ranks(self, ranks: Ranks) -> None:
+        """And no unit of their own: four blocks and the root."""
+        (units, left_out), (_, others) = ranks.run(2, norms_left_out)
+        assert units == 5
+        assert left_out.keys() == {name for name, _ in Deep().model().named_parameters() if "norm" in name}
+        for name, value in left_out.items():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, others[name])
+            assert not torch.equal(value, Deep().model().state_dict()[name]), "it was trained"
+
+
+def overflow(rank: int, level: str) -> tuple[int, list[float], list[bool]]:
+    """Skipped steps, loss scales before and after, and whether parameters stayed, in a step whose gradients are
+    infinite in one part only, and in the next.
+    """
+    job = build(rank, Deep(), {**sharding(**FULL), "precision": {"level": level, "dtype": "float16"}})
+    batches = iter(job.loader)
+    job.step(next(batches))
+    scales, unchanged = [job.loss_scale], []
+    for spoils in (True, False):
+        before = {name: value.clone() for name, value in job.state_dict().items()}
+        loss = job.forward_backward(*job.pieces(job.to_device(next(batches))))
+        if spoils and rank == 1:
+            gradients: list[Any] = job.gradients()
+            gradients[-1].to_local().fill_(math.inf)
+        job.update()
+        assert loss.isfinite()
+        unchanged.append(all(torch.equal(before[name], value) for name, value in job.state_dict().items()))
+        scales.append(job.loss_scale)
+    return job.skipped_steps, scales, unchanged
+
+
+def norms_left_out(rank: int) -> tuple[int, dict[str, torch.Tensor]]:
+    choices = {**sharding(**FULL, ignored="norms"), "precision": {"level": "O2", "dtype": "bfloat16"}}
+    job = build(rank, Deep(), choices)
+    train_on(job, 3)
+    whole = {name: p.detach() for name, p in job.model.named_parameters() if not isinstance(p, DTensor)}
+    return description_of(job.model)["units"], whole
 
 
 def formats(rank: int) -> dict[str, set[torch.dtype]]:
@@ -300,7 +393,7 @@ class TestUnits:
 @pytest.mark.parametrize(
     ("mode", "other", "reason"),
     [
-        ("full", {"precision": {"level": "O1", "dtype": "float16"}}, "use bfloat16"),
+        ("full", {"precision": {"level": "O1", "dtype": "float16"}}, None),
         ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous parameters only"),
         ("zero1", {"optimizer_implementation": {"contiguous": True}}, "parameter by parameter"),
         ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
@@ -318,6 +411,22 @@ def test_what_does_not_go_together_is_refused(mode: str, other: dict[str, Any], 
     assert reason is None or reason in str(found)
 
 
+def test_offloaded_parts_do_not_go_with_a_loss_scaler() -> None:
+    sharded = sharding(mode="full", cpu_offload=True)
+    facts, environment = sample_facts(current={}), sample_environment()
+    for level, refused in (("O1", True), ("O2", True), ("O3", False)):
+        precision = {"precision": {"level": level, "dtype": "float16"}}
+        found = conflict(Candidate(choices={**sharded, **precision}), environment, facts)
+        assert ("use bfloat16" in str(found)) == refused
+
+
+def test_offloaded_parts_need_a_group_that_reduces_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `init_process_group("nccl")` makes none."""
+    monkeypatch.setattr("torch.distributed.distributed_c10d.get_backend_config", lambda: "cuda:nccl")
+    with pytest.raises(UnsupportedHere, match=r"cuda:nccl only: initialise it with .*cpu:gloo,cuda:nccl"):
+        _check_reduces_on_cpu()
+
+
 def test_zero1_goes_with_buckets_and_compression(ranks: Ranks) -> None:
     choices = {
         **sharding(mode="zero1"),
@@ -328,6 +437,24 @@ def test_zero1_goes_with_buckets_and_compression(ranks: Ranks) -> None:
     assert sum(trained.losses[-4:]) < sum(trained.losses[:4])
     for name in choices:
         assert trained.effects[name][0], trained.effects[name][1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "others", "kept"),
+    [
+        ({"mode": "grad_op", "wrap": "block", "backward_prefetch": 2}, {}, {"mode", "wrap"}),
+        ({"mode": "full", "reduce_each": False}, {}, {"mode"}),
+        (
+            {"mode": "full", "reduce_each": False},
+            {"micro_batch": {"num_micro_batches": 2}},
+            {"mode", "reduce_each"},
+        ),
+        ({"mode": "zero1", "cpu_offload": True, "ignored": "norms"}, {}, {"mode"}),
+    ],
+)
+def test_what_has_no_meaning_is_dropped(choice: dict[str, Any], others: dict[str, Any], kept: set[str]) -> None:
+    candidate = Candidate(choices={"sharding": choice, **others})
+    assert normalise(candidate, sample_facts(current={})).choices["sharding"].keys() == kept
 
 
 def test_buckets_mean_nothing_without_ddp() -> None:
@@ -345,6 +472,9 @@ def test_buckets_mean_nothing_without_ddp() -> None:
         ({"mode": "full", "reshard": False}, {}, {}, "is grad_op"),
         ({"mode": "full", "prefetch": 2}, {}, {}, "other units have none"),
         ({"mode": "full", "wrap": "block", "prefetch": 16}, {}, {}, "never 16 ahead"),
+        ({"mode": "full", "wrap": "block", "backward_prefetch": 16}, {}, {}, "never 16 ahead"),
+        ({"mode": "full", "cpu_offload": True}, {"device_kind": "cpu"}, {}, "in the CPU's memory already"),
+        ({"mode": "full", "cpu_offload": True, "ignored": "norms"}, {}, {}, "stays on the device"),
         ({"mode": "hybrid"}, {}, {}, "would be full sharding"),
         ({"mode": "hybrid"}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 on 4"),
     ],

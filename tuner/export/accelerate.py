@@ -15,7 +15,7 @@ import yaml
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, set_up_code
 from tuner.export.settings import threads_lost
-from tuner.export.sharding import NO_DEPTH, STRATEGY, WRAPS, sharding_of
+from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
 from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from tuner.records import Choice, Recommendation
 from tuner.strategies.nccl_settings import VARIABLES
@@ -113,15 +113,12 @@ def _fsdp1(recommendation: Recommendation) -> Said:
                 "fsdp_sync_module_states": True,
             }
         },
-        missing=_unwrapped(recommendation) | ({} if sharding.prefetch == 1 else {"prefetch": NO_DEPTH}),
+        missing=_unwrapped(recommendation) | sharding.unsaid(),
     )
 
 
 def _fsdp2(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
-    missing = _unwrapped(recommendation)
-    if sharding.prefetch != 1:
-        missing["prefetch"] = NO_DEPTH
     return Said(
         sections={
             "fsdp_config": {
@@ -131,7 +128,7 @@ def _fsdp2(recommendation: Recommendation) -> Said:
                 "fsdp_cpu_ram_efficient_loading": False,
             }
         },
-        missing=missing,
+        missing=_unwrapped(recommendation) | sharding.unsaid(),
     )
 
 

@@ -49,7 +49,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     if stage is None:
         return Said(missing=dict.fromkeys(choice, "ZeRO has no such mode; this shards nothing"))
     zero: dict[str, Any] = {"stage": stage}
-    missing = {"prefetch": "ZeRO prefetches by size, not by place"} if sharding.prefetch != 1 else {}
+    missing = sharding.unsaid("ZeRO prefetches by size, not by place")
     if sharding.wrap != "root" and stage == 3:
         reason = "ZeRO-3 gathers module by module, whatever is wrapped"
         missing |= dict.fromkeys(("wrap", "min_num_params"), reason)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, literal, set_up_code
-from tuner.export.sharding import NO_DEPTH, STRATEGY, sharding_of
+from tuner.export.sharding import STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -68,11 +68,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         reason = "FSDPStrategy wants an auto_wrap_policy or a device_mesh of yours with it; this shards nothing"
         return Said(missing=dict.fromkeys(choice, reason))
     options = {"sharding_strategy": sharding.words.fsdp1, "cpu_offload": sharding.cpu_offload}
-    missing = {}
+    missing = sharding.unsaid()
     if sharding.wrap != "root":
-        missing = dict.fromkeys(("wrap", "min_num_params"), "give FSDPStrategy an auto_wrap_policy of your classes")
-    if sharding.prefetch != 1:
-        missing["prefetch"] = NO_DEPTH
+        missing |= dict.fromkeys(("wrap", "min_num_params"), "give FSDPStrategy an auto_wrap_policy of your classes")
     return Said(sections={"FSDP": options}, missing=missing)
 
 

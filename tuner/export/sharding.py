@@ -1,8 +1,9 @@
 """How a recorded `sharding` choice reads in other tools: one table.
 
 Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "size"), `min_num_params` (with "size"),
-`reshard` (parameters are freed after the forward pass), `prefetch` (units gathered ahead; FSDP itself gathers one),
-`cpu_offload`. A recommendation without the choice is data-parallel: every rank holds the whole model.
+`reshard` (parameters are freed after the forward pass), `prefetch` and `backward_prefetch` (units gathered ahead; FSDP
+itself gathers one), `cpu_offload`, `ignored` (what is left out of sharding), `reduce_each` (gradients are reduced after
+every micro-batch). A recommendation without the choice is data-parallel: every rank holds the whole model.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Sharding:
     min_num_params: int | None = None
     reshard: bool = True
     prefetch: int = 1
+    backward_prefetch: int = 1
     cpu_offload: bool = False
+    ignored: str | None = None
+    reduce_each: bool = True
 
     @property
     def shards(self) -> bool:
@@ -73,6 +77,20 @@ class Sharding:
     def words(self) -> Mode:
         return MODES[self.mode]
 
+    def unsaid(self, depth: str = NO_DEPTH) -> dict[str, str]:
+        """Parameters that no target has a setting for, and why.
+
+        Args:
+            depth: Why it does not gather several units ahead.
+        """
+        reasons = {
+            "prefetch": (self.prefetch != 1, depth),
+            "backward_prefetch": (self.backward_prefetch != 1, depth),
+            "ignored": (self.ignored is not None, "it shards normalisation layers and routers too"),
+            "reduce_each": (not self.reduce_each, "when the gradients of micro-batches are reduced it decides itself"),
+        }
+        return {name: reason for name, (set_, reason) in reasons.items() if set_}
+
 
 def sharding_of(recommendation: Recommendation) -> Sharding:
     """The recorded choice.
@@ -86,8 +104,11 @@ def sharding_of(recommendation: Recommendation) -> Sharding:
         "mode": list(MODES),
         "wrap": list(WRAPS),
         "prefetch": range(1, 17),
+        "backward_prefetch": range(1, 17),
         "reshard": flag,
         "cpu_offload": flag,
+        "ignored": (None, "norms"),
+        "reduce_each": flag,
     }
     for name, value in choice.items():
         if name not in Sharding.__dataclass_fields__ or (name in allowed and value not in allowed[name]):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tuner.export import python_code
 from tuner.export.python_code import NO_BATCH, imports, literal, set_up_code, token_weights
 from tuner.export.settings import batch_per_rank
-from tuner.export.sharding import NO_DEPTH, STRATEGY, sharding_of
+from tuner.export.sharding import STRATEGY, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -91,11 +91,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         missing = dict.fromkeys(choice, "torchtitan shards by FSDP2; this shards nothing") if sharding.shards else {}
         return _said("parallelism", missing, **degrees)
     keeps = sharding.mode == "grad_op" or not sharding.reshard
-    missing = {}
+    missing = sharding.unsaid()
     if sharding.wrap != "block":
         missing |= dict.fromkeys(("wrap", "min_num_params"), "torchtitan wraps every block")
-    if sharding.prefetch != 1:
-        missing["prefetch"] = NO_DEPTH
     parallelism = {
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": ranks,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from tuner.export import python_code
 from tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
 from tuner.export.settings import batch_per_rank, choice_of
-from tuner.export.sharding import NO_DEPTH, STRATEGY, WRAPS, sharding_of
+from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -111,7 +111,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     }
     if sharding.size is not None:
         config["min_num_params"] = sharding.size
-    missing = {} if sharding.prefetch == 1 else {"prefetch": NO_DEPTH}
+    missing = sharding.unsaid()
     if sharding.wrap == "block":
         missing["wrap"] = "for models of transformers, which know their layers"
     return _said(missing, fsdp=True, fsdp_config=config)

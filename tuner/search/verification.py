@@ -40,7 +40,7 @@ class Verification(Record):
 
 
 class TaskRunner(Protocol):
-    """The part of a runner that trains."""
+    """The part of a runner that trains, on as many ranks as the study has."""
 
     def task(self, entry: str, request: object) -> bytes: ...
 

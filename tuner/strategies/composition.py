@@ -165,8 +165,14 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("sharding", "precision"),
-        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["precision"]["dtype"] == "float16",
-        reason="a loss scaler would have to skip a step on all ranks or on none, which is not offered: use bfloat16",
+        applies=lambda c, e, w: (
+            c["sharding"]["mode"] in FSDP
+            and bool(c["sharding"]["cpu_offload"])
+            and c["precision"]["dtype"] == "float16"
+            and c["precision"]["level"] != "O3"
+        ),
+        reason="the loss scaler is on the device, and the gradients that it has to look at are in the CPU's memory: "
+        "use bfloat16",
     ),
     Conflict(
         strategies=("sharding", "memory_format"),
@@ -240,7 +246,10 @@ MEANINGLESS: tuple[Meaningless, ...] = (
     ),
     Meaningless(
         strategy="sharding",
-        parameters=("wrap", "min_num_params", "reshard", "prefetch"),
+        parameters=(
+            *("wrap", "min_num_params", "reshard", "prefetch", "backward_prefetch"),
+            *("cpu_offload", "ignored", "reduce_each"),
+        ),
         applies=lambda c: c["sharding"]["mode"] not in FSDP,
         reason="parameters are whole on every rank",
     ),
@@ -255,6 +264,20 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("reshard",),
         applies=lambda c: c["sharding"]["mode"] == "grad_op",
         reason="parameters stay until the backward pass",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("backward_prefetch",),
+        applies=lambda c: (
+            c["sharding"]["mode"] == "grad_op" or (c["sharding"]["mode"] == "hybrid" and not c["sharding"]["reshard"])
+        ),
+        reason="the backward pass gathers nothing",
+    ),
+    Meaningless(
+        strategy="sharding",
+        parameters=("reduce_each",),
+        applies=lambda c: c["micro_batch"]["num_micro_batches"] == 1,
+        reason="there is one micro-batch",
     ),
     Meaningless(
         strategy="ddp_buckets",

@@ -6,11 +6,15 @@ gradient and state on each rank, gathers a unit's parameters just before they ar
 gradients: `full` frees them after the forward pass and gathers them again in the backward pass, `grad_op` keeps them
 until then, `hybrid` shards inside every host and reduces between hosts (freeing them or not: `reshard`). Units are the
 whole model (`root`), its repeated blocks (`block`), or modules of at least `min_num_params` parameters (`size`).
-`prefetch` says how many units are gathered ahead.
+`prefetch` and `backward_prefetch` say how many units are gathered ahead, forward and backward. `cpu_offload` keeps
+parts of parameters, gradients and states in the CPU's memory and updates them there. `ignored` leaves normalisation
+layers and routers out: whole on every rank, their gradients averaged in one all-reduce. With micro-batches
+`reduce_each` False reduces the gradients of all of them at once.
 
 Helps: memory, and with it larger micro-batches; the update takes a share of its time on each rank. Hurts: full sharding
 sends half as much again as DDP. With few parameters in a unit latency dominates; one unit for the whole model hides
-nothing.
+nothing. Offloading sends parameters and gradients over PCIe, and a CPU updates slowly. Gradients that are not reduced
+after every micro-batch are kept whole on every rank.
 
 Numerics: `rounding`. Gradients are reduced in another order; dtypes stay with `precision`.
 
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 FSDP = ("grad_op", "full", "hybrid")
 """They lay parameters over ranks."""
+SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
+"""Parameters of FSDP that the job shows as they are."""
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 """Tried as the fewest parameters of a unit; FSDP's own is the last."""
 
@@ -53,6 +59,10 @@ class Sharding(Strategy):
         "min_num_params": SIZES[-1],
         "reshard": True,
         "prefetch": 1,
+        "backward_prefetch": 1,
+        "cpu_offload": False,
+        "ignored": None,
+        "reduce_each": True,
     }
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "mode": ("ddp", "zero1", *FSDP),
@@ -60,6 +70,10 @@ class Sharding(Strategy):
         "min_num_params": (range(1, 10**12 + 1),),
         "reshard": (False, True),
         "prefetch": (range(1, 17),),
+        "backward_prefetch": (range(1, 17),),
+        "cpu_offload": (False, True),
+        "ignored": (None, "norms"),
+        "reduce_each": (False, True),
     }
     attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.15
@@ -75,10 +89,13 @@ class Sharding(Strategy):
             self.completed({"mode": "hybrid", "wrap": "block"}),
             self.completed({"mode": "zero1"}),
             self.completed({"mode": "grad_op", "wrap": "block", "prefetch": 2}),
-            self.completed({"mode": "full", "wrap": "block", "prefetch": 2}),
+            self.completed({"mode": "full", "wrap": "block", "prefetch": 2, "backward_prefetch": 2}),
+            *(self.completed({"mode": mode, "wrap": "block", "ignored": "norms"}) for mode in ("grad_op", "full")),
+            *(self.completed({"mode": mode, "wrap": "block", "reduce_each": False}) for mode in ("grad_op", "full")),
             *(self.completed({"mode": "full", "wrap": "size", "min_num_params": size}) for size in smaller),
             self.completed({"mode": "grad_op"}),
             self.completed({"mode": "full"}),
+            self.completed({"mode": "full", "wrap": "block", "cpu_offload": True}),
             self.completed({"mode": "ddp"}),
         )
 
@@ -104,10 +121,15 @@ class Sharding(Strategy):
             return Unsupported("full sharding that frees nothing after the forward pass is grad_op")
         if choice["wrap"] == "block" and workload.model.num_blocks < 2:
             return Unsupported("the model has no repeated blocks; name them in Workload.blocks")
-        if choice["prefetch"] != 1 and choice["wrap"] != "block":
+        depth = max(int(choice["prefetch"] or 1), int(choice["backward_prefetch"] or 1))
+        if depth > 1 and choice["wrap"] != "block":
             return Unsupported("blocks are gathered ahead in their order; other units have none that is known")
-        if int(choice["prefetch"] or 1) > 1 and int(choice["prefetch"] or 1) >= workload.model.num_blocks:
-            return Unsupported(f"of {workload.model.num_blocks} blocks there are never {choice['prefetch']} ahead")
+        if 1 < depth >= workload.model.num_blocks:
+            return Unsupported(f"of {workload.model.num_blocks} blocks there are never {depth} ahead")
+        if choice["cpu_offload"] and environment.hardware.device_kind == "cpu":
+            return Unsupported("parameters are in the CPU's memory already")
+        if choice["cpu_offload"] and choice["ignored"]:
+            return Unsupported("what is left out of sharding stays on the device, where the rest is not updated")
         if choice["mode"] != "hybrid":
             return Supported()
         ranks, hosts = environment.num_ranks, environment.num_hosts
@@ -133,6 +155,10 @@ class Sharding(Strategy):
             min_num_params=int(choice["min_num_params"] or 0),
             reshard=bool(choice["reshard"]),
             prefetch=int(choice["prefetch"] or 1),
+            backward_prefetch=int(choice["backward_prefetch"] or 1),
+            cpu_offload=bool(choice["cpu_offload"]),
+            ignored=None if choice["ignored"] is None else str(choice["ignored"]),
+            reduce_each=bool(choice["reduce_each"]),
         )
 
     def bound(self, situation: Situation, choice: Choice) -> float:
@@ -149,7 +175,7 @@ class Sharding(Strategy):
         if job.plan.wrap.sharding is None:
             return {"mode": "ddp"}
         if is_sharded(job.model):
-            return description_of(job.model)
+            return {**description_of(job.model), "reduce_each": job.plan.wrap.sharding.reduce_each}
         if not is_zero_redundancy(job.optimizer):
             return {"mode": "ddp"}
         return {"mode": "zero1", "held": num_held(job.optimizer), "parameters": len(job.parameters())}
@@ -169,9 +195,12 @@ class Sharding(Strategy):
             took = (
                 share < 1.0
                 and evidence.get("frees") == frees
-                and evidence.get("prefetch") == choice["prefetch"]
+                and all(evidence.get(name) == choice[name] for name in SHOWN)
+                and bool(evidence.get("ignored")) == (choice["ignored"] is not None)
                 and (units == 1 or not alone)
                 and (units > 1 or alone)
             )
             detail = f"{units} units, of which a rank has {share:.0%}; {evidence.get('prefetch')} gathered ahead"
+            detail += f", {evidence['ignored']} tensors left out" if evidence.get("ignored") else ""
+            detail += ", in the CPU's memory" if evidence.get("cpu_offload") else ""
         return Effect(strategy=self.name, took=took, detail=detail)

@@ -49,6 +49,8 @@ def assemble(
     """
     from torch.nn.parallel import DistributedDataParallel
 
+    from tuner.training.ignored_parameters import IgnoredParameters
+
     # One rank has nobody to share or to reduce with, whatever several would.
     if num_ranks == 1:
         plan.wrap = WrapArguments()
@@ -83,6 +85,8 @@ def assemble(
     named = [(name, p) for name, p in _user_parameters(model) if p.requires_grad]
     if not named:
         raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
+    ignored = IgnoredParameters(named) if plan.wrap.ignores_parameters else None
+    named = ignored.named() if ignored else named
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
     built = build_optimizer(workload, masters.named() if masters else named, plan, device)
     if masters:
@@ -131,6 +135,7 @@ def assemble(
         scheduler=scheduler,
         masters=masters,
         flat=built.flat,
+        ignored=ignored,
         user_flags=built.user_flags,
         loader=loader,
     )

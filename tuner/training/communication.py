@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    from tuner.training.compression.deep_gradient import DeepGradient
     from tuner.training.plan import CompressionArguments, WrapArguments
 
 
@@ -80,6 +81,12 @@ def build(
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
     """What reduces the gradients of a wrapped model in two levels, where something does."""
     return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Hierarchy)), None)
+
+
+def momentum_of(model: torch.nn.Module) -> DeepGradient | None:
+    """What took the momentum of the optimizer over, where something did."""
+    compression = compression_of(model)
+    return compression if compression is not None and compression.method == "dgc" else None  # type: ignore[return-value]
 
 
 def compression_of(model: torch.nn.Module) -> Compression | None:

@@ -37,6 +37,8 @@ class Hierarchy:
         self._lane = lane
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self.compression is not None:
+            self.compression.see(bucket)
         return self._lane.submit(lambda: self._reduced(bucket))
 
     def _reduced(self, bucket: GradBucket) -> torch.Tensor:

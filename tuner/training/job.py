@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
+from tuner.training.communication import compression_of, momentum_of
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
-from tuner.training.sharding import consolidated, laid_out, whole
+from tuner.training.sharding import consolidated, laid_out, unreduced, whole
 from tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
 
     from tuner.training.flat_parameters import FlatParameters
+    from tuner.training.ignored_parameters import IgnoredParameters
     from tuner.training.master_weights import MasterWeights
     from tuner.training.plan import LoaderArguments, Plan
     from tuner.workloads.workload import Workload
@@ -32,6 +34,7 @@ class TrainingJob:
         scheduler: The user's scheduler or None.
         loader: Iterable over batches.
         masters: FP32 copies of 16-bit parameters, where the plan has them.
+        ignored: Parameters that sharding leaves out, where the plan has them.
         scaler: Of the loss, where the plan has one.
         captured: The step as CUDA graphs, where the plan has it recorded.
         formats: What was seen of the number formats of its products.
@@ -51,6 +54,7 @@ class TrainingJob:
         masters: MasterWeights | None,
         loader: Any,
         flat: FlatParameters | None = None,
+        ignored: IgnoredParameters | None = None,
         user_flags: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         import torch
@@ -69,6 +73,7 @@ class TrainingJob:
         self.formats = SeenFormats()
         self.num_pieces: int | None = None
         self._flat = flat
+        self.ignored = ignored
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
@@ -165,9 +170,7 @@ class TrainingJob:
             pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
             weights = [weight for weight in weights if weight]
         for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
-            with ExitStack() as stack:
-                if number < len(pieces) - 1 and hasattr(self.model, "no_sync"):
-                    stack.enter_context(self.model.no_sync())  # type: ignore[operator]
+            with self._unreduced() if number < len(pieces) - 1 else nullcontext():
                 loss = self.loss(piece) * weight
                 self.backward(loss)
             if self.masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
@@ -177,6 +180,8 @@ class TrainingJob:
 
     def finish_gradients(self) -> None:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
+        if self.ignored:
+            self.ignored.take_gradients()
         if self.masters:
             self.masters.take_gradients()
         if self._flat:
@@ -231,13 +236,16 @@ class TrainingJob:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
         implementation, step counts on the CPU, whatever it runs over and however.
 
-        Where it is laid over ranks, every rank calls it and gets all of it, whole.
+        Where it is laid over ranks, or is each rank's own, every rank calls it and gets all of it, whole.
         """
         if self.captured:
             self.captured.settle()
         if self.plan.wrap.shards_optimizer:
             return with_flags(consolidated(self.optimizer), self._user_flags)
         state = self.optimizer.state_dict()
+        momentum = momentum_of(self.model)
+        if momentum is not None:
+            state = momentum.give_momentum(state, self.optimizer)
         return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -257,6 +265,36 @@ class TrainingJob:
             )
         state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
         self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
+        momentum = momentum_of(self.model)
+        if momentum is not None:
+            momentum.take_momentum(self.optimizer)
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """What this rank keeps for later reductions of gradients, and no other rank has: what compression has not sent
+        yet, and the momentum of `dgc`. Empty where nothing is kept.
+
+        Save it for each rank beside the model's and the optimizer's state, which have nothing of it.
+        """
+        compression = compression_of(self.model)
+        kept = {} if compression is None else compression.kept(self._names())
+        return {**self._place(), "kept": kept} if kept else {}
+
+    def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
+
+        Raises:
+            WorkloadRejected: It is of another rank, or of other settings.
+        """
+        own = self._place()
+        for name, value in own.items() if state_dict else ():
+            if state_dict.get(name) != value:
+                raise WorkloadRejected(
+                    f"the state of a rank has {name} {state_dict.get(name)!r}, and this job {value!r}: give every rank "
+                    "its own, on as many ranks with the same gradient_compression, or do not load it"
+                )
+        compression = compression_of(self.model)
+        if compression is not None and state_dict:
+            compression.keep(state_dict["kept"], self._names())
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""
@@ -270,6 +308,29 @@ class TrainingJob:
             self.masters.reload()
 
     # --- pieces -------------------------------------------------------------------------------
+
+    def _names(self) -> dict[Any, str]:
+        return {parameter: name for name, parameter in unwrapped(self.model).named_parameters()}
+
+    def _place(self) -> dict[str, Any]:
+        """Whose a rank's state is."""
+        import torch.distributed as dist
+
+        compression = compression_of(self.model)
+        several = dist.is_available() and dist.is_initialized()
+        return {
+            "method": None if compression is None else compression.method,
+            "settings": {} if compression is None else compression.settings,
+            "rank": dist.get_rank() if several else 0,
+            "num_ranks": dist.get_world_size() if several else 1,
+        }
+
+    def _unreduced(self) -> AbstractContextManager[Any]:
+        """Around a micro-batch whose gradients wait for the last one's, where they do."""
+        sharding = self.plan.wrap.sharding
+        if self.plan.wrap.shards_parameters and sharding is not None and not sharding.reduce_each:
+            return unreduced(self.model)
+        return self.model.no_sync() if hasattr(self.model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def _step_optimizer(self) -> bool:
         """Whether the update was made. Where nothing depends on it at once, the device is not waited for."""

@@ -110,6 +110,14 @@ class ShardingArguments:
     min_num_params: int
     reshard: bool
     prefetch: int
+    """Units gathered ahead, forward."""
+    backward_prefetch: int = 1
+    cpu_offload: bool = False
+    """Parts of parameters, gradients and optimizer states are in the CPU's memory, where the update runs."""
+    ignored: str | None = None
+    """"norms": what keeps FP32 at O2 is whole on every rank."""
+    reduce_each: bool = True
+    """The gradients of every micro-batch are reduced; else those of all of them at once."""
 
 
 @dataclass(kw_only=True)
@@ -128,6 +136,11 @@ class WrapArguments:
     def shards_parameters(self) -> bool:
         """By FSDP in place of DDP."""
         return self.sharding is not None and self.sharding.mode in ("grad_op", "full", "hybrid")
+
+    @property
+    def ignores_parameters(self) -> bool:
+        """Some are left out of sharding."""
+        return self.shards_parameters and self.sharding is not None and self.sharding.ignored is not None
 
     @property
     def shards_optimizer(self) -> bool:

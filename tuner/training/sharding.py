@@ -5,7 +5,8 @@ at least so many parameters; what is in none of them is in the root. Every rank 
 (a DTensor), under the user's own names; so the optimizer's states are parts too.
 
 The number formats are those of `precision`: at its level O2 the parts stay in FP32, as masters, and units gather
-16-bit weights and reduce gradients in FP32; modules that keep FP32 are units of their own.
+16-bit weights and reduce gradients in FP32; modules that keep FP32 are units of their own, or left out
+(`ignored_parameters`).
 
 Sources: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html ;
 https://docs.pytorch.org/docs/stable/distributed.optim.html (`ZeroRedundancyOptimizer`)
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import UnsupportedHere
@@ -37,20 +40,29 @@ def shard(
     """The model with its parameters laid over all ranks, in place; it starts as on rank 0."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     sharding = arguments.sharding
     assert sharding is not None
+    if sharding.cpu_offload:
+        _check_reduces_on_cpu()
     for _, tensor in named_state(model):
         dist.broadcast(tensor.detach(), src=0)
-    options: dict[str, Any] = {"mesh": _mesh(sharding, device)}
+    apart = [module for _, module in fp32_modules(model)]
+    ignored = {p for module in apart for p in module.parameters()} if sharding.ignored else set()
+    pinned = device.type != "cpu"
+    options: dict[str, Any] = {
+        "mesh": _mesh(sharding, device),
+        "ignored_params": ignored,
+        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if sharding.cpu_offload else OffloadPolicy(),
+    }
     frees = sharding.mode == "full" or (sharding.mode == "hybrid" and sharding.reshard)
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     units = units_of(model, workload, sharding)
     if arguments.param_dtype is not None:
         # precision casts what goes in and out of the model and of what keeps FP32.
-        for _, module in fp32_modules(model):
-            if any(True for _ in module.parameters()):
+        for module in apart:
+            if not ignored and any(True for _ in module.parameters()):
                 fully_shard(module, mp_policy=policy, reshard_after_forward=frees, **options)
         dtype = getattr(torch, arguments.param_dtype)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -58,7 +70,8 @@ def shard(
         fully_shard(unit, mp_policy=policy, reshard_after_forward=frees, **options)
     # What only the root holds is needed first in the backward pass again: freeing it pays where it is everything.
     fully_shard(model, mp_policy=policy, reshard_after_forward=frees and not units, **options)
-    _prefetch(units, sharding.prefetch)
+    _prefetch(units, "forward", sharding.prefetch)
+    _prefetch(units[::-1], "backward", sharding.backward_prefetch)
     return model
 
 
@@ -129,13 +142,28 @@ def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
     return DeviceMesh(device.type, [list(ranks) for ranks in hosts], mesh_dim_names=("between", "inside"))
 
 
-def _prefetch(units: list[torch.nn.Module], depth: int) -> None:
-    """Gathers so many units ahead; one is what FSDP does by itself."""
+def _check_reduces_on_cpu() -> None:
+    """Norms and whole values of parts in the CPU's memory are computed by collectives there.
+
+    Raises:
+        UnsupportedHere: The process group has none.
+    """
+    from torch.distributed.distributed_c10d import get_backend_config
+
+    config = get_backend_config()
+    if "cpu:" not in config:
+        raise UnsupportedHere(
+            f"offloaded parts are reduced on the CPU, and the process group has {config} only: initialise it with "
+            'init_process_group("cpu:gloo,cuda:nccl")'
+        )
+
+
+def _prefetch(units: list[torch.nn.Module], way: str, depth: int) -> None:
+    """Gathers so many units ahead, in the order in which they are used; one is what FSDP does by itself."""
     if depth == 1:
         return
-    for order, name in ((units, "forward"), (units[::-1], "backward")):
-        for place, unit in enumerate(order):
-            getattr(unit, f"set_modules_to_{name}_prefetch")(order[place + 1 : place + 1 + depth])
+    for place, unit in enumerate(units):
+        getattr(unit, f"set_modules_to_{way}_prefetch")(units[place + 1 : place + 1 + depth])
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -146,18 +174,33 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def description_of(model: torch.nn.Module) -> dict[str, Any]:
     """What FSDP itself says of a sharded model."""
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+    from torch.distributed.tensor import DTensor
 
     states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
-    parameters: list[Any] = list(model.parameters())
+    parts = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return {
         "units": len(groups),
         "frees": any(group.post_forward_mesh_info is not None for group in groups),
-        "hybrid": any(parameter.device_mesh.ndim == 2 for parameter in parameters),
-        "share": sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters),
+        "hybrid": any(part.device_mesh.ndim == 2 for part in parts),
+        "share": sum(part.to_local().numel() for part in parts) / sum(part.numel() for part in parts),
         "prefetch": max((len(state._states_to_forward_prefetch) for state in states), default=0) or 1,
+        "backward_prefetch": max((len(state._states_to_backward_prefetch) for state in states), default=0) or 1,
+        "cpu_offload": all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
+        "ignored": sum(1 for _ in model.parameters()) - len(parts),
     }
+
+
+@contextmanager
+def unreduced(model: torch.nn.Module) -> Iterator[None]:
+    """Backward passes inside leave the gradients of a sharded model whole and on their rank, where they add up."""
+    sharded: Any = model
+    sharded.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        sharded.set_requires_gradient_sync(True)
 
 
 def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:

@@ -35,8 +35,8 @@ class Coordinator:
 
         directory.mkdir(parents=True, exist_ok=True)
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        if backend == "nccl":
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
             emulate_for_nccl(self.rank, self.num_ranks)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=timedelta(minutes=5)

@@ -138,8 +138,8 @@ class LocalRunner:
             ) from None
 
     def task(self, entry: str, request: Any) -> bytes:
-        """Runs another entry of a rank ("train") and returns its answer (MessagePack)."""
-        return self._task(entry, request)
+        """Runs another entry ("train") on the study's ranks and returns its answer (MessagePack)."""
+        return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
         for rerun in range(RERUNS + 1):

@@ -1,4 +1,8 @@
-"""Training a configuration for a number of steps, as a user would, and keeping its loss curve."""
+"""Training a configuration for a number of steps, as a user would, and keeping its loss curve.
+
+On as many ranks as the study has, each on its part of every batch: statistics over a batch are not those of one
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from tuner.strategies.composition import make_plan
 from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised
 from tuner.training.prefetcher import as_loaded
+from tuner.trials.coordination import Coordinator
 from tuner.trials.measure import Stepper
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.study_files import StudyFiles
@@ -30,15 +35,19 @@ class TrainRequest(Record):
     device: str
     num_steps: int
     seed: int
+    run_id: str = ""
+    """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
 
 
 class LossCurve(Record):
     """Losses step by step, and the time that the steps took once the first were done."""
 
     losses: tuple[float, ...]
+    """Averaged over the ranks."""
     duration_s: float
     """Of the steps after the first `num_untimed_steps`, as are `num_units`."""
     num_units: int
+    """Of all ranks."""
     num_untimed_steps: int = 0
     skipped_steps: int = 0
     """Updates that a loss scaler left out."""
@@ -49,18 +58,22 @@ class LossCurve(Record):
 
 
 def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) -> LossCurve:
-    """Trains from the study's initial state through the configuration's own loader."""
+    """Trains from the study's initial state through the configuration's own loader. Every rank has the same result."""
     import torch
 
     files = StudyFiles(Path(request.study_directory))
     workload = load_workload(request.workload)
     workload.directory = files.data
+    device = rank_device(request.device, rank)
+    coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
     torch.manual_seed(request.seed)
     order = files.order(rank, num_ranks)
     job = assemble(
         workload,
         make_plan(request.choices),
-        device=rank_device(request.device, rank),
+        device=device,
+        rank=rank,
+        num_ranks=num_ranks,
         make_model=lambda: build_initialised(workload.model, files.initial_state),
         batch_sampler=order,
         worker_init=loader_worker_init,
@@ -71,23 +84,26 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
     torch.manual_seed(request.seed)
     stepper = Stepper(job, order)
     num_untimed = min(MAX_UNTIMED_STEPS, request.num_steps // 2)
-    losses, units = [], 0
+    losses: list[float] = []
+    units = 0.0
     began = last_said = time.monotonic()
     for number in range(request.num_steps):
         if number == num_untimed:
             stepper.synchronise()
-            began, units = time.monotonic(), 0
+            began, units = time.monotonic(), 0.0
         batch = stepper.next_batch()
         units += workload.num_units(as_loaded(stepper.iterator, batch))
         losses.append(float(job.step(batch)))
         if time.monotonic() - last_said > 1.0:
             last_said = time.monotonic()
-            channel.send(TaskProgress(text=f"step {number + 1} of {request.num_steps}, loss {losses[-1]:.4g}"))
+            coordinator.send(TaskProgress(text=f"step {number + 1} of {request.num_steps}, loss {losses[-1]:.4g}"))
     stepper.synchronise()
+    duration_s = coordinator.agree(time.monotonic() - began)
+    *losses, units = coordinator.total([*losses, units])
     return LossCurve(
-        losses=tuple(losses),
-        duration_s=time.monotonic() - began,
-        num_units=units,
+        losses=tuple(loss / num_ranks for loss in losses),
+        duration_s=duration_s,
+        num_units=round(units),
         num_untimed_steps=num_untimed,
         skipped_steps=job.skipped_steps,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
     from tuner.training.compression.lane import Lane
+
+    Names = Mapping[torch.nn.Parameter, str]
 
 FIRST_COMPRESSED = 2
 """DDP lays its buckets out anew after the first step: what is kept by bucket begins with the third."""
@@ -48,6 +51,18 @@ class Compression(ABC):
         """The parameters of `gradient_compression` that it was built with."""
         return {}
 
+    def kept(self, names: Names) -> dict[str, Any]:
+        """What it keeps for later steps on this rank, in tensors of its own; empty where that is nothing.
+
+        Args:
+            names: The user's, of the parameters.
+        """
+        return {}
+
+    def keep(self, kept: Mapping[str, Any], names: Names) -> None:
+        """Goes on with what `kept` gave, in another job too."""
+        assert not kept, f"{self.method} keeps nothing"
+
     @property
     def factor(self) -> float:
         """So many times fewer bytes; 1 before anything was reduced."""
@@ -69,8 +84,13 @@ class FlatCompression(Compression):
             key: The same tensor has the same one in every step.
         """
 
+    def see(self, bucket: GradBucket) -> None:
+        """Called before the bucket, or a part of it, is averaged."""
+
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         import torch.distributed as dist
+
+        self.see(bucket)
 
         def run() -> torch.Tensor:
             averaged = self.average(bucket.buffer(), dist.group.WORLD, bucket.index())

@@ -19,19 +19,20 @@ Source: Lin et al. (2017), arXiv 1712.01887; https://github.com/synxlin/deep-gra
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from tuner.errors import UnsupportedHere
+from tuner.errors import UnsupportedHere, WorkloadRejected
 from tuner.training.compression.base import Compression, average_dense
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
+    from tuner.training.compression.base import Names
     from tuner.training.compression.lane import Lane
 
 STAGES = 5
@@ -68,6 +69,54 @@ class DeepGradient(Compression):
         self._waiting: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self.momenta: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.unsent: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def kept(self, names: Names) -> dict[str, Any]:
+        def by_name(tensors: Mapping[torch.nn.Parameter, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {names[parameter]: tensor.clone() for parameter, tensor in tensors.items()}
+
+        return {"num_steps": self.num_steps, "momenta": by_name(self.momenta), "unsent": by_name(self.unsent)}
+
+    def keep(self, kept: Mapping[str, Any], names: Names) -> None:
+        parameters = {name: parameter for parameter, name in names.items()}
+        unknown = sorted({*kept["momenta"], *kept["unsent"]} - parameters.keys())
+        if unknown:
+            raise WorkloadRejected(
+                f"what was kept for later reductions is of {unknown[0]!r}, which the model has not: go on with the "
+                "model that it is of, or do not load it"
+            )
+
+        def by_parameter(tensors: Mapping[str, torch.Tensor]) -> dict[torch.nn.Parameter, torch.Tensor]:
+            return {parameters[name]: tensor.to(parameters[name].device, copy=True) for name, tensor in tensors.items()}
+
+        self.num_steps = kept["num_steps"]
+        self.momenta, self.unsent = by_parameter(kept["momenta"]), by_parameter(kept["unsent"])
+
+    # --- what the optimizer's checkpoints have ------------------------------------------------
+
+    def give_momentum(self, state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's state with the options and the momentum that were taken over, that averaged over the ranks,
+        which all call it.
+        """
+        groups, state = [], dict(state_dict["state"])
+        for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+            options = asdict(self._options[group["params"][0]]) if group["params"] else {}
+            groups.append({**saved, **options})
+            for number, parameter in zip(saved["params"], group["params"], strict=True):
+                if parameter in self.momenta:
+                    averaged = average_dense(self.momenta[parameter].clone(), dist.group.WORLD)
+                    state[number] = {**state.get(number, {}), "momentum_buffer": averaged}
+        return {**state_dict, "state": state, "param_groups": groups}
+
+    def take_momentum(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes options and momentum over anew, from an optimizer that has loaded its state."""
+        self._options = take_over(optimizer)
+        self.momenta, self.unsent = {}, {}
+        for parameter in self._options:
+            values = optimizer.state.pop(parameter, {})
+            if values.get("momentum_buffer") is not None:
+                self.momenta[parameter] = values["momentum_buffer"]
+
+    # --- one step -----------------------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,14 +10,17 @@ Source: Vogels et al. (2019), arXiv 1905.13727; torch.distributed.algorithms.ddp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tuner.training.compression.base import FIRST_COMPRESSED, Compression
+from tuner.training.compression.by_bucket import BucketLayout
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
+    from tuner.training.compression.base import Names
     from tuner.training.compression.lane import Lane
 
 
@@ -36,12 +39,32 @@ class PowerSgd(Compression):
             use_error_feedback=True,
             warm_start=True,
         )
+        self._layout = BucketLayout()
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
+        if self._state.iter >= FIRST_COMPRESSED:
+            for name, tensor in self._layout.see(bucket).items():
+                self._kept_by_torch[name][bucket.index()] = tensor
         # Its own futures hold one another up on gloo; one bucket after the other they do not.
         return self._lane.submit(lambda: powerSGD_hook(self._state, bucket).wait())
+
+    @property
+    def _kept_by_torch(self) -> dict[str, dict[int, torch.Tensor]]:
+        """By what it is, for every bucket."""
+        state = self._state
+        return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
+
+    def kept(self, names: Names) -> dict[str, Any]:
+        by_kind = self._kept_by_torch
+        tensors = {index: {kind: kept[index] for kind, kept in by_kind.items()} for index in by_kind["error"]}
+        return self._layout.kept(tensors, names)
+
+    def keep(self, kept: Mapping[str, Any], names: Names) -> None:
+        for tensors in self._kept_by_torch.values():
+            tensors.clear()
+        self._layout.keep(kept, names)
 
     @property
     def settings(self) -> dict[str, Any]:

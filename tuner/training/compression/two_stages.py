@@ -11,13 +11,17 @@ Source: Tang et al., "1-bit Adam" (2021), arXiv 2102.02888; Wang et al., "ZeRO++
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tuner.training.compression.base import FIRST_COMPRESSED, FlatCompression, average_dense
+from tuner.training.compression.by_bucket import BucketLayout
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import GradBucket
 
+    from tuner.training.compression.base import Names
     from tuner.training.compression.lane import Lane
 
 
@@ -34,6 +38,24 @@ class TwoStages(FlatCompression):
     def __init__(self, lane: Lane) -> None:
         super().__init__(lane)
         self._lost: dict[tuple[int, str], torch.Tensor] = {}
+        self._layout = BucketLayout()
+
+    def see(self, bucket: GradBucket) -> None:
+        if self.feeds_back and self.num_steps >= FIRST_COMPRESSED:
+            for place, lost in self._layout.see(bucket).items():
+                self._lost[bucket.index(), place] = lost
+
+    def kept(self, names: Names) -> dict[str, Any]:
+        if not self.feeds_back:
+            return {}
+        lost: dict[int, dict[str, torch.Tensor]] = {}
+        for (key, place), tensor in self._lost.items():
+            lost.setdefault(key, {})[place] = tensor
+        return self._layout.kept(lost, names)
+
+    def keep(self, kept: Mapping[str, Any], names: Names) -> None:
+        self._lost = {}
+        self._layout.keep(kept, names)
 
     @abstractmethod
     def encode(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

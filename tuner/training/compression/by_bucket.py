@@ -1,0 +1,74 @@
+"""What a technique keeps for each of DDP's buckets, and how that moves into another job.
+
+DDP lays its buckets out anew after a job's first step, in the order in which gradients came. So what was loaded waits
+until the first step that compresses, and is taken up by the buckets of the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import WorkloadRejected
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import GradBucket
+
+    from tuner.training.compression.base import Names
+
+
+class BucketLayout:
+    """Whose gradients each bucket has, and what waits for it."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[int, list[torch.Tensor]] = {}
+        self._awaited: dict[int, dict[str, Any]] = {}
+        self._names: Names = {}
+
+    def see(self, bucket: GradBucket) -> dict[str, torch.Tensor]:
+        """Notes a bucket in a step that compresses.
+
+        Returns:
+            What was loaded for it, once.
+
+        Raises:
+            WorkloadRejected: What was loaded is of other buckets.
+        """
+        index = bucket.index()
+        if index in self._parameters:
+            return {}
+        self._parameters[index] = bucket.parameters()
+        awaited = self._awaited.pop(index, None)
+        if self._names:
+            own = [self._names[parameter] for parameter in bucket.parameters()]  # type: ignore[index]
+            if awaited is None or awaited["parameters"] != own or (bucket.is_last() and self._awaited):
+                raise WorkloadRejected(
+                    f"what was kept for later reductions is of other buckets than these (bucket {index}): go on with "
+                    "the ddp_buckets, the model and the number of ranks that it is of, or do not load it"
+                )
+            if bucket.is_last():
+                self._names = {}
+        tensors: dict[str, torch.Tensor] = {} if awaited is None else awaited["tensors"]
+        device = bucket.buffer().device
+        return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+
+    def kept(self, tensors: Mapping[int, Mapping[str, torch.Tensor]], names: Names) -> dict[str, Any]:
+        """By bucket: the names of its parameters, and its tensors; or what was loaded and still waits."""
+        if self._names:
+            return {"buckets": dict(self._awaited)}
+        return {
+            "buckets": {
+                index: {
+                    "parameters": [names[parameter] for parameter in self._parameters[index]],  # type: ignore[index]
+                    "tensors": {name: tensor.clone() for name, tensor in tensors[index].items()},
+                }
+                for index in tensors
+            }
+        }
+
+    def keep(self, kept: Mapping[str, Any], names: Names) -> None:
+        """Waits for the buckets of what `kept` gave."""
+        self._parameters = {}
+        self._awaited = dict(kept["buckets"])
+        self._names = names if self._awaited else {}

@@ -1,0 +1,60 @@
+"""Parameters that sharding leaves out: every rank holds them whole.
+
+For FSDP a module that keeps FP32 while its block gathers 16-bit weights is a unit of its own, with small collectives of
+its own. Left out, its gradients are averaged after the backward pass, those of all such modules together in one
+all-reduce; every rank updates them alike.
+
+An optimizer cannot mix parts (DTensors) with plain tensors in one multi-tensor operation, nor can clipping: it is given
+a replicated DTensor in place of each such parameter, over the same memory.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html (`ignored_params`)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+
+
+class IgnoredParameters:
+    """Pairs every parameter that is in no unit with what the optimizer updates in its place."""
+
+    def __init__(self, named_parameters: list[tuple[str, Any]]) -> None:
+        self._mesh = next(p.device_mesh for _, p in named_parameters if isinstance(p, DTensor))
+        self._pairs: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+        self._named: list[tuple[str, torch.nn.Parameter]] = []
+        for name, parameter in named_parameters:
+            held = parameter
+            if not isinstance(parameter, DTensor):
+                held = torch.nn.Parameter(self._replicated(parameter.detach()))
+                self._pairs.append((parameter, held))
+            self._named.append((name, held))
+
+    def named(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """What the optimizer is given, under the user's names."""
+        return list(self._named)
+
+    def take_gradients(self) -> None:
+        """Averages the gradients over the ranks and gives them to the optimizer's parameters; a parameter gets none on
+        any rank or one on all.
+        """
+        by_dtype = defaultdict(list)
+        for parameter, held in self._pairs:
+            if parameter.grad is not None:
+                by_dtype[parameter.grad.dtype].append((parameter, held))
+        for pairs in by_dtype.values():
+            flat = torch.cat([parameter.grad.flatten() for parameter, _ in pairs if parameter.grad is not None])
+            flat.div_(dist.get_world_size())
+            dist.all_reduce(flat)
+            pieces = flat.split([parameter.numel() for parameter, _ in pairs])
+            for (parameter, held), piece in zip(pairs, pieces, strict=True):
+                held.grad = self._replicated(piece.view_as(parameter))
+                parameter.grad = None
+
+    def _replicated(self, tensor: torch.Tensor) -> Any:
+        placements = [Replicate()] * self._mesh.ndim
+        return DTensor.from_local(tensor, self._mesh, placements, run_check=False)

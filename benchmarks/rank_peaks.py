@@ -3,7 +3,7 @@
     python benchmarks/rank_peaks.py '{"workload": "zoo:gpt2?batch=2", "choices": {}, "num_ranks": 2, ...}' RANK FOLDER
 
 A rank trains some steps on batches of the workload and tells the most that tensors took: on a GPU by torch's allocator,
-which may be held to a cap, on a CPU by counting storages (`live_bytes`). A rank that runs out of memory ends the others.
+which may be held to a cap, on a CPU by counting storages (`live_bytes`). A rank that runs out of memory ends all.
 """
 
 from __future__ import annotations

@@ -148,7 +148,12 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
                 print(f"{say}{view.elapsed_s:6.0f} s  {view.best_gain:+.1%}  {view.best_label}", flush=True)
 
         runner = LocalRunner(
-            workload=reference, directory=Path(folder), device=settings.device or "", task_deadline_s=settings.budget_s
+            workload=reference,
+            directory=Path(folder),
+            device=settings.device or "",
+            num_ranks=settings.num_ranks,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            task_deadline_s=settings.budget_s,
         )
         try:
             began = time.monotonic()

@@ -94,10 +94,10 @@ def test_without_activations_the_peak_is_the_least(ranks: Ranks, layout: str) ->
 @pytest.mark.parametrize("precision", ["fp32", "O1"])
 def test_peaks_of_all_layouts_follow_from_ddps(ranks: Ranks, precision: str) -> None:
     workload = f"zoo:gpt2?{LONG}&{MODEL}"
-    memory = RankMemory(space(), per_rank=8)
+    memory = RankMemory(space())
     ddp = ranks.run(2, count_steps, workload, PRECISIONS[precision])
-    memory.learn(Candidate(choices=PRECISIONS[precision]), 1, max(rank.peak for rank in ddp))
+    memory.learn(Candidate(choices=PRECISIONS[precision]), 1, 8, max(rank.peak for rank in ddp))
     for name, layout in LAYOUTS.items():
         choices = {**layout, **PRECISIONS[precision]}
         measured = max(rank.peak for rank in ranks.run(2, count_steps, workload, choices))
-        assert memory.predict(Candidate(choices=choices), 1) == pytest.approx(measured, rel=0.1), name
+        assert memory.predict(Candidate(choices=choices), 1, 8) == pytest.approx(measured, rel=0.1), name

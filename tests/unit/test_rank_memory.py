@@ -135,47 +135,47 @@ class TestAlways:
 
 class TestOtherLayouts:
     def memory(self) -> RankMemory:
-        memory = RankMemory(space(), per_rank=4)
-        memory.learn(BASELINE, 1, 26 * GB)  # 16 always, so 10 of activations
+        memory = RankMemory(space())
+        memory.learn(BASELINE, 1, 4, 26 * GB)  # 16 always, so 10 of activations
         return memory
 
     def test_have_the_activations_of_the_one_that_was_measured(self) -> None:
         found = held(space(), FULL)
         assert found is not None
-        assert self.memory().predict(FULL, 1) == found.always + found.at_loss + 10 * GB
-        assert self.memory().predict(BASELINE, 1) == 26 * GB
+        assert self.memory().predict(FULL, 1, 4) == found.always + found.at_loss + 10 * GB
+        assert self.memory().predict(BASELINE, 1, 4) == 26 * GB
 
     def test_have_half_of_them_with_half_of_the_samples(self) -> None:
         """Beside DDP's gradients, which micro-batches add up in."""
-        assert self.memory().predict(BASELINE, 2) == (16 + 4 + 5) * GB
+        assert self.memory().predict(BASELINE, 2, 2) == (16 + 4 + 5) * GB
 
     def test_are_not_predicted_from_other_activations(self) -> None:
-        assert self.memory().predict(Candidate(choices={"activation_checkpointing": {"every": 1}}), 1) is None
-        assert self.memory().predict(Candidate(choices=O1), 1) is None
+        assert self.memory().predict(Candidate(choices={"activation_checkpointing": {"every": 1}}), 1, 4) is None
+        assert self.memory().predict(Candidate(choices=O1), 1, 4) is None
 
     def test_are_not_predicted_from_a_peak_without_activations(self) -> None:
         """At 20 GB all gradients of DDP were there: how much was there before is not known."""
-        memory = RankMemory(space(), per_rank=4)
-        memory.learn(BASELINE, 1, 20 * GB)
-        assert memory.predict(FULL, 1) is None
+        memory = RankMemory(space())
+        memory.learn(BASELINE, 1, 4, 20 * GB)
+        assert memory.predict(FULL, 1, 4) is None
 
     def test_two_sizes_make_a_line(self) -> None:
         """6 GB at two samples, 10 at four: 2 GB without any, 4 at one."""
         memory = self.memory()
-        memory.learn(BASELINE, 2, (16 + 4 + 6) * GB)
+        memory.learn(BASELINE, 2, 2, (16 + 4 + 6) * GB)
         found = held(space(), FULL, 4)
         assert found is not None
-        assert memory.predict(FULL, 4) == found.always + found.at_loss + 4 * GB
+        assert memory.predict(FULL, 4, 1) == found.always + found.at_loss + 4 * GB
 
     def test_copies_of_autocast_are_there_without_any_sample(self) -> None:
-        memory = RankMemory(space(), per_rank=4)
-        memory.learn(Candidate(choices=O1), 1, 26 * GB)
-        assert memory.predict(Candidate(choices=O1), 2) == (16 + 4 + 2 + 4) * GB
+        memory = RankMemory(space())
+        memory.learn(Candidate(choices=O1), 1, 4, 26 * GB)
+        assert memory.predict(Candidate(choices=O1), 2, 2) == (16 + 4 + 2 + 4) * GB
 
     def test_begin_with_what_the_look_showed(self) -> None:
-        memory = RankMemory(space(), per_rank=4)
+        memory = RankMemory(space())
         memory.look(4, 14 * GB)
-        assert memory.predict(BASELINE, 1) == 26 * GB
+        assert memory.predict(BASELINE, 1, 4) == 26 * GB
 
 
 def ran(what: Candidate, peak_gb: float) -> TrialResult:

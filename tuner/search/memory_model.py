@@ -145,7 +145,7 @@ class MemoryModel:
             peak = max(peak.allocated_bytes or peak.resident_bytes for peak in result.memory)
             self.learn(rest, samples, peak)
             if self._layouts is not None:
-                self._layouts.learn(result.candidate, pieces, peak)
+                self._layouts.learn(result.candidate, pieces, samples, peak)
 
     def ran_out_with(self, candidate: Candidate, pieces: int) -> None:
         """A candidate with so many micro-batches ran out of memory."""
@@ -156,7 +156,8 @@ class MemoryModel:
         reason = self.refusal(*self._place(candidate, pieces))
         if reason is not None or self._layouts is None or self._fitted(candidate, pieces):
             return reason
-        least, peak = self._layouts.least(candidate, pieces), self._layouts.predict(candidate, pieces)
+        least = self._layouts.least(candidate, pieces)
+        peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
         if least is not None and least > self._capacity:
             return (
                 f"would need about {least / 1e9:.3g} GB on every rank without any activation: "
@@ -172,7 +173,8 @@ class MemoryModel:
     def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
         """Whether a candidate with so many micro-batches is better tried after others."""
         if self._layouts is not None and not self._fitted(candidate, pieces):
-            peak = self._layouts.predict(candidate, pieces) or self._layouts.least(candidate, pieces) or 0.0
+            peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
+            peak = peak or self._layouts.least(candidate, pieces) or 0.0
             if peak > (1 - MARGIN) * self._capacity:
                 return True
         return self.is_unlikely(*self._place(candidate, pieces))
@@ -194,7 +196,7 @@ def memory_model(space: Space, settings: StudySettings) -> MemoryModel:
     limits = [limit for limit in (free, settings.memory_limit_bytes) if limit]
     held = facts.model.parameter_bytes + facts.optimizer.state_bytes
     per_rank = max(1, facts.global_batch // environment.num_ranks)
-    layouts = RankMemory(space, per_rank) if on_device and environment.num_ranks > 1 else None
+    layouts = RankMemory(space) if on_device and environment.num_ranks > 1 else None
     model = MemoryModel(
         capacity_bytes=min(limits, default=float("inf")),
         known_bytes=held if on_device and layouts is None else 0,

@@ -202,18 +202,17 @@ def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> f
 class RankMemory:
     """Peaks of candidates from those of others that are laid over the ranks in another way."""
 
-    def __init__(self, space: Space, per_rank: int) -> None:
+    def __init__(self, space: Space) -> None:
         self._space = space
-        self._per_rank = per_rank
         self._activations: dict[str, dict[float, float]] = {}
         """By the other choices and the samples of a micro-batch: the most that was seen."""
 
-    def learn(self, candidate: Candidate, pieces: int, peak_bytes: float) -> None:
-        """Takes in a measured peak."""
+    def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
+        """Takes in a measured peak, with so many micro-batches of so many samples."""
         found = held(self._space, candidate, pieces)
         activations = None if found is None else found.activations(peak_bytes)
         if activations is not None:
-            self._note(candidate, self._per_rank / pieces, activations)
+            self._note(candidate, samples, activations)
 
     def look(self, samples: float, peak_bytes: float) -> None:
         """Takes in the peak of one step of the plain model on one device, which had no optimizer yet."""
@@ -226,14 +225,14 @@ class RankMemory:
         found = held(self._space, candidate, pieces)
         return None if found is None else found.least
 
-    def predict(self, candidate: Candidate, pieces: int) -> float | None:
+    def predict(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
         """The peak, or None while too little is known."""
         found = held(self._space, candidate, pieces)
         points = self._activations.get(self._key(candidate))
         if found is None or not points:
             return None
         copies = formats_of(self._space.complete(candidate), self._space.workload).copies
-        return found.peak(_at(points, self._per_rank / pieces, copies * num_trained(self._space.workload)))
+        return found.peak(_at(points, samples, copies * num_trained(self._space.workload)))
 
     def _note(self, candidate: Candidate, samples: float, activations: float) -> None:
         points = self._activations.setdefault(self._key(candidate), {})

@@ -52,6 +52,11 @@ class Together:
     reason: str
 
 
+def _is_fsdp(choices: Choices) -> bool:
+    """With parameters in parts, O2 reduces gradients in FP32."""
+    return "sharding" in choices and choices["sharding"]["mode"] in FSDP
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("attention_backend", "precision"),
@@ -129,7 +134,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("gradient_compression", "precision"),
         applies=lambda c, e, w: (
-            c["gradient_compression"]["method"] is not None and c["precision"]["level"] in ("O2", "O3")
+            c["gradient_compression"]["method"] is not None
+            and (c["precision"]["level"] == "O3" or (c["precision"]["level"] == "O2" and not _is_fsdp(c)))
         ),
         reason="gradients are of 16 bits already, in which what a step does not send could not be kept",
     ),
@@ -193,8 +199,11 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("sharding", "gradient_compression"),
-        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["gradient_compression"]["method"] is not None,
-        reason="FSDP scatters gradients itself, and has no communication hook that would compress them",
+        applies=lambda c, e, w: (
+            c["sharding"]["mode"] in FSDP and c["gradient_compression"]["method"] not in (None, "bf16")
+        ),
+        reason="FSDP scatters gradients itself, and has no communication hook that would compress them: bf16 is what "
+        "it can reduce in",
     ),
     Conflict(
         strategies=("sharding", "gradient_compression"),

@@ -58,6 +58,8 @@ def shard(
     }
     frees = sharding.mode == "full" or (sharding.mode == "hybrid" and sharding.reshard)
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    # Conflicts leave bfloat16, the only format of gradient_compression in which FSDP itself can reduce.
+    reduce_dtype = torch.float32 if arguments.compression is None else torch.bfloat16
     units = units_of(model, workload, sharding)
     if arguments.param_dtype is not None:
         # precision casts what goes in and out of the model and of what keeps FP32.
@@ -65,7 +67,9 @@ def shard(
             if not ignored and any(True for _ in module.parameters()):
                 fully_shard(module, mp_policy=policy, reshard_after_forward=frees, **options)
         dtype = getattr(torch, arguments.param_dtype)
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    elif arguments.compression is not None:
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     for unit in units:
         fully_shard(unit, mp_policy=policy, reshard_after_forward=frees, **options)
     # What only the root holds is needed first in the backward pass again: freeing it pays where it is everything.
@@ -190,6 +194,22 @@ def description_of(model: torch.nn.Module) -> dict[str, Any]:
         "cpu_offload": all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
         "ignored": sum(1 for _ in model.parameters()) - len(parts),
     }
+
+
+def reduction_factor(model: torch.nn.Module) -> float:
+    """How many times fewer bytes a sharded model's gradients are reduced in than FP32 has; 1 where it keeps less."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    whole_bytes = sent_bytes = 0
+    for module in model.modules():
+        group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for held in group.fsdp_params if group is not None else ():
+            part = held.sharded_param
+            sent = group.mp_policy.reduce_dtype or part.dtype
+            whole_bytes += part.numel() * part.element_size()
+            sent_bytes += part.numel() * min(part.element_size(), torch.empty((), dtype=sent).element_size())
+    return whole_bytes / max(1, sent_bytes)
 
 
 @contextmanager

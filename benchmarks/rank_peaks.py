@@ -2,8 +2,9 @@
 
     python benchmarks/rank_peaks.py '{"workload": "zoo:gpt2?batch=2", "choices": {}, "num_ranks": 2, ...}' RANK FOLDER
 
-A rank trains some steps on batches of the workload and tells the most that tensors took: on a GPU by torch's allocator,
-which may be held to a cap, on a CPU by counting storages (`live_bytes`). A rank that runs out of memory ends all.
+A rank trains some steps on batches of the workload and tells the most that tensors took in the last of them: on a GPU
+by torch's allocator, which may be held to a cap, on a CPU by counting storages (`tests/live_bytes.py`). A rank that
+runs out of memory ends all.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+from stamp import ROOT
 
 from tuner.records import Choice, Record
 
+if TYPE_CHECKING:
+    import torch
+
 NUM_STEPS = 3
-"""States are made in the first, DDP's buckets anew in the second."""
+"""States are made in the first, DDP's buckets anew in the second; the peak is the last one's."""
 LIMIT_S = 120.0
 GRACE_S = 5.0
 
@@ -173,7 +179,7 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
         with device:
             return workload.model()
 
-    with _counter(device) as peak:
+    with _counter(device) as counter:
         torch.manual_seed(0)
         job = assemble(
             workload,
@@ -185,11 +191,11 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
             batch_sampler=EndlessBatches(order, rank, configuration.num_ranks),
         )
         for batch in itertools.islice(iter(job), NUM_STEPS):
+            counter.begin()
             job.step(batch)
-        found = peak()
-    if device.type == "cpu" and configuration.cap_bytes is not None and found > configuration.cap_bytes:
-        raise MemoryError(f"tensors took {found} bytes")
-    return found
+            if configuration.device == "cpu" and counter.peak() > (configuration.cap_bytes or float("inf")):
+                raise MemoryError(f"tensors took {counter.peak()} bytes")
+        return counter.peak()
 
 
 def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -198,18 +204,29 @@ def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
     return {strategy.name: {**strategy.defaults, **choices.get(strategy.name, {})} for strategy in STRATEGIES}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Counter:
+    """Of what tensors take at most, since it was told to begin."""
+
+    begin: Callable[[], None]
+    peak: Callable[[], int]
+
+
 @contextlib.contextmanager
-def _counter(device: object):
-    """Gives the peak of what tensors took since."""
+def _counter(device: torch.device) -> Iterator[Counter]:
     import torch
 
-    if getattr(device, "type", "") == "cuda":
-        yield lambda: torch.cuda.max_memory_allocated(device)
+    if device.type == "cuda":
+        yield Counter(
+            begin=lambda: torch.cuda.reset_peak_memory_stats(device),
+            peak=lambda: torch.cuda.max_memory_allocated(device),
+        )
         return
+    sys.path.append(str(ROOT / "tests"))
     from live_bytes import LiveBytes
 
     with LiveBytes() as live:
-        yield lambda: live.peak
+        yield Counter(begin=lambda: setattr(live, "peak", 0), peak=lambda: live.peak)
 
 
 if __name__ == "__main__":

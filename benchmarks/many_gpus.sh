@@ -5,18 +5,18 @@
 #   benchmarks/many_gpus.sh results "row vit_large two lossy"                          # one group of all GPUs
 #   benchmarks/many_gpus.sh results "row vit_large one + tests" "memory gpt2_xl"       # two groups of half of them
 #
-# Jobs: `row NAME [one|two|two_25gbit [exact|lossy [TUNE_MINUTES ROW_MINUTES]]]` of multi_gpu.py, `memory [NAME]` (on two
-# GPUs), `tests` (those marked gpu that need several, or PATHS of them), `links` (what NCCL says of this host).
+# Jobs: `row NAME [one|two|two_25gbit [exact|lossy [TUNE_MINUTES ROW_MINUTES]]]` of multi_gpu.py, `memory [NAME]` and `study
+# [NAME]` of memory.py (on two GPUs), `tests [PATHS]` (those marked gpu), `links` (what NCCL says of this host).
 # Writes results/GROUP/ (one JSON line a result, logs), and packs the folder into results.tgz every 15 seconds, so that a
 # sitting that is cut off leaves what it had. Where there is a .wheelhouse, `make offline-install` comes first.
-# TUNE_MINUTES and ROW_MINUTES limit a row, LIMIT_S all of it. GPUS says how many there are, where there is no nvidia-smi.
+# TUNE_MINUTES and ROW_MINUTES limit a row (by default so that one fits into a command of 10 minutes), LIMIT_S all of it. GPUS says how many there are, where there is no nvidia-smi.
 # SMALL=1 tries it out without any GPU: small workloads over gloo.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 results=$1
 shift
-tune_minutes=${TUNE_MINUTES:-4.7} row_minutes=${ROW_MINUTES:-9.3} limit_s=${LIMIT_S:-1000000}
+tune_minutes=${TUNE_MINUTES:-4.5} row_minutes=${ROW_MINUTES:-8.8} limit_s=${LIMIT_S:-1000000}
 gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l)}
 per_group=$((gpus / $#))
 cores=$(($(nproc) / $#))
@@ -42,8 +42,9 @@ job() { # group, then the words of a job
         --tune-minutes "${6:-$tune_minutes}" --minutes "${7:-$row_minutes}" \
         --trials "$out/trials" --out "$out/multi_gpu.jsonl"
       ;;
-    memory)
+    memory | study)
       if [ -n "${3:-}" ]; then only=(--only "$3"); fi
+      if [ "$2" = study ]; then only+=(--study); fi
       python3 benchmarks/memory.py "${only[@]}" ${SMALL:+--small} --ranks 2 --minutes "$row_minutes" \
         --out "$out/memory.jsonl"
       ;;

@@ -1,13 +1,15 @@
 """Does the memory model know what ranks will need? GPT-2 large and XL with AdamW on two ranks of 24 GB each.
 
     python benchmarks/memory.py --only gpt2_xl
+    python benchmarks/memory.py --only gpt2_xl --study      # under the cap, one sample a rank
     python benchmarks/memory.py --summary
     python benchmarks/memory.py --small --minutes 4      # a dry run on a CPU: tensors are counted, over gloo
 
 For every layout the largest batch that trains under the cap, found from what the memory model predicts, and the peak
 of every size that was tried on the way; and the peak of one sample a rank by the least parameters of a unit (2,000 and
 1,000,000), with one unit for all, and under DDP. The model begins with DDP without the cap at one and two samples, and
-learns from each peak that is measured; every prediction was made before its measurement.
+learns from each peak that is measured; every prediction was made before its measurement. `--study` tunes under the cap
+instead: where DDP cannot train one sample a rank, the recommendation has to enable training.
 
 A line is appended to the results file for each peak, and one for each layout's largest batch.
 """
@@ -24,8 +26,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rank_peaks import Configuration, largest_batch, measured
+from msgspec import structs
+from rank_peaks import LIMIT_S, Configuration, largest_batch, measured
 from stamp import RESULTS, stamp
+from tuned import answer, settings_of, tuned
 
 from tuner.records import (
     Candidate,
@@ -47,6 +51,10 @@ from tuner.search.space import Space
 CAP_BYTES = 24 * 10**9
 TOLERANCE = 0.10
 """Of a measured peak, by which a prediction may miss it."""
+STUDY_SHARE = 0.85
+"""Of the time: a study may end somewhat later than its budget."""
+SMALL_LIMIT_S = 500.0
+"""Of a dry run, on a machine that may be busy."""
 MOST = 64
 """Samples of a rank."""
 GUESS_MARGIN = 0.04
@@ -134,7 +142,8 @@ class Bench:
                 num_ranks=self.num_ranks,
                 device=self.device,
                 cap_bytes=cap,
-            )
+            ),
+            limit_s=SMALL_LIMIT_S if self.device == "cpu" else LIMIT_S,
         )
         self._tried[key] = not found.failure
         line: dict[str, Any] = {
@@ -172,6 +181,21 @@ class Bench:
         with self.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(_told(line), flush=True)
+
+
+def study(name: str, workload: str, cap_bytes: int, num_ranks: int, minutes: float, device: str) -> dict[str, Any]:
+    """What `steptune tune` finds under the cap, for one sample a rank."""
+    limit = cap_bytes if device == "cuda" else None  # on a CPU it would count the interpreter, too
+    settings = structs.replace(
+        settings_of(minutes, foreign_load=1.0), num_ranks=num_ranks, memory_limit_bytes=limit, device=device
+    )
+    with tuned(f"{workload}&batch={num_ranks}", settings, say=f"{name}  ") as found:
+        failed = [
+            {"choices": trial.candidate.choices, "failure": trial.result.failure.message[:300]}
+            for trial in found.store.trials(found.study.study_id)
+            if trial.result and trial.result.failure
+        ]
+        return {"study": answer(found), "failed": failed, "cap_bytes": cap_bytes}
 
 
 def facts_of(workload: str, num_ranks: int) -> WorkloadFacts:
@@ -235,6 +259,11 @@ def print_facts(workload: str, num_ranks: int) -> None:
 
 
 def _told(line: dict[str, Any]) -> str:
+    if "study" in line:
+        found = line["study"]
+        return (
+            f"{line['row']:11} tuned under the cap: {found['verdict']}, {found['recommended']}, {found['peak_mib']} MiB"
+        )
     if "largest_per_rank" in line:
         return f"{line['row']:11} {line['layout']:24} largest batch of a rank: {line['largest_per_rank']}"
     predicted = f"{line['predicted_bytes'] / 1e9:.4g}" if line["predicted_bytes"] else "nothing"
@@ -251,7 +280,9 @@ def summary(lines: list[dict[str, Any]]) -> str:
     text = []
     for name in WORKLOADS:
         own = [line for line in lines if line["row"] == name]
-        capped = [line for line in own if line.get("cap_bytes") is not None]
+        studies = [line for line in own if "study" in line]
+        capped = [line for line in own if line.get("cap_bytes") is not None and "study" not in line]
+        text.append(_told(studies[-1]) if studies else f"{name:11} tuned under the cap: missing")
         for layout in LAYOUTS:
             found = [line for line in capped if line["layout"] == layout and "largest_per_rank" in line]
             text.append(_told(found[-1]) if found else f"{name:11} {layout:24} largest batch: missing")
@@ -272,6 +303,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=9.0, help="for all models together")
+    parser.add_argument("--study", action="store_true", help="tune under the cap instead")
     parser.add_argument("--small", action="store_true", help="models and a cap for a dry run on a CPU")
     parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
     parser.add_argument("--out", type=Path, default=RESULTS / "memory.jsonl")
@@ -283,13 +315,24 @@ def main() -> None:
         for number, name in enumerate(arguments.only):
             left = 60 * arguments.minutes - (time.monotonic() - began)
             workload, cap = SMALL[name] if arguments.small else (WORKLOADS[name], CAP_BYTES)
+            device = "cpu" if arguments.small else "cuda"
+            head = {"small": arguments.small, "ranks": arguments.ranks, **stamp(command)}
+            if arguments.study:
+                line = {
+                    "row": name,
+                    **head,
+                    **study(name, workload, cap, arguments.ranks, STUDY_SHARE * left / 60, device),
+                }
+                with arguments.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                continue
             bench = Bench(
                 name=name,
                 workload=workload,
                 cap_bytes=cap,
-                device="cpu" if arguments.small else "cuda",
+                device=device,
                 num_ranks=arguments.ranks,
-                head={"small": arguments.small, "ranks": arguments.ranks, **stamp(command)},
+                head=head,
                 out=arguments.out,
                 deadline=time.monotonic() + left / (len(arguments.only) - number),
             )

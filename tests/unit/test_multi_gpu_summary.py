@@ -156,6 +156,12 @@ class TestMemory:
         text = load("memory").summary([self.peak("DDP", None, cap_bytes=None), self.peak("DDP", 0.01)])
         assert "1 peaks, worst error +1.0%, 0 not predicted: reached" in text
 
+    def test_a_study_under_the_cap_is_told(self, load: Any) -> None:
+        found = {"verdict": "enables_training", "recommended": {"sharding": {"mode": "full"}}, "peak_mib": 20000}
+        text = load("memory").summary([{"row": "gpt2_xl", "study": found, "cap_bytes": 1}])
+        assert "tuned under the cap: enables_training, {'sharding': {'mode': 'full'}}, 20000 MiB" in text
+        assert text.count("tuned under the cap: missing") == 1
+
     def test_layouts_without_a_largest_batch_are_missing(self, load: Any) -> None:
         largest = {"row": "gpt2_large", "layout": "full shard", "largest_per_rank": 5, "cap_bytes": 1}
         text = load("memory").summary([largest])

@@ -152,6 +152,7 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
             directory=Path(folder),
             device=settings.device or "",
             num_ranks=settings.num_ranks,
+            memory_limit_bytes=settings.memory_limit_bytes,
             task_deadline_s=settings.budget_s,
         )
         try:

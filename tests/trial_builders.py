@@ -81,6 +81,7 @@ def prepare(
     num_ranks: int = 1,
     with_reference: bool = True,
     num_horizon: int = 0,
+    candidate: Candidate = BASELINE,
     **options: Any,
 ) -> Prepared:
     """Looks at a workload and makes its reference. Close the runner afterwards."""
@@ -92,7 +93,7 @@ def prepare(
                 ReferenceRequest(
                     workload=workload,
                     study_directory=str(directory),
-                    choices=complete_choices(BASELINE, facts),
+                    choices=complete_choices(candidate, facts),
                     device="cpu",
                     protocol=Protocol(
                         num_pointwise=3, num_curve=0, num_horizon=num_horizon, randomness=facts.randomness

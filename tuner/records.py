@@ -236,6 +236,18 @@ class DatasetFacts(Record):
     """Padding's share of the batches, each padded to its longest sample; None where lengths are not known."""
 
 
+class UnitFacts(Record):
+    """How the parameters of a model fall into units that sharding gathers as one.
+
+    Attributes:
+        largest: Elements of the largest unit below the root.
+        root: Elements that only the root holds.
+    """
+
+    largest: int
+    root: int
+
+
 class ModelFacts(Record):
     """What was found out about a model.
 
@@ -260,6 +272,8 @@ class ModelFacts(Record):
     uses_attention: bool = False
     """`scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
+    num_frozen: int = 0
+    """Elements of parameters that are not trained."""
     num_unused_parameters: int = 0
     """Tensors that require a gradient and got none from the first batch."""
     expert_implementations: tuple[str, ...] = ()
@@ -282,6 +296,8 @@ class ModelFacts(Record):
     """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
+    shard_units: dict[str, UnitFacts] = {}
+    """By what `sharding` gathers as one: "root", "block", "size 1000000", …"""
 
 
 class OptimizerFacts(Record):

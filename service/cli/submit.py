@@ -53,7 +53,11 @@ def submit(
     device: Device = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
     memory_limit: Annotated[
-        str | None, typer.Option(help="What a trial may use: 8g; default what is free.", show_default=False)
+        str | None,
+        typer.Option(
+            help="What a rank may use of its device, or of a CPU's memory: 8g; default what is free.",
+            show_default=False,
+        ),
     ] = None,
     hardware: Annotated[
         str | None,

@@ -82,7 +82,10 @@ def tune(
     ] = False,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="What a trial may use: 8g; default what is free, less a tenth.", show_default=False),
+        typer.Option(
+            help="What a rank may use of its device, or of a CPU's memory: 8g; default what is free, less a tenth.",
+            show_default=False,
+        ),
     ] = None,
     phase_timeout: Annotated[
         str | None,

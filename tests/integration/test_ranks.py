@@ -173,6 +173,18 @@ class TestReference:
         study.runner.close()
         assert all(not tolerance.is_zero for tolerance in _reference(study).rounding.values())
 
+    @pytest.mark.parametrize("mode", ["zero1", "grad_op", "full"])
+    def test_may_be_in_parts_where_it_does_not_fit_whole(self, study: Prepared, mode: str, tmp_path: Path) -> None:
+        """Every run of it begins with the same parameters and a fresh optimizer, as when ranks hold all of it."""
+        parts = prepare(
+            study.workload, tmp_path, num_ranks=2, candidate=Candidate(choices={"sharding": {"mode": mode}})
+        )
+        parts.runner.close()
+        ours, theirs = _reference(parts), _reference(study)
+        assert ours.curve.losses == pytest.approx(theirs.curve.losses, rel=1e-5)
+        assert ours.curve.update_norm == pytest.approx(theirs.curve.update_norm, rel=1e-4)
+        assert max(ours.repetition.loss) < 1e-5
+
     def test_is_made_again_in_the_same_study(self, normalised: Prepared) -> None:
         """As for a candidate that needs less memory, or after somebody killed it: ranks find no earlier run's."""
         before = _reference(normalised)

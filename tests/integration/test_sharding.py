@@ -376,6 +376,14 @@ class TestUnits:
         assert self.units(model, 2000) == [f"blocks.{number}.qkv" for number in range(4)]
         assert self.units(model, 10**6) == []
 
+    def test_never_share_a_tied_weight(self) -> None:
+        """FSDP refuses units that do; the third layer of 16,512 parameters has neither weight of the second's."""
+        model = nn.Sequential(nn.Linear(128, 128), nn.Sequential(nn.Linear(128, 128)), nn.Linear(128, 128))
+        model[2].weight = model[0].weight
+        assert self.units(model, 1000) == ["1.0"]
+        model[2].weight = model[1][0].weight
+        assert self.units(model, 1000) == ["0"]
+
     def test_never_part_an_attention_from_its_projection(self) -> None:
         """Which it uses without calling it; nor is a list of modules one, which is never called."""
         model = nn.Sequential(nn.ModuleList([nn.MultiheadAttention(32, 2)]))
@@ -389,7 +397,8 @@ class TestUnits:
         ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous parameters only"),
         ("zero1", {"optimizer_implementation": {"contiguous": True}}, "parameter by parameter"),
         ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
-        ("full", {"gradient_compression": {"method": "bf16"}}, "no communication hook"),
+        ("full", {"gradient_compression": {"method": "int8"}}, "no communication hook"),
+        ("full", {"gradient_compression": {"method": "bf16"}}, None),
         ("zero1", {"gradient_compression": {"method": "dgc"}}, "holds all parameters"),
         ("grad_op", {"hierarchical_allreduce": {"levels": 2}}, "the mode hybrid"),
         ("zero1", {"gradient_compression": {"method": "bf16"}, "hierarchical_allreduce": {"levels": 2}}, None),
@@ -417,6 +426,19 @@ def test_offloaded_parts_need_a_group_that_reduces_on_the_cpu(monkeypatch: pytes
     monkeypatch.setattr("torch.distributed.distributed_c10d.get_backend_config", lambda: "cuda:nccl")
     with pytest.raises(UnsupportedHere, match=r"cuda:nccl only: initialise it with .*cpu:gloo,cuda:nccl"):
         _check_reduces_on_cpu()
+
+
+@pytest.mark.parametrize("precision", [{}, {"precision": {"level": "O2", "dtype": "bfloat16"}}], ids=["fp32", "O2"])
+def test_parts_can_be_reduced_in_bfloat16(precision: dict[str, Any], ranks: Ranks) -> None:
+    """Inside hosts and between them; at O2 normalisation layers keep FP32, and so do their gradients."""
+    choices = {**sharding(mode="hybrid", wrap="block"), "gradient_compression": {"method": "bf16"}, **precision}
+    trained: Trained = ranks.run(4, emulated, 2, train, Deep, choices)[0]
+    plain: Trained = ranks.run(4, emulated, 2, train, Deep, {**choices, "gradient_compression": {}})[0]
+    assert trained.effects["gradient_compression"][0], trained.effects["gradient_compression"][1]
+    assert 1.8 < trained.evidence["gradient_compression"]["factor"] <= 2
+    assert plain.evidence["gradient_compression"] == {"method": None}
+    assert trained.losses == pytest.approx(plain.losses, rel=0.05)
+    assert trained.losses != plain.losses
 
 
 def test_zero1_goes_with_buckets_and_compression(ranks: Ranks) -> None:

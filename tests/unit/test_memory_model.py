@@ -155,6 +155,7 @@ class TestStudy:
         assert pieces_of(space(), pieces(4)) == 4
         two = memory_model(space(num_ranks=2), StudySettings())
         two.take_in(ran(pieces(2), 5.0), 2)
+        two.take_in(ran(pieces(4), 4.0), 4)
         assert two.why_not(pieces(1), 1) is None
         assert two.predict(Candidate().key, 16) == pytest.approx(5.0 * GB)
 

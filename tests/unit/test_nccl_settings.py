@@ -17,6 +17,7 @@ from tuner.records import Candidate
 from tuner.strategies import STRATEGIES, Supported
 from tuner.strategies.composition import normalise
 from tuner.strategies.nccl_settings import VARIABLES, NcclSettings, settings_of
+from tuner.training.hosts import HOST_ID, OVER_LOOPBACK
 from tuner.trials.inspection import InspectRequest, with_nccl
 
 NCCL = NcclSettings()
@@ -28,7 +29,7 @@ TWO_HOSTS = sample_environment(num_ranks=4, num_hosts=2)
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment that says nothing of NCCL."""
-    for variable in VARIABLES.values():
+    for variable in (*VARIABLES.values(), HOST_ID, *OVER_LOOPBACK):
         monkeypatch.delenv(variable, raising=False)
     return monkeypatch
 
@@ -160,6 +161,12 @@ class TestEffect:
         effect = NCCL.took_effect(evidence, choice)
         assert effect.took
         assert effect.detail == "NCCL 2.28.9: NCCL_SOCKET_NTHREADS=4, NCCL_NSOCKS_PERTHREAD=4"
+
+    def test_emulated_hosts_are_told(self, unset: pytest.MonkeyPatch) -> None:
+        evidence = self.evidence("cuda", unset, NCCL_HOSTID="steptune-host-1", NCCL_SOCKET_IFNAME="veth0")
+        effect = NCCL.took_effect(evidence, dict(DEFAULTS))
+        assert effect.took
+        assert effect.detail == "NCCL 2.28.9: NCCL_HOSTID=steptune-host-1, NCCL_SOCKET_IFNAME=veth0"
 
     def test_a_variable_that_the_process_lacks_is_noticed(self, unset: pytest.MonkeyPatch) -> None:
         evidence = self.evidence("cuda", unset, NCCL_SOCKET_NTHREADS="4")

@@ -23,11 +23,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
     "bert": 109_514_298,
+    "bert_large": 335_174_458,
     "vit_large": 304_326_632,
+    "vit_huge": 632_045_800,
     "swin_tiny": 28_288_354,
     "swin_base": 87_768_224,
     "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
 }
 """As their authors count them (a tied output layer once)."""
 

@@ -15,7 +15,7 @@ import yaml
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, set_up_code
 from tuner.export.settings import threads_lost
-from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
+from tuner.export.sharding import STRATEGY, WRAPS, reduced_by_fsdp, sharding_of
 from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from tuner.records import Choice, Recommendation
 from tuner.strategies.nccl_settings import VARIABLES
@@ -280,6 +280,8 @@ _HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
 def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    if by_fsdp := reduced_by_fsdp(choice, recommendation):
+        return Said(missing=by_fsdp)
     hook = _HOOKS.get(str(choice["method"]))
     if hook is None:
         return Said(missing=python_code.compression_missing(choice))

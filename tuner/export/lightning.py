@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tuner.export import python_code
 from tuner.export.python_code import constant, imports, literal, set_up_code
-from tuner.export.sharding import STRATEGY, sharding_of
+from tuner.export.sharding import STRATEGY, reduced_by_fsdp, sharding_of
 from tuner.export.translation import Rule, Said, TranslatingExporter
 from tuner.records import Choice, Recommendation
 
@@ -45,6 +45,8 @@ def _compression(choice: Choice, recommendation: Recommendation) -> Said:
     """A hook of PyTorch, and its state where it has one."""
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    if by_fsdp := reduced_by_fsdp(choice, recommendation):
+        return Said(missing=by_fsdp)
     method = choice["method"]
     if method in ("fp16", "bf16"):
         return Said(sections={"DDP": {"ddp_comm_hook": python_code.Code(f"default_hooks.{method}_compress_hook")}})

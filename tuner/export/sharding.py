@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tuner.errors import RecommendationError
-from tuner.records import Recommendation, Scalar
+from tuner.records import Choice, Recommendation, Scalar
 
 STRATEGY = "sharding"
 
@@ -90,6 +90,13 @@ class Sharding:
             "reduce_each": (not self.reduce_each, "when the gradients of micro-batches are reduced it decides itself"),
         }
         return {name: reason for name, (set_, reason) in reasons.items() if set_}
+
+
+def reduced_by_fsdp(choice: Choice, recommendation: Recommendation) -> dict[str, str]:
+    """Why no hook can say how gradients are compressed; empty where DDP reduces them."""
+    if sharding_of(recommendation).mode not in ("full", "grad_op", "hybrid"):
+        return {}
+    return dict.fromkeys(choice, "FSDP reduces in bfloat16 by MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)")
 
 
 def sharding_of(recommendation: Recommendation) -> Sharding:

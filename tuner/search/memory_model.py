@@ -1,5 +1,8 @@
 """How much memory a candidate will need, from those that were run: peak = fixed + per sample · micro-batch.
 
+With several ranks what is fixed depends on how the training is laid over them, and is counted (`rank_memory`): what was
+measured of one layout tells of all others, and one that does not fit without any activation is not tried.
+
 Candidates that differ in nothing but the number of micro-batches share a line. What is fixed is at least what is known
 to be there all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a margin, is
 not tried, once two sizes are measured: gradients, workspaces and what an update needs for a moment are fixed too, and
@@ -13,11 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.records import Candidate, FailureKind, StudySettings, TrialResult
+from tuner.search.rank_memory import RankMemory
 from tuner.search.space import Space
 
 MICRO_BATCH = "micro_batch"
 MARGIN = 0.05
 """Of the capacity, for what the allocator cannot use and what is not its own."""
+LAYOUT_ERROR = 0.1
+"""By which a peak may be wrong that was predicted from another layout."""
 CONTEXT_BYTES = 600 << 20
 """What CUDA and its libraries take of a device before the first tensor."""
 INPUT_STRATEGIES = frozenset({"data_loading", "dataset_cache", "device_prefetch", "cpu_threads"})
@@ -63,14 +69,19 @@ class MemoryModel:
 
     Args:
         capacity_bytes: What a rank may use.
-        known_bytes: What every rank holds all the time; 0 where measured peaks include what nobody knows (on a CPU).
+        known_bytes: What every rank holds all the time; 0 where measured peaks include what nobody knows (on a CPU),
+            and with several ranks, where it depends on the layout.
         per_rank: Samples of a step on one rank.
+        layouts: What is known of layouts over several ranks; None with one rank, and where peaks are not of tensors.
     """
 
-    def __init__(self, *, capacity_bytes: float, known_bytes: float, per_rank: int) -> None:
+    def __init__(
+        self, *, capacity_bytes: float, known_bytes: float, per_rank: int, layouts: RankMemory | None = None
+    ) -> None:
         self._capacity = capacity_bytes
         self._known = known_bytes
         self._per_rank = per_rank
+        self._layouts = layouts
         self._peaks: dict[str, list[tuple[float, float]]] = {}
         self._failed: dict[str, float] = {}
         """The smallest micro-batch of each line that ran out of memory."""
@@ -131,7 +142,10 @@ class MemoryModel:
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
             self.ran_out(rest, samples)
         elif result.failure is None and result.memory:
-            self.learn(rest, samples, max(peak.allocated_bytes or peak.resident_bytes for peak in result.memory))
+            peak = max(peak.allocated_bytes or peak.resident_bytes for peak in result.memory)
+            self.learn(rest, samples, peak)
+            if self._layouts is not None:
+                self._layouts.learn(result.candidate, pieces, samples, peak)
 
     def ran_out_with(self, candidate: Candidate, pieces: int) -> None:
         """A candidate with so many micro-batches ran out of memory."""
@@ -139,11 +153,36 @@ class MemoryModel:
 
     def why_not(self, candidate: Candidate, pieces: int) -> str | None:
         """Why a candidate with so many micro-batches will not fit, or None where it may."""
-        return self.refusal(*self._place(candidate, pieces))
+        reason = self.refusal(*self._place(candidate, pieces))
+        if reason is not None or self._layouts is None or self._fitted(candidate, pieces):
+            return reason
+        least = self._layouts.least(candidate, pieces)
+        peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
+        if least is not None and least > self._capacity:
+            return (
+                f"would need about {least / 1e9:.3g} GB on every rank without any activation: "
+                f"{self._capacity / 1e9:.3g} GB can be used"
+            )
+        if peak is not None and peak > (1 + LAYOUT_ERROR) * self._capacity:
+            return (
+                f"would need about {peak / 1e9:.3g} GB on every rank by what other layouts took: "
+                f"{self._capacity / 1e9:.3g} GB can be used"
+            )
+        return None
 
     def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
         """Whether a candidate with so many micro-batches is better tried after others."""
+        if self._layouts is not None and not self._fitted(candidate, pieces):
+            peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
+            peak = peak or self._layouts.least(candidate, pieces) or 0.0
+            if peak > (1 - MARGIN) * self._capacity:
+                return True
         return self.is_unlikely(*self._place(candidate, pieces))
+
+    def _fitted(self, candidate: Candidate, pieces: int) -> bool:
+        """Whether as many samples or more were measured on its line."""
+        rest, samples = self._place(candidate, pieces)
+        return any(size >= samples for size, _ in self._peaks.get(rest, ()))
 
     def _place(self, candidate: Candidate, pieces: int) -> tuple[str, float]:
         return candidate.with_choice(MICRO_BATCH, {}).key, self._per_rank / pieces
@@ -156,12 +195,19 @@ def memory_model(space: Space, settings: StudySettings) -> MemoryModel:
     free = environment.hardware.devices[0].memory_bytes - CONTEXT_BYTES if on_device else environment.free_memory_bytes
     limits = [limit for limit in (free, settings.memory_limit_bytes) if limit]
     held = facts.model.parameter_bytes + facts.optimizer.state_bytes
+    per_rank = max(1, facts.global_batch // environment.num_ranks)
+    layouts = RankMemory(space) if on_device and environment.num_ranks > 1 else None
     model = MemoryModel(
         capacity_bytes=min(limits, default=float("inf")),
-        known_bytes=held if on_device else 0,
-        per_rank=max(1, facts.global_batch // environment.num_ranks),
+        known_bytes=held if on_device and layouts is None else 0,
+        per_rank=per_rank,
+        layouts=layouts,
     )
-    if facts.look_peak_bytes and not facts.current.keys() - INPUT_STRATEGIES:
+    if not facts.look_peak_bytes or facts.current.keys() - INPUT_STRATEGIES:
+        return model
+    if layouts is not None:
+        layouts.look(facts.look_samples, facts.look_peak_bytes)
+    else:
         # The look had gradients at its end, but no state of an optimizer; a step has both, not all at its peak.
         peak = facts.look_peak_bytes - facts.model.parameter_bytes + facts.optimizer.state_bytes
         model.learn(Candidate().key, facts.look_samples, max(held, peak))

@@ -57,6 +57,11 @@ def _meshed(choices: Choices) -> bool:
     return model_ranks(choices["parallel_mesh"]) > 1
 
 
+def _is_fsdp(choices: Choices) -> bool:
+    """With parameters in parts, O2 reduces gradients in FP32."""
+    return "sharding" in choices and choices["sharding"]["mode"] in FSDP
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("attention_backend", "precision"),
@@ -134,7 +139,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("gradient_compression", "precision"),
         applies=lambda c, e, w: (
-            c["gradient_compression"]["method"] is not None and c["precision"]["level"] in ("O2", "O3")
+            c["gradient_compression"]["method"] is not None
+            and (c["precision"]["level"] == "O3" or (c["precision"]["level"] == "O2" and not _is_fsdp(c)))
         ),
         reason="gradients are of 16 bits already, in which what a step does not send could not be kept",
     ),
@@ -198,8 +204,11 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         strategies=("sharding", "gradient_compression"),
-        applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["gradient_compression"]["method"] is not None,
-        reason="FSDP scatters gradients itself, and has no communication hook that would compress them",
+        applies=lambda c, e, w: (
+            c["sharding"]["mode"] in FSDP and c["gradient_compression"]["method"] not in (None, "bf16")
+        ),
+        reason="FSDP scatters gradients itself, and has no communication hook that would compress them: bf16 is what "
+        "it can reduce in",
     ),
     Conflict(
         strategies=("sharding", "gradient_compression"),
@@ -274,6 +283,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         strategies=("parallel_mesh", "hierarchical_allreduce"),
         applies=lambda c, e, w: _meshed(c) and c["hierarchical_allreduce"]["levels"] == 2,
         reason="the two levels are made of all ranks, and only those with the same parts reduce together",
+    ),
+    Conflict(
+        strategies=("local_sgd", "parallel_mesh"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and _meshed(c),
+        reason="models are averaged over all ranks, and here ranks hold different parts",
     ),
     Conflict(
         strategies=("local_sgd", "sharding"),

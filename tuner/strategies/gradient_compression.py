@@ -4,7 +4,7 @@ Mechanism: a communication hook of DDP replaces the all-reduce. `fp16` and `bf16
 `one_bit` send a scale for every block and few bits for every number, by all-to-all and all-gather; `powersgd` sends a
 matrix as the product of two thin ones of the given rank; `dgc` (deep gradient compression, SGD only) sends the given
 share of every tensor, its largest elements. What a step of `one_bit`, `powersgd` or `dgc` does not send is added to
-the next gradient (error feedback). See `tuner.training.compression`.
+the next gradient (error feedback). See `tuner.training.compression`. FSDP has no hook, but can reduce in `bf16` itself.
 
 Helps: networks much slower than the devices, such as Ethernet between hosts. Hurts: on NVLink compressing takes longer
 than sending; with `dgc` the volume grows with the number of ranks.
@@ -119,9 +119,13 @@ class GradientCompression(Strategy):
         return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What the hook of the running DDP counted."""
+        """What the hook of the running DDP counted, or what FSDP says of its reductions."""
         from tuner.training.communication import compression_of
+        from tuner.training.sharding import is_sharded, reduction_factor
 
+        if is_sharded(job.model):
+            factor = reduction_factor(job.model)
+            return {"method": "bf16", "factor": factor} if factor > 1.0 else {"method": None}
         found = compression_of(job.model)
         return {"method": None} if found is None else {"method": found.method, **found.settings, "factor": found.factor}
 

@@ -118,16 +118,18 @@ class NcclSettings(Strategy):
         return 0.0 if choice == situation.choices[self.name] else removable(situation, Category.COMMUNICATION)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What NCCL finds in the environment of this process, and NCCL's version."""
+        """What NCCL finds in the environment of this process, what emulates hosts there, and NCCL's version."""
         import os
 
         import torch
         import torch.distributed as dist
 
+        from tuner.training.hosts import emulation_of
+
         if job.device.type != "cuda" or not dist.is_initialized():
             return {}
         version = ".".join(str(part) for part in torch.cuda.nccl.version())
-        return {**settings_of(os.environ), "version": version}
+        return {**settings_of(os.environ), "version": version, "emulation": emulation_of(os.environ)}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         if "version" not in evidence:
@@ -137,6 +139,7 @@ class NcclSettings(Strategy):
         if not effect.took:
             return effect
         found = [f"{variable}={evidence[name]}" for name, variable in VARIABLES.items() if evidence[name] is not None]
+        found += [f"{variable}={value}" for variable, value in evidence["emulation"].items()]
         detail = f"NCCL {evidence['version']}: {', '.join(found) or 'nothing is set'}"
         return Effect(strategy=self.name, took=True, detail=detail)
 

@@ -45,6 +45,11 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 """Tried as the fewest parameters of a unit; FSDP's own is the last."""
 
 
+def unit_key(choice: Mapping[str, Scalar]) -> str:
+    """What a choice gathers as one, as `ModelFacts.shard_units` names it."""
+    return f"size {choice['min_num_params']}" if choice["wrap"] == "size" else str(choice["wrap"])
+
+
 class Sharding(Strategy):
     name = "sharding"
     summary = "DDP, ZeRO-1, or FSDP: full, until the backward pass, or inside hosts only; what is gathered as one"

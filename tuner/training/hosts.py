@@ -1,17 +1,29 @@
-"""Which ranks share a host, and the process groups of a host, between hosts, and of all in the order of their hosts."""
+"""Which ranks share a host, and the process groups of a host, between hosts, and of all in the order of their hosts.
+
+Hosts can be emulated on one machine. For NCCL ranks are on one host when they have one host id, so each rank gets its
+emulated host's: what crosses hosts then goes through sockets over the loopback interface, as fast as the machine's
+memory and cores let it, and what stays inside keeps NVLink and shared memory.
+
+Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import UnsupportedHere
 from tuner.hardware import emulated_host, num_emulated_hosts
 from tuner.network.rank_order import is_in_order, ring_order
+
+HOST_ID = "NCCL_HOSTID"
+OVER_LOOPBACK = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+"""Emulated hosts have no network but the machine's own; without these NCCL would look for a real one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +93,26 @@ def host_of_ranks() -> list[str]:
     hosts: list[str] = [""] * num_ranks
     dist.all_gather_object(hosts, platform.node())
     return hosts
+
+
+def emulate_for_nccl(rank: int, num_ranks: int, variables: MutableMapping[str, str] = os.environ) -> None:
+    """Tells NCCL which emulated host this rank is on; before its first group. Nothing where none is emulated.
+
+    The way between hosts is the user's where they name one (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
+    """
+    num_hosts = num_emulated_hosts()
+    if num_hosts == 1:
+        return
+    variables[HOST_ID] = f"steptune-host-{emulated_host(rank, num_ranks, num_hosts)}"
+    for name, value in OVER_LOOPBACK.items():
+        variables.setdefault(name, value)
+
+
+def emulation_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment makes NCCL take this machine for several hosts; empty where nothing does."""
+    if HOST_ID not in variables:
+        return {}
+    return {name: variables[name] for name in (HOST_ID, *OVER_LOOPBACK) if name in variables}
 
 
 def members_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:

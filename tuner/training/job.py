@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
-from tuner.training.forward_contexts import forward_contexts
 from tuner.training.communication import compression_of, local_sgd_of, momentum_of
+from tuner.training.forward_contexts import forward_contexts
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats

@@ -15,6 +15,7 @@ https://docs.pytorch.org/docs/stable/distributed.optim.html (`ZeroRedundancyOpti
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ def shard(
     }
     frees = sharding.mode == "full" or (sharding.mode == "hybrid" and sharding.reshard)
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    # Conflicts leave bfloat16, the only format of gradient_compression in which FSDP itself can reduce.
+    reduce_dtype = torch.float32 if arguments.compression is None else torch.bfloat16
     units = units_of(model, workload, sharding)
     if arguments.param_dtype is not None:
         # precision casts what goes in and out of the model and of what keeps FP32.
@@ -64,7 +67,9 @@ def shard(
             if not ignored and any(True for _ in module.parameters()):
                 fully_shard(module, mp_policy=policy, reshard_after_forward=frees, **options)
         dtype = getattr(torch, arguments.param_dtype)
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    elif arguments.compression is not None:
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     for unit in units:
         fully_shard(unit, mp_policy=policy, reshard_after_forward=frees, **options)
     # What only the root holds is needed first in the backward pass again: freeing it pays where it is everything.
@@ -81,26 +86,50 @@ def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArgum
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
 
 
+def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_num_params: int) -> tuple[int, int]:
+    """Elements of the largest unit, and of what only the root holds. A tied parameter is its first unit's."""
+    taken: set[int] = set()
+    sizes = [0]
+    units = list(workload.blocks(model)) if wrap == "block" else []
+    for unit in _large_modules(model, min_num_params) if wrap == "size" else units:
+        own = [p for p in unit.parameters() if id(p) not in taken]
+        taken |= {id(p) for p in own}
+        sizes.append(sum(p.numel() for p in own))
+    return max(sizes), sum(p.numel() for p in model.parameters() if id(p) not in taken)
+
+
 def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module]:
-    """Modules with at least so many parameters outside of units inside them: FSDP's `size_based_auto_wrap_policy`."""
+    """Modules with at least so many parameters outside of units inside them: FSDP's `size_based_auto_wrap_policy`. A
+    parameter that is tied to one elsewhere belongs to a module that has both: two units cannot share it.
+    """
     import torch
 
     found: list[torch.nn.Module] = []
+    holders = _holders(model)
 
-    def visit(module: torch.nn.Module) -> int:
+    def visit(module: torch.nn.Module) -> list[torch.nn.Parameter]:
         if isinstance(module, torch.nn.MultiheadAttention):  # it uses its projection's weights without calling it
-            left = sum(parameter.numel() for parameter in module.parameters())
+            left = list(module.parameters())
         else:
-            left = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-            left += sum(visit(child) for child in module.children())
+            own = module.parameters(recurse=False)
+            left = [*own, *(parameter for child in module.children() for parameter in visit(child))]
         holds_only = isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)  # is never called
-        if module is model or holds_only or left < minimum:
+        if module is model or holds_only or sum(p.numel() for p in {id(p): p for p in left}.values()) < minimum:
+            return left
+        inside = _holders(module)
+        if any(inside[id(parameter)] < holders[id(parameter)] for parameter in left):
             return left
         found.append(module)
-        return 0
+        return []
 
     visit(model)
     return found
+
+
+def _holders(model: torch.nn.Module) -> Counter[int]:
+    """In how many places a parameter is, by its identity."""
+    every = (parameter for module in model.modules() for parameter in module._parameters.values())
+    return Counter(id(parameter) for parameter in every if parameter is not None)
 
 
 def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
@@ -166,6 +195,22 @@ def description_of(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
+def reduction_factor(model: torch.nn.Module) -> float:
+    """How many times fewer bytes a sharded model's gradients are reduced in than FP32 has; 1 where it keeps less."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    whole_bytes = sent_bytes = 0
+    for module in model.modules():
+        group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for held in group.fsdp_params if group is not None else ():
+            part = held.sharded_param
+            sent = group.mp_policy.reduce_dtype or part.dtype
+            whole_bytes += part.numel() * part.element_size()
+            sent_bytes += part.numel() * min(part.element_size(), torch.empty((), dtype=sent).element_size())
+    return whole_bytes / max(1, sent_bytes)
+
+
 @contextmanager
 def unreduced(model: torch.nn.Module) -> Iterator[None]:
     """Backward passes inside leave the gradients of a sharded model whole and on their rank, where they add up."""
@@ -198,14 +243,20 @@ def whole(value: Any) -> Any:
     return map_structure(lambda leaf: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf, value)
 
 
-def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
-    """An optimizer's whole state as parts, each laid over the ranks as its parameter is."""
+def laid_out_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A whole value, which all ranks have, as `tensor` is laid over them."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
+    if not isinstance(tensor, DTensor):
+        return value
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+
+
+def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+    """An optimizer's whole state as parts, each laid over the ranks as its parameter is."""
+
     def part(value: Any, parameter: torch.nn.Parameter) -> Any:
-        if not isinstance(parameter, DTensor) or getattr(value, "shape", None) != parameter.shape:
-            return value
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return laid_out_as(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
 
     parts = {
         number: {name: part(value, parameters[number]) for name, value in values.items()}
@@ -230,6 +281,11 @@ def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return isinstance(optimizer, ZeroRedundancyOptimizer)
+
+
+def holder_of_states(optimizer: Any) -> Any:
+    """What has this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
+    return optimizer.optim if is_zero_redundancy(optimizer) else optimizer
 
 
 def num_held(optimizer: Any) -> int:

@@ -31,7 +31,6 @@ def enter_host_network(rank: int, num_ranks: int) -> None:
     _enter(networks[host])
     interface = _interface(networks[host])
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
-    os.environ["NCCL_HOSTID"] = f"steptune-emulated-{host}"  # or NCCL would take the ranks to share memory
 
 
 def check_host_networks() -> None:

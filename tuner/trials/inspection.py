@@ -35,9 +35,9 @@ from tuner.training.plan import LoaderArguments, Plan
 from tuner.training.regrouping import padding_share
 from tuner.trials.dataset_look import look_at_dataset, size_of
 from tuner.trials.imports import imported_since, save_imports
+from tuner.trials.memory import limit_host_memory
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.model_look import look_at_model, look_at_optimizer
-from tuner.trials.processes import limit_data
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import UserClock, rank_device
 from tuner.workloads.batches import draw_batches, save_batches
@@ -83,8 +83,7 @@ class _Inspection:
 
         importing, preparing, modelling = UserClock(), UserClock(), UserClock()
         known_modules = set(sys.modules)
-        if self._request.memory_limit_bytes is not None:
-            limit_data(self._request.memory_limit_bytes)
+        limit_host_memory(self._request.memory_limit_bytes, self._request.device)
         self._say("loading the workload")
         with importing():
             workload = load_workload(self._request.workload)
@@ -107,7 +106,7 @@ class _Inspection:
         save_initial_state(model, self._files.initial_state)
         save_imports(self._files.imports, imports)
         self._say("trying one step")
-        job = _plain_job(workload, model, rank_device(self._request.device, 0))
+        job = _plain_job(workload, model, rank_device(self._request.device, 0, self._request.memory_limit_bytes))
         look = look_at_model(job, batches[0])
         name = self._request.workload.rpartition(":")[2].partition("?")[0]
         return WorkloadFacts(

@@ -1,4 +1,4 @@
-"""Peak memory of a rank and of the processes it started."""
+"""Memory of a rank: what it may use, and the peak of it and of the processes it started."""
 
 from __future__ import annotations
 
@@ -9,9 +9,28 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tuner.records import MemoryPeak
+from tuner.trials.processes import limit_data
 
 if TYPE_CHECKING:
     import torch
+
+
+def limit_host_memory(limit_bytes: int | None, device_kind: str) -> None:
+    """Holds a rank that trains on the CPU to its limit. One that trains on a device is held to it there."""
+    if limit_bytes is not None and device_kind == "cpu":
+        limit_data(limit_bytes)
+
+
+def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
+    """Holds torch's allocator on a CUDA device to a limit, beyond which it is out of memory. What CUDA and its
+    libraries take for themselves is not counted.
+    """
+    if limit_bytes is None or device.type != "cuda":
+        return
+    import torch
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
 
 
 def measure_peak(rank: int, device: torch.device) -> MemoryPeak:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import WorkloadRejected
-from tuner.records import ModelFacts, OptimizerFacts
+from tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from tuner.training.batch_second import can_be_batch_second
 from tuner.training.capture_failure import HostReads
 from tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
@@ -18,6 +18,7 @@ from tuner.training.mesh.chain import chain_refusal
 from tuner.training.mesh.pipeline import unchanged_generators
 from tuner.training.mesh.tensor import shareable_units
 from tuner.training.micro_batch import batch_length, split_at, split_batch
+from tuner.training.sharding import sizes_of_units
 from tuner.trials.failures import is_out_of_memory
 
 
@@ -97,6 +98,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         num_block_kinds=len({tuple(tuple(p.shape) for p in block.parameters()) for block in blocks}),
         uses_attention=attention.seen,
         has_batch_statistics=_has_batch_statistics(job.model),
+        num_frozen=sum(p.numel() for p in state if not p.requires_grad),
         num_unused_parameters=num_unused,
         expert_implementations=offered_implementations(job.model),
         expert_implementation=used_implementation(job.model),
@@ -109,6 +111,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         tensor_refusal=tensor_refusal,
         chain_refusal=_chain_refusal(job, blocks, on_device),
         has_class_token=job.workload.class_token(job.model) is not None,
+        shard_units=_shard_units(job),
     )
     return ModelLook(
         facts=facts,
@@ -137,6 +140,19 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
     sample = split_at(job.workload, batch, [0, 1])[0][0] if batch_length(batch) else batch
     with unchanged_generators(job.device):
         return chain_refusal(job.model, blocks, lambda: job.loss(sample))
+
+
+def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
+    """Of everything that may be gathered as one in this study."""
+    from tuner.strategies.sharding import SIZES, unit_key
+
+    current = job.workload.current.get("sharding", {}).get("min_num_params")
+    sizes = sorted({*SIZES, *([int(current)] if current else [])})
+    found = {}
+    for wrap, least in (("root", 0), ("block", 0), *(("size", size) for size in sizes)):
+        largest, root = sizes_of_units(job.model, job.workload, wrap, least)
+        found[unit_key({"wrap": wrap, "min_num_params": least})] = UnitFacts(largest=largest, root=root)
+    return found
 
 
 class _UnalignedProducts:

@@ -21,6 +21,7 @@ from tuner.training.assemble import assemble
 from tuner.training.initial_state import build_initialised, named_state
 from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.plan import WrapArguments
+from tuner.training.sharding import holder_of_states, laid_out_as
 from tuner.training.tensor_file import map_tensors, save_tensors
 from tuner.trials.coordination import Coordinator
 from tuner.trials.disturbance import Disturbance
@@ -34,8 +35,8 @@ from tuner.trials.guard import (
     run_protocol,
     widest,
 )
+from tuner.trials.memory import limit_host_memory
 from tuner.trials.messages import Channel, TaskProgress
-from tuner.trials.processes import limit_data
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import rank_device
 from tuner.workloads.loading import load_workload
@@ -71,14 +72,14 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
-    if request.memory_limit_bytes is not None:
-        limit_data(request.memory_limit_bytes)
+    limit_host_memory(request.memory_limit_bytes, request.device)
     workload = load_workload(request.workload)
     workload.directory = files.data
-    device = rank_device(request.device, rank)
+    device = rank_device(request.device, rank, request.memory_limit_bytes)
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
     plan = make_plan(request.choices)
-    plan.wrap = WrapArguments(ddp=plan.wrap.ddp)
+    # Gradients are reduced whole and in full. Sharding stays: a model that is in parts today may fit in no other way.
+    plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
     job = assemble(
         workload,
         plan,
@@ -123,7 +124,8 @@ class _Runs:
         self._files = files
         self._request = request
         self._coordinator = coordinator
-        self._optimizer_state = copy.deepcopy(job.optimizer.state_dict())
+        self._optimizer = holder_of_states(job.optimizer)
+        self._optimizer_state = copy.deepcopy(self._optimizer.state_dict())
         self._scheduler_state = copy.deepcopy(job.scheduler.state_dict()) if job.scheduler else None
         self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
         self._count = 0
@@ -174,10 +176,13 @@ class _Runs:
         with torch.no_grad():
             for name, tensor in named_state(model):
                 value = state[name]
-                tensor.copy_(disturb(value) if disturb and id(tensor) in trainable else value)
+                value = disturb(value) if disturb and id(tensor) in trainable else value
+                tensor.copy_(laid_out_as(tensor, value))
         self._job.reload_masters()
-        self._job.optimizer.state.clear()
-        self._job.optimizer.load_state_dict(self._optimizer_state)
+        self._optimizer.state.clear()
+        self._optimizer.load_state_dict(self._optimizer_state)
+        for ours, restored in zip(self._job.optimizer.param_groups, self._optimizer.param_groups, strict=True):
+            ours.update({name: value for name, value in restored.items() if name != "params"})
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._job.scheduler:
             self._job.scheduler.load_state_dict(self._scheduler_state)

@@ -34,7 +34,7 @@ from tuner.trials.coordination import Coordinator
 from tuner.trials.device_watch import watch_device
 from tuner.trials.guard import run_guard
 from tuner.trials.measure import Stepper, epoch_restart_ns, take_window
-from tuner.trials.memory import measure_peak
+from tuner.trials.memory import limit_device_memory, limit_host_memory, measure_peak
 from tuner.trials.messages import (
     Channel,
     Command,
@@ -51,7 +51,7 @@ from tuner.trials.messages import (
     WindowTaken,
     decoder_of,
 )
-from tuner.trials.processes import die_with_parent, limit_data
+from tuner.trials.processes import die_with_parent
 from tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
 from tuner.trials.warm_up import WarmUp, warm_up
 from tuner.workloads.loading import load_workload
@@ -138,10 +138,9 @@ class TrialRun:
         import torch
 
         spec = self.spec
-        if spec.memory_limit_bytes is not None:
-            limit_data(spec.memory_limit_bytes)
+        limit_host_memory(spec.memory_limit_bytes, spec.device)
         self._workload = self._load()
-        self._device = rank_device(spec.device, self.rank)
+        self._device = rank_device(spec.device, self.rank, spec.memory_limit_bytes)
         directory = self._files.trial_directory(spec.trial_id)
         self._coordinator = Coordinator(self.rank, spec.num_ranks, self._channel, directory, self._device)
         torch.manual_seed(spec.seed)
@@ -358,14 +357,16 @@ def fill_cache(job: TrainingJob, files: StudyFiles) -> None:
         dataset.fill(files.first_indices(MAX_FILLED_BATCHES * job.plan.batches.factor))
 
 
-def rank_device(kind: str, rank: int) -> Any:
-    """The device of a rank: rank r uses the r-th visible one."""
+def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> Any:
+    """The device of a rank: rank r uses the r-th visible one, and no more of its memory than the limit."""
     import torch
 
     if kind != "cuda":
         return torch.device(kind)
     torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
+    device = torch.device("cuda", rank)
+    limit_device_memory(memory_limit_bytes, device)
+    return device
 
 
 def loader_worker_init(worker_id: int) -> None:

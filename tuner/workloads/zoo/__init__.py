@@ -71,6 +71,12 @@ def _mixture_of_experts(**arguments: Any) -> Workload:
     return MixtureOfExperts(**arguments)
 
 
+def _vgg(**arguments: Any) -> Workload:
+    from tuner.workloads.zoo.vgg import VggClassifier
+
+    return VggClassifier(**arguments)
+
+
 def _lstm(**arguments: Any) -> Workload:
     from tuner.workloads.zoo.lstm import LstmLanguageModel
 
@@ -108,9 +114,29 @@ ZOO: tuple[ZooEntry, ...] = (
         needs=("transformers",),
     ),
     ZooEntry(
+        name="gpt2_xl",
+        make=_of_config("gpt2", batch=2, sequence=1024, n_embd=1600, n_layer=48, n_head=25),
+        summary="GPT-2 XL, 1.56 B parameters, random tokens",
+        needs=("transformers",),
+    ),
+    ZooEntry(
         name="bert",
         make=_of_config("bert", batch=32, sequence=512),
         summary="BERT base on random tokens, 15 % of them masked",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="bert_large",
+        make=_of_config(
+            "bert",
+            batch=16,
+            sequence=512,
+            hidden_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            intermediate_size=4096,
+        ),
+        summary="BERT large on random tokens, 15 % of them masked",
         needs=("transformers",),
     ),
     ZooEntry(
@@ -125,6 +151,21 @@ ZOO: tuple[ZooEntry, ...] = (
             num_labels=_IMAGENET_CLASSES,
         ),
         summary="ViT-L/16 at 224 pixels, random images",
+        needs=("transformers",),
+    ),
+    ZooEntry(
+        name="vit_huge",
+        make=_of_config(
+            "vit",
+            batch=64,
+            patch_size=14,
+            hidden_size=1280,
+            num_hidden_layers=32,
+            num_attention_heads=16,
+            intermediate_size=5120,
+            num_labels=_IMAGENET_CLASSES,
+        ),
+        summary="ViT-H/14 at 224 pixels, random images",
         needs=("transformers",),
     ),
     ZooEntry(
@@ -164,6 +205,7 @@ ZOO: tuple[ZooEntry, ...] = (
         summary="ResNet-50 (stride in the 3 x 3 convolutions) at 224 pixels, random images",
         needs=("transformers",),
     ),
+    ZooEntry(name="vgg16", make=_vgg, summary="VGG-16 at 224 pixels, random images: most parameters in one layer"),
     ZooEntry(
         name="detector",
         make=_detector,

@@ -1,0 +1,57 @@
+"""Hosts that are emulated on one machine: which ranks share one, and what NCCL is told of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tuner.hardware import HOSTS_VARIABLE
+from tuner.training.hosts import HOST_ID, OVER_LOOPBACK, emulate_for_nccl, emulation_of
+from tuner.trials.coordination import Coordinator
+
+
+def told(rank: int, num_ranks: int, **variables: str) -> dict[str, str]:
+    emulate_for_nccl(rank, num_ranks, variables)
+    return variables
+
+
+class TestEmulation:
+    def test_ranks_get_the_id_of_their_host_in_their_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(HOSTS_VARIABLE, "2")
+        ids = [told(rank, 4)[HOST_ID] for rank in range(4)]
+        assert ids == ["steptune-host-0", "steptune-host-0", "steptune-host-1", "steptune-host-1"]
+
+    def test_what_crosses_them_goes_through_sockets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(HOSTS_VARIABLE, "2")
+        assert told(1, 2) == {HOST_ID: "steptune-host-1", **OVER_LOOPBACK}
+
+    def test_the_users_own_way_between_hosts_stays_but_no_other_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(HOSTS_VARIABLE, "2")
+        found = told(0, 2, NCCL_SOCKET_IFNAME="veth0", NCCL_HOSTID="mine")
+        assert found == {**OVER_LOOPBACK, "NCCL_SOCKET_IFNAME": "veth0", HOST_ID: "steptune-host-0"}
+
+    def test_one_host_is_left_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(HOSTS_VARIABLE, raising=False)
+        assert told(0, 2) == {}
+        assert emulation_of({"NCCL_NET": "Socket"}) == {}
+
+    @pytest.mark.parametrize(("device", "seen"), [("cuda", {HOST_ID: "steptune-host-1", **OVER_LOOPBACK}), ("cpu", {})])
+    def test_is_set_before_nccl_begins(
+        self, device: str, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """By the group of the ranks, whoever joins it: NCCL reads its variables once."""
+        found: dict[str, str] = {}
+        monkeypatch.setenv(HOSTS_VARIABLE, "2")
+        for name in (HOST_ID, *OVER_LOOPBACK):
+            monkeypatch.setenv(name, "")  # so that it is taken away again at the end
+            monkeypatch.delenv(name)
+        monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: found.update(emulation_of(os.environ)))
+        monkeypatch.setattr(dist, "new_group", lambda **_: None)
+        channel: Any = None
+        Coordinator(1, 2, channel, tmp_path, torch.device(device))
+        assert found == seen

@@ -1,0 +1,259 @@
+"""What one of several ranks holds beside activations, by how the training is laid over them: counted, not measured.
+
+Memory can be at its peak at three moments of a step:
+
+    at the loss            all activations, and the units that are gathered
+    after the backward     all gradients, and what the last units need
+    at the update          all gradients, and what the optimizer makes for a moment
+
+beside what always stays: parameters, FP32 masters, the optimizer's states, and DDP's buckets, which hold all gradients
+once more (but for `bucket_views`). ZeRO-1 has the states of its share only. FSDP2 has its share of parameters, states
+and gradients, and gathers units: all of them until the backward pass, or the one that computes and those ahead of it.
+While a unit is gathered it is there twice, in one buffer and as parameters; in the backward pass it has its gradients,
+then those beside the buffer that is reduced, which lives until the next unit's. The root is gathered, and its gradients
+are whole, to the end.
+
+Activations do not depend on how parameters are laid out: those of one measured peak are those of every other layout
+with the same micro-batch and otherwise the same choices. Copies in 16 bits that autocast keeps are among them.
+
+Not counted: workspaces of NCCL and cuBLAS, fragmentation, buffers of the model, and which rank ZeRO-1 gives more.
+
+Sources: Rajbhandari et al., "ZeRO" (2019), arXiv 1910.02054, section 3;
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.records import Candidate, Choice, WorkloadFacts
+from tuner.search.space import Space
+from tuner.strategies.sharding import FSDP, unit_key
+
+LAYOUTS = frozenset({"sharding", "ddp_buckets", "micro_batch"})
+"""Strategies that leave the activations of a micro-batch as they are."""
+COUNTED = LAYOUTS | {
+    *("precision", "optimizer_implementation", "activation_checkpointing", "activation_compression", "compile"),
+    *("data_loading", "dataset_cache", "device_prefetch", "cpu_threads", "backend_flags", "memory_format"),
+    *("attention_backend", "allocator", "nccl_settings"),
+}
+"""Strategies whose part in what a rank holds is known; candidates with others are not predicted."""
+FP32, SIXTEEN_BIT = 4.0, 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Bytes on one rank beside activations.
+
+    Attributes:
+        always: From one step to the next.
+        at_loss: Beside that, while all activations are there.
+        after_backward: Beside that, when none is.
+        at_update: Beside that, when the optimizer runs.
+    """
+
+    always: float
+    at_loss: float
+    after_backward: float
+    at_update: float
+
+    @property
+    def least(self) -> float:
+        """The peak if there were no activations."""
+        return self.always + max(self.at_loss, self.after_backward, self.at_update)
+
+    def peak(self, activations: float) -> float:
+        return max(self.least, self.always + self.at_loss + activations)
+
+    def activations(self, peak: float) -> float | None:
+        """Those of a measured peak; None where it was reached when there were none left."""
+        return peak - self.always - self.at_loss if peak > self.least else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formats:
+    """Bytes of an element.
+
+    Attributes:
+        kept: Of a parameter, between steps.
+        computed: Of a parameter, in the format that computes.
+        gradient: As the backward pass makes it.
+        reduced: As FSDP reduces it.
+        master: Of the FP32 copy that is updated instead; 0 where the parameter is.
+        states: Of the optimizer's states together.
+        copies: Of what autocast keeps of it.
+    """
+
+    kept: float
+    computed: float
+    gradient: float
+    reduced: float
+    master: float
+    states: float
+    copies: float = 0.0
+
+    @property
+    def updated(self) -> float:
+        return self.master or self.kept
+
+
+def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Formats:
+    """By the precision level. Normalisation layers that stay in FP32 are small, and count as the rest."""
+    elements = max(1, workload.model.num_parameters)
+    own, states = workload.model.parameter_bytes / elements, workload.optimizer.state_bytes / elements
+    half = SIXTEEN_BIT
+    match choices["precision"]["level"]:
+        case "O3":
+            return Formats(
+                kept=half, computed=half, gradient=half, reduced=half, master=0.0, states=states * half / own
+            )
+        case "O2" if choices["sharding"]["mode"] in FSDP:
+            return Formats(kept=own, computed=half, gradient=half, reduced=FP32, master=0.0, states=states)
+        case "O2":
+            return Formats(kept=half, computed=half, gradient=half, reduced=half, master=FP32, states=states)
+        case level:
+            copies = half if level == "O1" else 0.0
+            return Formats(kept=own, computed=own, gradient=own, reduced=own, master=0.0, states=states, copies=copies)
+
+
+def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held | None:
+    """What a candidate needs on every rank; None where a part of that is not known."""
+    facts, choices = space.workload, space.complete(candidate)
+    if (candidate.choices.keys() | facts.current.keys()) - COUNTED:
+        return None
+    if not facts.optimizer.state_bytes or choices["optimizer_implementation"]["contiguous"]:
+        return None
+    if space.environment.num_ranks > 1 and choices["sharding"]["mode"] in FSDP:
+        return _of_fsdp(space, choices, num_micro_batches)
+    return _of_whole_parameters(space, choices, num_micro_batches)
+
+
+def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held:
+    """Of DDP, of ZeRO-1 beside it, and of one rank."""
+    formats, num_ranks = formats_of(choices, space.workload), space.environment.num_ranks
+    share = 1 / num_ranks if choices["sharding"]["mode"] == "zero1" else 1.0
+    buckets = formats.gradient if num_ranks > 1 else 0.0
+    gradients = 0.0 if num_ranks > 1 and choices["ddp_buckets"]["bucket_views"] else formats.gradient
+    made = share * formats.updated * _made_by_update(space.workload, choices)
+    # The masters' gradients are made from the model's own, which go when all are made.
+    at_update = max(gradients + formats.master, formats.master + made) if formats.master else gradients + made
+    elements, trained = space.workload.model.num_parameters, num_trained(space.workload)
+    return Held(
+        always=elements * (formats.kept + share * formats.states) + trained * (formats.master + buckets),
+        at_loss=trained * gradients if num_micro_batches > 1 else 0.0,
+        after_backward=trained * gradients,
+        at_update=trained * at_update,
+    )
+
+
+def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held | None:
+    choice, environment = choices["sharding"], space.environment
+    units = space.workload.model.shard_units.get(unit_key(choice))
+    if units is None or not choice.get("reduce_each", True):
+        return None
+    f = formats_of(choices, space.workload)
+    elements, unit, root = space.workload.model.num_parameters, units.largest, units.root
+    hosts = environment.num_hosts if choice["mode"] == "hybrid" else 1
+    share = hosts / environment.num_ranks
+    if choice.get("cpu_offload"):
+        share = 0.0  # the CPU has it, and updates it
+    frees = choice["mode"] == "full" or (choice["mode"] == "hybrid" and bool(choice["reshard"]))
+    if not unit:
+        # The root alone: no unit comes after it that would free the buffer which it was gathered in.
+        at_loss = 2 * root * f.computed
+        last = root * max(f.computed + f.gradient, f.gradient + f.reduced)
+    elif frees:
+        ahead = int(choice.get("backward_prefetch") or choice["prefetch"] or 1)
+        at_loss = (root + (1 + ahead) * unit) * f.computed
+        last = _of_last_units(f, unit, root)
+    else:
+        at_loss = (elements + unit) * f.computed
+        last = _of_last_units(f, unit, root)
+    trained = share * num_trained(space.workload)
+    gradients = trained * f.kept
+    return Held(
+        always=share * elements * (f.kept + f.states),
+        at_loss=at_loss + (gradients if num_micro_batches > 1 else 0.0),
+        after_backward=gradients + last,
+        at_update=gradients + trained * f.updated * _made_by_update(space.workload, choices),
+    )
+
+
+def _of_last_units(f: Formats, unit: float, root: float) -> float:
+    """The larger of: the last unit while the root waits, and the root's own reduction."""
+    waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
+    return max(waiting, root * (f.gradient + f.reduced) + unit * f.reduced)
+
+
+def num_trained(workload: WorkloadFacts) -> int:
+    """Elements that have a gradient. Frozen ones are taken to be spread evenly over the units."""
+    return workload.model.num_parameters - workload.model.num_frozen
+
+
+def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> float:
+    """Copies of what is updated that the optimizer makes for a moment: multi-tensor operations make one of all of it,
+    fused ones none, and a loop one of the largest tensor.
+    """
+    implementation = choices["optimizer_implementation"]["implementation"] or workload.optimizer.implementation
+    return 1.0 if implementation == "foreach" else 0.0
+
+
+class RankMemory:
+    """Peaks of candidates from those of others that are laid over the ranks in another way."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._activations: dict[str, dict[float, float]] = {}
+        """By the other choices and the samples of a micro-batch: the most that was seen."""
+
+    def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
+        """Takes in a measured peak, with so many micro-batches of so many samples."""
+        found = held(self._space, candidate, pieces)
+        activations = None if found is None else found.activations(peak_bytes)
+        if activations is not None:
+            self._note(candidate, samples, activations)
+
+    def look(self, samples: float, peak_bytes: float) -> None:
+        """Takes in the peak of one step of the plain model on one device, which had no optimizer yet."""
+        model = self._space.workload.model
+        if peak_bytes > 2 * model.parameter_bytes:  # else it may be that of the gradients
+            self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)
+
+    def least(self, candidate: Candidate, pieces: int) -> float | None:
+        """What it needs before any activation; None where that is not known."""
+        found = held(self._space, candidate, pieces)
+        return None if found is None else found.least
+
+    def predict(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
+        """The peak, or None while too little is known."""
+        found = held(self._space, candidate, pieces)
+        points = self._activations.get(self._key(candidate))
+        if found is None or not points:
+            return None
+        copies = formats_of(self._space.complete(candidate), self._space.workload).copies
+        return found.peak(_at(points, samples, copies * num_trained(self._space.workload)))
+
+    def _note(self, candidate: Candidate, samples: float, activations: float) -> None:
+        points = self._activations.setdefault(self._key(candidate), {})
+        points[samples] = max(activations, points.get(samples, 0.0))
+
+    @staticmethod
+    def _key(candidate: Candidate) -> str:
+        rest = {name: choice for name, choice in candidate.choices.items() if name not in LAYOUTS}
+        return Candidate(choices=rest).key
+
+
+def _at(points: Mapping[float, float], samples: float, fixed: float) -> float:
+    """Activations of so many samples: as measured, or on the line through the two nearest sizes; with one size, through
+    what is there without any sample.
+    """
+    if samples in points:
+        return points[samples]
+    near = sorted(points, key=lambda size: abs(size - samples))[:2]
+    if len(near) == 1:
+        (size,) = near
+        return max(0.0, fixed + (points[size] - fixed) * samples / size)
+    first, second = near
+    slope = (points[second] - points[first]) / (second - first)
+    return max(0.0, points[first] + slope * (samples - first))

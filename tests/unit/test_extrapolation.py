@@ -72,6 +72,9 @@ class TestBasis:
         found = basis(*one_rank())
         assert found.model.step_ns(choices(), found.cluster) == pytest.approx(STEP_NS)
 
+    def test_a_cpu_has_no_streams(self) -> None:
+        assert not basis(*one_rank()).model.has_streams
+
     def test_several_ranks_of_one_host_are_predicted_as_they_were_measured(self) -> None:
         """Whatever the model thinks of their links: what it does not explain is kept."""
         found = basis(*two_ranks())
@@ -243,6 +246,8 @@ class TestAsked:
     def test_links_of_the_study_need_not_be_given(self) -> None:
         found = self.asked(*two_ranks(), hosts=2, network="25gbps")
         assert (found.devices_per_host, found.inside) == (2, LINK)
+        given = self.asked(*two_ranks(), hosts=2, network="25gbps", inside="100GBps").inside
+        assert (given.bytes_per_s, given.latency_ns, given.call_ns) == (100e9, LINK.latency_ns, LINK.call_ns)
 
     @pytest.mark.parametrize(
         ("question", "said"),

@@ -28,12 +28,15 @@ from predictions import (
 from tuner.errors import ChoiceError
 from tuner.prediction.cluster import Cluster
 from tuner.prediction.compression import OwnCost, sending_ns
-from tuner.prediction.data_parallel import reduction_ns
+from tuner.prediction.data_parallel import data_parallel_tasks, reduction_ns
 from tuner.prediction.model import Model
+from tuner.prediction.overheads import copies_ns
 from tuner.prediction.plans import WAYS
+from tuner.prediction.sharded import sharded_tasks
+from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task, simulate
 from tuner.prediction.volumes import MIB, buckets, volumes_of
-from tuner.records import Link
+from tuner.records import Calibration, Link
 
 ROUNDING = 1e-9
 MEDIAN_ERROR = 0.06
@@ -198,6 +201,61 @@ class TestReductions:
 
         # One part for each of the others, 8 bytes for each of its 10,000 elements.
         assert [sent(2), sent(5)] == pytest.approx([80_000, 320_000])
+
+    def test_eight_bits_are_sent_twice_with_their_scales(self) -> None:
+        """To whom averages, and back: half of the elements each time, between two ranks."""
+        choice = choices(gradient_compression={"method": "int8"})["gradient_compression"]
+        volumes = volumes_of(VIT_LARGE, choices()["precision"])
+        network = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
+        cluster = Cluster(num_hosts=2, devices_per_host=1, between=network)
+        assert sending_ns(choice, 256_000, volumes, cluster) == pytest.approx(2 * 260_000 / 2)
+
+
+class TestTasks:
+    MS = 1_000_000
+    STEP = ComputeStep(before_ns=0, forward_ns=30 * MS, backward_ns=60 * MS, optimizer_ns=6 * MS, divisible_ns=4 * MS)
+    PAIR = Cluster(num_hosts=1, devices_per_host=2, inside=Link(kind="x", latency_ns=MS, bytes_per_s=1e30))
+    """An all-gather or a reduce-scatter takes one step, an all-reduce two."""
+    VOLUMES = volumes_of(replace_facts(num_blocks=3), choices()["precision"])
+
+    def test_the_update_waits_for_the_last_reduction(self) -> None:
+        tasks = data_parallel_tasks(self.STEP, self.VOLUMES, self.PAIR, choices(), {})
+        assert simulate(tasks).step_ns == (30 + 60 + 2 + 6) * self.MS
+
+    def test_units_are_gathered_just_ahead(self) -> None:
+        """The third is gathered when the first has computed, not before."""
+        chosen = choices(sharding={"mode": "full", "wrap": "block"})
+        tasks = sharded_tasks(self.STEP, self.VOLUMES, self.PAIR, chosen)
+        ends = simulate(tasks).ends_ns
+        gathers = [n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION][:3]
+        assert [ends[n] / self.MS for n in gathers] == [1, 2, 12]
+        # 1 for the first unit of each pass, 1 for the last scatter; half of the divisible part of the update.
+        assert simulate(tasks).step_ns / self.MS == 1 + 30 + 1 + 60 + 1 + 6 - 2
+
+    def test_a_cpu_waits_for_every_exchange_of_fsdp(self) -> None:
+        facts = replace_facts(num_blocks=3)
+        chosen = choices(sharding={"mode": "full", "wrap": "block"})
+        beside = Model(step=self.STEP, facts=facts)
+        waits = replace(beside, has_streams=False)
+        # Three gathers in each pass and three scatters, one after the other.
+        assert waits.step_ns(chosen, self.PAIR) == (30 + 60 + 9 + 4) * self.MS
+        assert beside.step_ns(chosen, self.PAIR) < waits.step_ns(chosen, self.PAIR)
+        assert waits.step_ns(choices(), self.PAIR) == beside.step_ns(choices(), self.PAIR)
+
+
+class TestCopies:
+    def test_they_are_read_and_written(self) -> None:
+        volumes, calibration = volumes_of(RESNET_50, choices()["precision"]), Calibration(copy_bytes_per_s=1e9)
+        gradients_ns = RESNET_50.parameter_bytes
+
+        def copies(**changes) -> float:
+            return copies_ns(choices(**changes), volumes, calibration) / gradients_ns
+
+        assert copies() == 4  # into buckets and out of them
+        assert copies(ddp_buckets={"bucket_views": True}) == 0
+        assert copies(sharding={"mode": "grad_op"}) == 4  # gathered once, scattered once
+        assert copies(sharding={"mode": "full"}) == 6  # gathered twice
+        assert copies_ns(choices(), volumes, Calibration()) == 0
 
 
 class TestMicroBatches:

@@ -35,8 +35,8 @@ MAX_TRIALS = 8
 """Enough for both to be tried; they, not the budget, end the search, or a busy machine would try fewer."""
 OTHERS_LOAD = 1000.0
 """The ranks of this and the kernel's work for the network take all cores of a small machine; trials take turns."""
-CAP_S = 0.5
-"""Of windows: the effect is large, and what one start differs from the next is seen by starting more."""
+CAP_S = 1.5
+"""Of windows: a dozen steps or so. With fewer, one that was disturbed decides."""
 
 
 def study(link: str, budget_s: float, seed: int) -> dict:

@@ -116,11 +116,11 @@ def take_window(
         num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
     workload = stepper.job.workload
     num_samples = num_units = 0.0
+    num_steps = int(most([_whole_rounds(num_steps, stepper)])[0])
+    ticks = np.empty(num_steps + 1, dtype=np.int64)
     depth_start = ready_batches(stepper.iterator)
     meter = InputMeter(stepper.iterator)
     watch.begin()
-    num_steps = int(most([_whole_rounds(num_steps, stepper)])[0])
-    ticks = np.empty(num_steps + 1, dtype=np.int64)
     before = read_cpu(time.perf_counter())
     ticks[0] = time.perf_counter_ns()
     for number in range(num_steps):

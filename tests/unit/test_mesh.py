@@ -279,7 +279,7 @@ class TestProducts:
             raise AssertionError(found)
 
 
-FACTS = sample_facts(current={}, custom_step=False, global_batch=64, batch_splittable=True)
+FACTS = sample_facts(current={}, custom_step=False, global_batch=64, batch_splittable=True, varying_shapes=False)
 FACTS = replace(
     FACTS,
     model=replace(

@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from tuner.training.mesh.pipeline import CHUNKS, SCHEDULES, make_schedule, num_s
 OUTPUT = RESULTS / "pipeline_bubble.json"
 FORWARD_S = 0.05
 """Of a rank's part of the model, for one micro-batch."""
-REPEATS = 7
+REPEATS = 5
 NUM_RANKS = (2, 4)
 NUM_MICRO_BATCHES = (4, 8, 16)
 
@@ -99,12 +99,22 @@ def make_step(schedule: str, num_micro_batches: int, act: Act) -> Callable[[], N
     return step
 
 
-def measure(rank: int, ranks: int, store: str, schedule: str, num_micro_batches: int, pipe: Any) -> None:
-    """Sends the seconds of each step of the slowest rank."""
+def measure(rank: int, ranks: int, store: str, pipe: Any) -> None:
+    """Sends, for every schedule and number of micro-batches, the seconds of each step of the slowest rank."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
+    for num_micro_batches in NUM_MICRO_BATCHES:
+        for schedule in SCHEDULES:
+            taken = steps_of(schedule, num_micro_batches)
+            if rank == 0:
+                pipe.send((schedule, num_micro_batches, taken))
+    dist.destroy_process_group()
+
+
+def steps_of(schedule: str, num_micro_batches: int) -> list[float]:
+    """Seconds of each step of the slowest rank, after one that warms up."""
     chunks = CHUNKS if schedule == "interleaved" else 1
 
     def sleep(kind: str, stage: int, number: int) -> None:
@@ -120,26 +130,26 @@ def measure(rank: int, ranks: int, store: str, schedule: str, num_micro_batches:
         slowest = torch.tensor(time.perf_counter() - began)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         taken.append(float(slowest))
-    dist.destroy_process_group()
-    if rank == 0:
-        pipe.send(taken)
+    return taken
 
 
-def row(schedule: str, ranks: int, num_micro_batches: int) -> dict[str, Any]:
-    """One schedule, measured and expected."""
+def rows_of(ranks: int) -> Iterator[dict[str, Any]]:
+    """Every schedule on so many ranks, measured and expected."""
     context = torch.multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as directory:
         store = str(Path(directory) / "store")
-        processes = [
-            context.Process(target=measure, args=(rank, ranks, store, schedule, num_micro_batches, theirs))
-            for rank in range(ranks)
-        ]
+        processes = [context.Process(target=measure, args=(rank, ranks, store, theirs)) for rank in range(ranks)]
         for process in processes:
             process.start()
-        taken = ours.recv()
+        for _ in range(len(NUM_MICRO_BATCHES) * len(SCHEDULES)):
+            yield row(ranks, *ours.recv())
         for process in processes:
             process.join()
+
+
+def row(ranks: int, schedule: str, num_micro_batches: int, taken: list[float]) -> dict[str, Any]:
+    """Shares of a step that the slowest rank does not sleep as a stage."""
     busy_s = 3 * FORWARD_S * num_micro_batches
     chunks = CHUNKS if schedule == "interleaved" else 1
     shares = sorted(1 - busy_s / seconds for seconds in taken)
@@ -160,14 +170,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for ranks in NUM_RANKS:
-        for count in NUM_MICRO_BATCHES:
-            for schedule in SCHEDULES:
-                rows.append(row(schedule, ranks, count))
-                print(
-                    "{schedule:12s} d={ranks} m={micro_batches:2d} expected {expected:.3f} measured {measured:.3f} "
-                    "({least:.3f} to {most:.3f})".format(**rows[-1]),
-                    flush=True,
-                )
+        for found_row in rows_of(ranks):
+            rows.append(found_row)
+            print(
+                "{schedule:12s} d={ranks} m={micro_batches:2d} expected {expected:.3f} measured {measured:.3f} "
+                "({least:.3f} to {most:.3f})".format(**found_row),
+                flush=True,
+            )
     found = {
         **stamp("python benchmarks/pipeline_bubble.py"),
         "hardware": hardware(describe_environment("cpu", Path(tempfile.gettempdir()), max(NUM_RANKS))),

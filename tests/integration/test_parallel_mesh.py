@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from rank_jobs import Trained, train, train_alone
+import torch.distributed as dist
+from rank_jobs import Trained, build, train, train_alone
 from ranks import RankFailed, Ranks
 from torch.utils.data import SequentialSampler, Subset
 
+from tuner.training.job import TrainingJob
 from tuner.workloads.adapters.transformers import TransformersWorkload
 from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
 
@@ -265,3 +269,49 @@ class TestExperts:
     def test_of_micro_batches_is_that_of_the_whole(self, ranks: Ranks) -> None:
         choices = {**mesh(expert=2), "micro_batch": {"num_micro_batches": 2}}
         check(ranks.run(2, train, Experts, choices), train_alone(Experts))
+
+
+def steps(job: TrainingJob, count: int) -> list[float]:
+    losses = torch.stack([job.step(batch) for batch in itertools.islice(job.loader, count)]).double()
+    if dist.is_initialized():
+        dist.all_reduce(losses)
+        losses /= dist.get_world_size()
+    return losses.tolist()
+
+
+def saved(rank: int, choice: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint after three steps."""
+    job = build(rank, Grouped(), mesh(**choice))
+    steps(job, 3)
+    return {"model": job.state_dict(), "optimizer": job.optimizer_state_dict()}
+
+
+def continued(rank: int, choice: dict[str, Any], checkpoint: dict[str, Any]) -> list[float]:
+    """From a checkpoint."""
+
+    class Restored(Grouped):
+        def model(self) -> Any:
+            model = super().model()
+            model.load_state_dict(checkpoint["model"])
+            return model
+
+    job = build(rank, Restored(), mesh(**choice))
+    job.load_optimizer_state_dict(copy.deepcopy(checkpoint["optimizer"]))  # torch goes on in the tensors it is given
+    return steps(job, 3)
+
+
+@each_kind
+def test_checkpoints_move_from_and_to_one_process(ranks: Ranks, choice: dict[str, Any]) -> None:
+    of_one, of_ranks = saved(0, {}), ranks.run(2, saved, choice)
+    for other in of_ranks:
+        assert other["model"].keys() == of_one["model"].keys()
+        assert [g["params"] for g in other["optimizer"]["param_groups"]] == [
+            g["params"] for g in of_one["optimizer"]["param_groups"]
+        ]
+        for number, state in of_one["optimizer"]["state"].items():
+            for name, value in state.items():
+                torch.testing.assert_close(other["optimizer"]["state"][number][name], value, rtol=1e-3, atol=1e-4)
+    expected = continued(0, {}, of_one)
+    assert continued(0, {}, of_ranks[1]) == pytest.approx(expected, rel=TOLERANCE)
+    for losses in ranks.run(2, continued, choice, of_one):
+        assert losses == pytest.approx(expected, rel=TOLERANCE)

@@ -1,4 +1,4 @@
-"""The order in which stages really act, replayed on a clock that counts: the idle share is the bubble of the textbooks."""
+"""The order in which stages really act, replayed on a clock that counts: its idle share is the textbooks' bubble."""
 
 from __future__ import annotations
 

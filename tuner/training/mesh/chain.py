@@ -246,7 +246,7 @@ class Chain:
         for parameter in self.model.parameters():
             parameter.grad = None
         if value.requires_grad:
-            value.sum().backward()  # type: ignore[no-untyped-call]
+            value.sum().backward()
         return frozenset(self._names(p for p in self.model.parameters() if p.grad is not None))
 
     def _names(self, parameters: Iterable[torch.nn.Parameter]) -> Iterator[str]:

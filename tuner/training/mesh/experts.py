@@ -77,7 +77,7 @@ class _Exchange:
     def _most(self, capacity: int) -> int:
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self._size
+        found = [0] * self._size
         dist.all_gather_object(found, capacity, group=self._group)
         return max(found)
 
@@ -102,7 +102,7 @@ def _all_to_all() -> Any:
             return exchanged(parts, group)
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return exchanged(gradient.contiguous(), ctx.group), None
 
     return AllToAll

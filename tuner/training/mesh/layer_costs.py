@@ -68,7 +68,7 @@ def _piece(run: Callable[[], torch.Tensor], parameters: Iterable[torch.nn.Parame
         output = run()
         between = _now(device)
         if output.requires_grad:
-            output.sum().backward()  # type: ignore[no-untyped-call]
+            output.sum().backward()
         end = _now(device)
         forward_s, time_s = min(forward_s, between - began), min(time_s, end - began)
     return Piece(

@@ -81,7 +81,9 @@ def cut_stages(
         return max(0.0, needed - memory_bytes / per_rank), time_s
 
     # best[end]: the costliest stage, and the starts, of the blocks before `end` in as many stages as were looked at
-    best = {end: (cost(0, 0, end), (0,)) for end in range(1, num_blocks + 1)}
+    best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {
+        end: (cost(0, 0, end), (0,)) for end in range(1, num_blocks + 1)
+    }
     for stage in range(1, num_stages):
         longer = {}
         for end in range(stage + 1, num_blocks + 1):

@@ -22,7 +22,7 @@ def first_piece(workload: Workload, plan: Plan, dataset: Any, length: int, devic
     """A micro-batch of the data's first samples, on the device."""
     from torch.utils.data import DataLoader
 
-    options = {} if workload.collate is None else {"collate_fn": workload.collate}
+    options: dict[str, Any] = {} if workload.collate is None else {"collate_fn": workload.collate}
     loader: Any = DataLoader(dataset, batch_size=length, **options)
     batch = workload.batch_transform(moved(next(iter(loader)), device, non_blocking=False))
     for transform in plan.batch:

@@ -133,9 +133,9 @@ def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
                 if hasattr(product, attribute):
                     setattr(product, attribute, getattr(product, attribute) // size)
         cuts.update(_part(split.row, "weight", Cut(dim=1 - _column_dim(split.row), num_parts=size), rank))
-        for attribute in (split.pattern.heads, *split.pattern.widths):
-            if attribute is not None:
-                setattr(split.core, attribute, getattr(split.core, attribute) // size)
+        counts = (split.pattern.heads, *split.pattern.widths) if split.pattern.heads else ()
+        for count in counts:
+            setattr(split.core, count, getattr(split.core, count) // size)
         _enter(split, group)
         _leave(split.row, group)
     return cuts
@@ -264,7 +264,7 @@ def _exchanges() -> Any:
             return value.view_as(value)
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return summed(gradient, ctx.group), None
 
     class Leaving(torch.autograd.Function):
@@ -273,7 +273,7 @@ def _exchanges() -> Any:
             return summed(value, group)
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return gradient, None
 
     return Entering, Leaving

@@ -71,7 +71,10 @@ class Ranks:
                 failures.append(f"ranks {sorted(waiting.values())} say nothing")
                 break
             for pipe in ready:
-                failure, answers[waiting[pipe]] = pipe.recv()
+                try:
+                    failure, answers[waiting[pipe]] = pipe.recv()
+                except EOFError:
+                    failure = "died without a word"
                 if failure:
                     failures.append(f"rank {waiting[pipe]}: {failure}")
                 del waiting[pipe]

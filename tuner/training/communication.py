@@ -46,13 +46,20 @@ def attach(
             f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
             "give it cycle_momentum=False"
         )
-    lane = Lane(model.device)
+    lane = Lane(model.device, group_of_lane(model.device))
     compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
     state: Compression | Hierarchy | None = compression
     if arguments.hierarchical:
         assert compression is None or isinstance(compression, FlatCompression), "between hosts there are parts only"
         state = Hierarchy(make_levels(), lane, compression)
     model.register_comm_hook(state, lambda state, bucket: state.reduce(bucket))
+
+
+def group_of_lane(device: torch.device) -> Any:
+    """A new one for a thread of its own; on CUDA one thread enters all collectives. Every rank calls it."""
+    import torch.distributed as dist
+
+    return None if device.type == "cuda" else dist.new_group()
 
 
 def build(

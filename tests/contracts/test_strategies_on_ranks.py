@@ -88,8 +88,8 @@ def test_trains_so_on_two_hosts_too(ranks: Ranks, alone: Trained, strategy: Stra
 
 
 class Partly(Wide):
-    """A layer that no loss sees, one that is not trained, and a last batch that ranks cannot share evenly: of 21 samples
-    in batches of 8 it has 5, of which the first of four ranks takes two.
+    """A layer that no loss sees, one that is not trained, and a last batch that ranks cannot share evenly: of 21
+    samples in batches of 8 it has 5, of which the first of four ranks takes two.
     """
 
     drop_last = False

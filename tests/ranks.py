@@ -1,4 +1,4 @@
-"""Several ranks of gloo on this machine, kept for all tests of a module: starting one costs seconds.
+"""Several ranks on this machine, of gloo or of NCCL, kept for all tests of a module: starting one costs seconds.
 
 What they run is a function at the top of a module, given its rank's number first.
 """
@@ -27,9 +27,22 @@ class RankFailed(Exception):
 
 
 class Ranks:
-    """Processes that join a new group for every call."""
+    """Processes that join a new group for every call.
 
-    def __init__(self) -> None:
+    Args:
+        device: "cpu", or "cuda": each rank has the device of its number.
+        variables: Of the environment of each, by its number, before it uses a device: NCCL reads some once.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        num_ranks: int = MAX_RANKS,
+        variables: Callable[[int], dict[str, str]] = lambda rank: {},
+    ) -> None:
+        self._device = device
+        self._variables = variables
+        self._num_processes = num_ranks
         self._directory = tempfile.TemporaryDirectory()
         self._num_calls = 0
         self._start()
@@ -39,9 +52,10 @@ class Ranks:
         context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
-        for _ in range(MAX_RANKS):
+        for rank in range(self._num_processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            arguments = (theirs, self._device, self._variables(rank))
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -76,7 +90,10 @@ class Ranks:
                 failures.append(f"ranks {sorted(waiting.values())} say nothing")
                 break
             for pipe in ready:
-                failure, answers[waiting[pipe]] = pipe.recv()
+                try:
+                    failure, answers[waiting[pipe]] = pipe.recv()
+                except EOFError:
+                    failure = "died without a word"
                 if failure:
                     failures.append(f"rank {waiting[pipe]}: {failure}")
                 del waiting[pipe]
@@ -91,7 +108,8 @@ class Ranks:
         self._directory.cleanup()
 
 
-def _serve(pipe: Any) -> None:
+def _serve(pipe: Any, device: str, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
     import torch
 
     torch.set_num_threads(1)
@@ -101,23 +119,27 @@ def _serve(pipe: Any) -> None:
         except EOFError:
             return
         if networks:  # a thread enters a network for itself and those that it starts; this one stays where it is
-            thread = threading.Thread(target=_run_on_host, args=(pipe, networks, *job))
+            thread = threading.Thread(target=_run_on_host, args=(pipe, device, networks, *job))
             thread.start()
             thread.join()
         else:
-            _run(pipe, *job)
+            _run(pipe, device, *job)
 
 
-def _run(pipe: Any, function: Callable[..., Any], args: tuple, rank: int, num_ranks: int, store: str) -> None:
+def _run(
+    pipe: Any, device: str, function: Callable[..., Any], args: tuple, rank: int, num_ranks: int, store: str
+) -> None:
     try:
-        with group(rank, num_ranks, store):
+        with group(rank, num_ranks, store, device):
             answer = function(rank, *args)
         pipe.send(("", answer))
     except BaseException:
         pipe.send((traceback.format_exc(), None))
 
 
-def _run_on_host(pipe: Any, networks: tuple[Path, ...], function: Any, args: Any, rank: int, *job: Any) -> None:
+def _run_on_host(
+    pipe: Any, device: str, networks: tuple[Path, ...], function: Any, args: Any, rank: int, *job: Any
+) -> None:
     from tuner.hardware import NETWORKS_VARIABLE
     from tuner.trials.host_networks import enter_host_network
 
@@ -125,15 +147,15 @@ def _run_on_host(pipe: Any, networks: tuple[Path, ...], function: Any, args: Any
     os.environ[NETWORKS_VARIABLE] = ",".join(map(str, networks))
     try:
         enter_host_network(rank, job[0])
-        _run(pipe, function, args, rank, *job)
+        _run(pipe, device, function, args, rank, *job)
     finally:
         os.environ.clear()
         os.environ.update(before)
 
 
 @contextmanager
-def group(rank: int, num_ranks: int, store: str) -> Iterator[None]:
-    """A process group of gloo, and the process as a fresh rank has it."""
+def group(rank: int, num_ranks: int, store: str, device: str = "cpu") -> Iterator[None]:
+    """A process group of gloo, and of NCCL for a device, and the process as a fresh rank has it."""
     import torch
     import torch.distributed as dist
     from torch._dynamo.utils import counters
@@ -141,8 +163,10 @@ def group(rank: int, num_ranks: int, store: str) -> Iterator[None]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     counters.clear()
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(store, num_ranks),
         rank=rank,
         world_size=num_ranks,

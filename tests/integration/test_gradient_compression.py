@@ -59,6 +59,16 @@ class Clipped(Momentum):
     max_grad_norm, weight_decay = 0.05, 0.0
 
 
+class Partly(Momentum):
+    """A layer that no loss sees, and one that is not trained."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.unused = nn.Linear(4, 4)
+        model.patchify.requires_grad_(False)
+        return model
+
+
 class Cycling(Momentum):
     def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=50)
@@ -209,6 +219,20 @@ class TestDeepGradient:
         whole: Trained = ranks.run(2, train, workload, compressed(method="dgc", ratio=1.0, warm_up_steps=0))[0]
         assert whole.losses == dense.losses
         assert all(torch.equal(whole.state[name], value) for name, value in dense.state.items())
+
+    @pytest.mark.parametrize("ratio", [1.0, 0.1])
+    def test_leaves_parameters_alone_that_get_no_gradient(self, ranks: Ranks, ratio: float) -> None:
+        """Weight decay would shrink those that no loss sees."""
+        choices = {
+            **compressed(method="dgc", ratio=ratio, warm_up_steps=0),
+            "ddp_buckets": {"find_unused": True},
+        }
+        dense: Trained = ranks.run(2, train, Partly, {"ddp_buckets": {"find_unused": True}}, NUM_STEPS)[0]
+        found: Trained = ranks.run(2, train, Partly, choices, NUM_STEPS)[0]
+        if ratio == 1.0:
+            assert found.losses == dense.losses
+        for name in ("unused.weight", "patchify.weight"):
+            assert torch.equal(found.state[name], dense.state[name])
 
     def test_with_ratio_1_on_four_ranks_is_sgd_within_rounding(self, ranks: Ranks) -> None:
         dense = train_alone(Momentum)

@@ -11,7 +11,7 @@ from tuner.errors import UnsupportedHere
 from tuner.training.compression.base import Compression, FlatCompression
 from tuner.training.compression.lane import Lane
 from tuner.training.hierarchy import Hierarchy
-from tuner.training.hosts import make_levels
+from tuner.training.hosts import make_levels, new_group
 from tuner.training.local_sgd import LocalSgd
 
 if TYPE_CHECKING:
@@ -46,13 +46,23 @@ def attach(
             f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
             "give it cycle_momentum=False"
         )
-    lane = Lane(model.device, model.process_group)
+    lane = Lane(model.device, group_of_lane(model))
     compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
     state: Compression | Hierarchy | None = compression
     if arguments.hierarchical:
         assert compression is None or isinstance(compression, FlatCompression), "between hosts there are parts only"
         state = Hierarchy(make_levels(), lane, compression)
     model.register_comm_hook(state, lambda state, bucket: state.reduce(bucket))
+
+
+def group_of_lane(model: DistributedDataParallel) -> Any:
+    """The model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in the same
+    order. Every rank calls it.
+    """
+    import torch.distributed as dist
+
+    group = model.process_group
+    return group if model.device.type == "cuda" else new_group(dist.get_process_group_ranks(group))
 
 
 def build(

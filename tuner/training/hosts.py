@@ -72,7 +72,7 @@ def ring_group() -> Any:
     hosts = host_of_ranks()
     if is_in_order(hosts):
         return dist.group.WORLD
-    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+    if not _can_order():
         warnings.warn(
             f"ranks of {len(set(hosts))} hosts are interleaved, and this torch sorts the ranks of every group: start "
             "ranks host by host, or install torch 2.13",
@@ -80,7 +80,20 @@ def ring_group() -> Any:
             stacklevel=2,
         )
         return dist.group.WORLD
-    return dist.new_group(list(ring_order(hosts)), sort_ranks=False)
+    return new_group(ring_order(hosts))
+
+
+def new_group(ranks: Sequence[int]) -> Any:
+    """A process group with its ranks in this order, where this torch can make one; every rank calls it."""
+    import torch.distributed as dist
+
+    return dist.new_group(list(ranks), **({"sort_ranks": False} if _can_order() else {}))
+
+
+def _can_order() -> bool:
+    import torch.distributed as dist
+
+    return "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 def host_of_ranks() -> list[str]:

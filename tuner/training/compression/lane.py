@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 class Lane:
     """A queue of reductions.
 
-    Args:
-        group: The ranks that reduce, in the order in which rings go through them; None for all in theirs.
+    Attributes:
+        group: Of all ranks, in the order in which rings go through them; one in which nothing but this lane reduces where
+            that is done in a thread: DDP's own meanwhile adds up on its group which parameters were used. None is the
+            default one.
     """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:

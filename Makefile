@@ -64,8 +64,8 @@ GPU_JOBS ?= 6
 ALONE := tests/gpu/test_device_truth.py
 GPU_PYTEST = $(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu -p no:benchmark
 gpu-test:
-	$(GPU_PYTEST) -n $(GPU_JOBS) --dist loadfile --ignore $(ALONE) tests/gpu
-	$(GPU_PYTEST) $(ALONE)
+	$(GPU_PYTEST) -n $(GPU_JOBS) --dist loadfile --ignore $(ALONE) tests/gpu; status=$$?; \
+	$(GPU_PYTEST) $(ALONE) && exit $$status
 
 # Wheels for a host without network that has PyTorch for Python 3.12 already.
 PLATFORMS := $(foreach tag,2_28 2_27 2_17,--platform manylinux_$(tag)_x86_64) --platform manylinux2014_x86_64

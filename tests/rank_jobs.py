@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Choice
@@ -44,6 +45,12 @@ def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
     return {name: {**defaults, **choices.get(name, {})} for name, defaults in DEFAULTS.items()}
 
 
+def device_of(rank: int) -> torch.device:
+    """That of its group, the CPU without one."""
+    on_device = dist.is_initialized() and "cuda:nccl" in distributed_c10d.get_backend_config()
+    return torch.device("cuda", rank) if on_device else torch.device("cpu")
+
+
 def build(rank: int, workload: Workload, choices: Mapping[str, Choice]) -> TrainingJob:
     """Alone where there is no group; the model is the same on all ranks, which share every batch."""
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -52,7 +59,7 @@ def build(rank: int, workload: Workload, choices: Mapping[str, Choice]) -> Train
     return assemble(
         workload,
         make_plan(complete(choices)),
-        device=torch.device("cpu"),
+        device=device_of(rank),
         rank=rank,
         num_ranks=num_ranks,
         batch_sampler=EndlessBatches(order, rank, num_ranks),
@@ -72,7 +79,7 @@ def train(
     effects = {s.name: s.took_effect({**evidence[s.name], "operators": ()}, found[s.name]) for s in STRATEGIES}
     return Trained(
         losses=losses.tolist(),
-        state=dict(job.state_dict()),
+        state={name: value.cpu() for name, value in job.state_dict().items()},
         evidence=evidence,
         effects={name: (effect.took, effect.detail) for name, effect in effects.items()},
     )

@@ -1,4 +1,4 @@
-"""Several ranks of gloo on this machine, kept for all tests of a module: starting one costs seconds.
+"""Several ranks on this machine, of gloo or of NCCL, kept for all tests of a module: starting one costs seconds.
 
 What they run is a function at the top of a module, given its rank's number first.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,9 +26,22 @@ class RankFailed(Exception):
 
 
 class Ranks:
-    """Processes that join a new group for every call."""
+    """Processes that join a new group for every call.
 
-    def __init__(self) -> None:
+    Args:
+        device: "cpu", or "cuda": each rank has the device of its number.
+        variables: Of the environment of each, by its number, before it uses a device: NCCL reads some once.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        num_ranks: int = MAX_RANKS,
+        variables: Callable[[int], dict[str, str]] = lambda rank: {},
+    ) -> None:
+        self._device = device
+        self._variables = variables
+        self._num_processes = num_ranks
         self._directory = tempfile.TemporaryDirectory()
         self._num_calls = 0
         self._start()
@@ -37,9 +51,10 @@ class Ranks:
         context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
-        for _ in range(MAX_RANKS):
+        for rank in range(self._num_processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            arguments = (theirs, self._device, self._variables(rank))
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -71,7 +86,10 @@ class Ranks:
                 failures.append(f"ranks {sorted(waiting.values())} say nothing")
                 break
             for pipe in ready:
-                failure, answers[waiting[pipe]] = pipe.recv()
+                try:
+                    failure, answers[waiting[pipe]] = pipe.recv()
+                except EOFError:
+                    failure = "died without a word"
                 if failure:
                     failures.append(f"rank {waiting[pipe]}: {failure}")
                 del waiting[pipe]
@@ -86,7 +104,8 @@ class Ranks:
         self._directory.cleanup()
 
 
-def _serve(pipe: Any) -> None:
+def _serve(pipe: Any, device: str, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
     import torch
 
     torch.set_num_threads(1)
@@ -96,7 +115,7 @@ def _serve(pipe: Any) -> None:
         except EOFError:
             return
         try:
-            with group(rank, num_ranks, store):
+            with group(rank, num_ranks, store, device):
                 answer = function(rank, *args)
             pipe.send(("", answer))
         except BaseException:
@@ -104,8 +123,8 @@ def _serve(pipe: Any) -> None:
 
 
 @contextmanager
-def group(rank: int, num_ranks: int, store: str) -> Iterator[None]:
-    """A process group of gloo, and the process as a fresh rank has it."""
+def group(rank: int, num_ranks: int, store: str, device: str = "cpu") -> Iterator[None]:
+    """A process group of gloo, and of NCCL for a device, and the process as a fresh rank has it."""
     import torch
     import torch.distributed as dist
     from torch._dynamo.utils import counters
@@ -113,8 +132,10 @@ def group(rank: int, num_ranks: int, store: str) -> Iterator[None]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     counters.clear()
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(store, num_ranks),
         rank=rank,
         world_size=num_ranks,

@@ -1,6 +1,7 @@
 """ddp_buckets: which buckets there are, unused and frozen parameters, accumulation, compilation."""
 
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -201,4 +202,14 @@ def test_a_rank_that_raises_is_told_and_the_next_group_is_whole(ranks: Ranks) ->
     """The harness of these tests: nothing that goes wrong on a rank is lost."""
     with pytest.raises(RankFailed, match="out of step"):
         ranks.run(2, fail)
+    assert ranks.run(2, reductions, 1) == [1, 1]
+
+
+def die(rank: int) -> None:
+    os._exit(3)
+
+
+def test_a_rank_that_dies_is_told_and_the_next_group_is_whole(ranks: Ranks) -> None:
+    with pytest.raises(RankFailed, match="rank 0: died without a word"):
+        ranks.run(2, die)
     assert ranks.run(2, reductions, 1) == [1, 1]

@@ -16,7 +16,7 @@ from marked import VARIABLE, commands, left_in, marked, new_mark, none_left, sha
 from trial_builders import reference
 
 from tuner.hardware import find_compiler
-from tuner.trials.scratch import Scratch, remove_abandoned, scratch_directory
+from tuner.trials.scratch import SHARED_MEMORY, Scratch, remove_abandoned, scratch_directory
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -43,6 +43,7 @@ class Victim:
         self.mark = new_mark()
         self.study = folder / "study"
         self.temporary = temporary
+        self.killed: set[int] = set()
         self._log = folder / "output.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -78,13 +79,12 @@ class Victim:
         return server
 
     def kill(self, *who: str) -> None:
-        every = {process.pid for process in marked(self.mark)}
+        self.killed = {process.pid for process in marked(self.mark)}
         pids = {"parent": self.process.pid, "server": self.server}
         for pid in [pids[name] for name in who]:
             os.kill(pid, signal.SIGKILL)
         self.process.wait(timeout=60)
         none_left(self.mark)
-        assert shared_memory_of(every) == []
 
 
 @pytest.fixture
@@ -94,14 +94,15 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-def removed_by_the_next_start(temporary: Path) -> None:
+def removed_by_the_next_start(victim: Victim) -> None:
     """Threads of a killed process may hold its files a moment longer than the process is seen."""
 
     def removed() -> bool:
-        remove_abandoned(temporary)
-        return left_in(temporary) == []
+        remove_abandoned(victim.temporary)
+        return left_in(victim.temporary) == []
 
     wait_until(removed, "temporary files are removed")
+    assert shared_memory_of(victim.killed) == []
 
 
 StartVictim = Callable[..., Victim]
@@ -134,18 +135,16 @@ class TestKilled:
             pytest.param("window", f"{THREADS}, {WORKERS}", ("parent", "server"), id="measuring with workers, both"),
         ],
     )
-    def test_nothing_is_left(
-        self, start: StartVictim, temporary: Path, at: str, choices: str, who: tuple[str, ...]
-    ) -> None:
+    def test_nothing_is_left(self, start: StartVictim, at: str, choices: str, who: tuple[str, ...]) -> None:
         victim = start(at=at, choices=choices)
         wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=200)
         victim.kill(*who)
-        removed_by_the_next_start(temporary)
+        removed_by_the_next_start(victim)
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
 class TestKilledWhileCompiling:
-    def test_compilers_end_too(self, start: StartVictim, temporary: Path) -> None:
+    def test_compilers_end_too(self, start: StartVictim) -> None:
         victim = start(at="never", choices=f"{COMPILED}, {WORKERS}")
         wait_until(
             lambda: victim.process.poll() is not None or victim.pids("cc1plus"),
@@ -153,7 +152,7 @@ class TestKilledWhileCompiling:
             deadline_s=200,
         )
         victim.kill("parent", "server")
-        removed_by_the_next_start(temporary)
+        removed_by_the_next_start(victim)
 
 
 class TestScratch:
@@ -197,6 +196,54 @@ class TestScratch:
         with scratch_directory() as path:
             assert path.is_dir()
         assert left_in(temporary) == []
+
+    def test_what_a_killed_process_left_in_shared_memory_goes_too(self, temporary: Path) -> None:
+        """But for what others made: a process that never was under the server, and one that lives."""
+        script = """
+import os, sys
+from pathlib import Path
+from tuner.trials.scratch import Scratch, note_forks
+before = os.fork()
+if before == 0:
+    os._exit(0)
+scratch = Scratch()
+note_forks(scratch.path)
+made = [before, os.fork()]
+if made[1] == 0:
+    os._exit(0)
+for pid in made:
+    os.waitpid(pid, 0)
+made.append(os.fork())
+if made[2] == 0:
+    os.close(scratch.fileno())
+    sys.stdin.read()
+    os._exit(0)
+while not (scratch.path / "forked" / str(made[2])).exists():
+    pass
+for pid in made:
+    Path(f"/dev/shm/torch_{pid}_7_7").touch()
+print(*made, flush=True)
+os.kill(os.getpid(), 9)
+"""
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**os.environ, "TMPDIR": str(temporary)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        assert process.stdin
+        names = [f"torch_{pid}_7_7" for pid in process.stdout.readline().split()]
+        process.wait()
+        try:
+            remove_abandoned(temporary)
+            assert [(SHARED_MEMORY / name).exists() for name in names] == [True, False, True]
+        finally:
+            process.stdin.close()
+            process.stdout.close()
+            for name in names:
+                (SHARED_MEMORY / name).unlink(missing_ok=True)
 
     def test_a_folder_that_is_not_ours_is_left_alone(self, temporary: Path) -> None:
         (temporary / "steptune-notes").mkdir()

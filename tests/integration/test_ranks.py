@@ -143,9 +143,13 @@ class TestReference:
         assert result.failure.kind is FailureKind.NUMERICS
         assert "loss differs by" in result.failure.message
 
-    def test_weighs_samples_as_the_ranks_do(self, tmp_path: Path) -> None:
-        """The last batch of 21 samples has 5: ranks take the mean of 3 and that of 2, and then the mean of both."""
-        study = prepare(reference("regression", "Rest", length=21), tmp_path, num_ranks=2)
+    @pytest.mark.parametrize("length", [21, 17])
+    def test_weighs_samples_as_the_ranks_do(self, tmp_path: Path, length: int) -> None:
+        """The last batch of 21 samples has 5: ranks take the mean of 3 and that of 2, and then the mean of both.
+
+        That of 17 has 1, which both take.
+        """
+        study = prepare(reference("regression", "Rest", length=length), tmp_path, num_ranks=2)
         try:
             (result,) = study.run(study.spec(profile=False))
         finally:

@@ -115,6 +115,10 @@ class TestEndless:
         assert sorted(chain(*parts)) == sorted(batch)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
+    def test_ranks_that_are_more_than_the_samples_take_one_again(self) -> None:
+        """Or they would leave out a step in which the others wait for them."""
+        assert [next(iter(EndlessBatches([[7, 8]], rank, 5))) for rank in range(5)] == [[7], [8], [7], [8], [7]]
+
 
 @given(st.lists(st.lists(st.integers(0, 2**62), max_size=5), min_size=1, max_size=5))
 def test_batches_come_back_from_a_file(tmp_path_factory: pytest.TempPathFactory, batches: list[list[int]]) -> None:

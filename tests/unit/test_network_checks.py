@@ -510,8 +510,8 @@ class TestSettings:
 
     def test_the_environment_goes_before_the_users_file_and_that_before_the_hosts(self, tmp_path: Path) -> None:
         write(tmp_path, "/etc/nccl.conf", "NCCL_ALGO=Ring\nNCCL_PROTO=LL\nNCCL_IB_HCA=mlx5_9\n# NCCL_NET=Socket\n")
-        write(tmp_path, "/root/.nccl.conf", "NCCL_ALGO=Tree\nNCCL_PROTO=Simple\n")
-        write(tmp_path, "/proc/self/environ", b"HOME=/root\0NCCL_ALGO=NVLS\0PASSWORD=secret\0")
+        write(tmp_path, "/home/trainer/.nccl.conf", "NCCL_ALGO=Tree\nNCCL_PROTO=Simple\n")
+        write(tmp_path, "/proc/self/environ", b"HOME=/home/trainer\0NCCL_ALGO=NVLS\0PASSWORD=secret\0")
         assert read_settings(Tree(tmp_path)) == {
             "NCCL_ALGO": "NVLS",
             "NCCL_PROTO": "Simple",

@@ -47,16 +47,17 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if mode not in _MODES:
         reason = f"Accelerate compiles in the modes {', '.join(_MODES)}; this compiles nothing"
         return Said(sections={"dynamo_config": {"dynamo_backend": "NO"}}, missing=dict.fromkeys(choice, reason))
-    keys = {
+    keys: dict[str, Any] = {
         "dynamo_backend": "INDUCTOR",
         "dynamo_mode": mode,
         "dynamo_use_fullgraph": False,
-        "dynamo_use_dynamic": choice["dynamic"] is True,
         "dynamo_use_regional_compilation": regional,
     }
     missing = {}
-    if choice["dynamic"] is None:
+    if choice["dynamic"] is None:  # the launcher takes a missing key for False
         missing["mode"] = "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"
+    else:
+        keys["dynamo_use_dynamic"] = choice["dynamic"]
     if regional:
         missing["scope"] = "it compiles what stands beside the repeated blocks too"
     return Said(sections={"dynamo_config": keys}, missing=missing)

@@ -50,9 +50,10 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         return Said(missing=dict.fromkeys(choice, "ZeRO has no such mode; this shards nothing"))
     zero: dict[str, Any] = {"stage": stage}
     missing = sharding.unsaid("ZeRO prefetches by size, not by place")
-    if sharding.wrap != "root" and stage == 3:
-        reason = "ZeRO-3 gathers module by module, whatever is wrapped"
-        missing |= dict.fromkeys(("wrap", "min_num_params"), reason)
+    if stage == 3:
+        missing |= dict.fromkeys(("wrap", "min_num_params"), "ZeRO-3 gathers module by module, whatever is wrapped")
+    if stage == 2:
+        missing |= dict.fromkeys(("wrap", "min_num_params"), "ZeRO-2 keeps parameters whole, and gathers nothing")
     if stage == 3 and not sharding.reshard:
         missing["reshard"] = "ZeRO-3 frees parameters after the forward pass"
     if sharding.cpu_offload:

@@ -93,7 +93,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     keeps = sharding.mode == "grad_op" or not sharding.reshard
     missing = sharding.unsaid()
     if sharding.wrap != "block":
-        missing |= dict.fromkeys(("wrap", "min_num_params"), "torchtitan wraps every block")
+        missing |= dict.fromkeys(("mode", "wrap", "min_num_params"), "torchtitan wraps every block")
     parallelism = {
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": ranks,

@@ -22,6 +22,7 @@ from tuner.strategies.gradient_compression import GradientCompression
 from tuner.strategies.hierarchical_allreduce import HierarchicalAllreduce
 from tuner.strategies.larger_global_batch import LargerGlobalBatch
 from tuner.strategies.length_balancing import LengthBalancing
+from tuner.strategies.local_sgd import LocalSgd
 from tuner.strategies.memory_format import MemoryFormat
 from tuner.strategies.micro_batch import MicroBatch
 from tuner.strategies.model_recipe import ModelRecipe
@@ -58,6 +59,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     GradientCompression(),
     HierarchicalAllreduce(),
     NcclSettings(),
+    LocalSgd(),
 )
 
 

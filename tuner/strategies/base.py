@@ -28,6 +28,8 @@ FP32_ROUNDOFF = 2.0**-24
 TF32_ROUNDOFF = 2.0**-11
 FP16_ROUNDOFF = 2.0**-11
 BF16_ROUNDOFF = 2.0**-8
+HARDLY = 0.005
+"""What a change is expected to save of which nothing is expected, as a share of the step."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, above_roofline, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +46,6 @@ MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """They record CUDA graphs of the compiled regions."""
 AUTOTUNED_PART = 0.15
 """Of the products' time above their roofline, kernels that were chosen by timing them usually save."""
-HARDLY = 0.005
-"""What a change is expected to save of which nothing is expected."""
 
 
 class Compile(Strategy):

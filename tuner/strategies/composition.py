@@ -216,6 +216,28 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="FSDP scatters gradients itself; its two levels are the mode hybrid",
     ),
     Conflict(
+        strategies=("local_sgd", "sharding"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["sharding"]["mode"] != "ddp",
+        reason="a rank that steps alone needs the whole model and the whole state of its optimizer",
+    ),
+    Conflict(
+        strategies=("local_sgd", "gradient_compression"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["gradient_compression"]["method"] is not None,
+        reason="between averages no gradients are sent that could be compressed",
+    ),
+    Conflict(
+        strategies=("local_sgd", "hierarchical_allreduce"),
+        applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["hierarchical_allreduce"]["levels"] == 2,
+        reason="its own two levels are inside=True: gradients inside hosts in every step, models between them",
+    ),
+    Conflict(
+        strategies=("local_sgd", "precision"),
+        applies=lambda c, e, w: (
+            c["local_sgd"]["every"] != 1 and c["precision"]["dtype"] == "float16" and c["precision"]["level"] != "O3"
+        ),
+        reason="each rank's loss scaler would skip other steps, and schedulers would part: use bfloat16",
+    ),
+    Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
         reason="the compiler decides by itself what the backward pass keeps",
@@ -311,6 +333,12 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         parameters=("ratio", "warm_up_steps"),
         applies=lambda c: c["gradient_compression"]["method"] != "dgc",
         reason="no elements are chosen",
+    ),
+    Meaningless(
+        strategy="local_sgd",
+        parameters=("warm_up_steps", "inside"),
+        applies=lambda c: c["local_sgd"]["every"] == 1,
+        reason="no step is taken alone",
     ),
     Meaningless(
         strategy="larger_global_batch",

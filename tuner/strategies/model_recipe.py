@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +37,6 @@ UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
 """Times that products of odd sizes usually take longer: the head of a GPT-2 (50,257 tokens) on an H200 in 16 bits."""
 KEPT_PART = 0.7
 """Of what they could save, padded products usually do: weights and results are copied."""
-HARDLY = 0.005
-"""What a change is expected to save of which nothing is expected."""
 SLOWEST = 16
 """Times that a product of odd sizes may take longer: without tensor cores an H100 has a fifteenth of its FLOP/s."""
 

@@ -33,6 +33,7 @@ from tuner.records import Choice, Effect, Environment, Numerics, Scalar, Workloa
 from tuner.strategies.base import (
     BF16_ROUNDOFF,
     FP16_ROUNDOFF,
+    HARDLY,
     TF32_ROUNDOFF,
     Strategy,
     Support,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
-HARDLY = 0.005
-"""What a change is expected to save of which nothing is expected."""
 CASTS_PART, UPDATE_PART = 0.3, 0.4
 """Of element-wise time, which is casts, and of the update, which reads and writes FP32."""
 

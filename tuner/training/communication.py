@@ -12,6 +12,7 @@ from tuner.training.compression.base import Compression, FlatCompression
 from tuner.training.compression.lane import Lane
 from tuner.training.hierarchy import Hierarchy
 from tuner.training.hosts import make_levels
+from tuner.training.local_sgd import LocalSgd
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,10 @@ def attach(
         UnsupportedHere: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
     """
     wanted = arguments.compression
+    if arguments.local_sgd is not None:
+        assert wanted is None, "nothing is sent that could be compressed"
+        model.register_comm_hook(LocalSgd(model, arguments.local_sgd), lambda state, bucket: state.reduce(bucket))
+        return
     if wanted is None and not arguments.hierarchical:
         return
     if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
@@ -41,13 +46,20 @@ def attach(
             f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
             "give it cycle_momentum=False"
         )
-    lane = Lane(model.device)
+    lane = Lane(model.device, group_of_lane(model.device))
     compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
     state: Compression | Hierarchy | None = compression
     if arguments.hierarchical:
         assert compression is None or isinstance(compression, FlatCompression), "between hosts there are parts only"
         state = Hierarchy(make_levels(), lane, compression)
     model.register_comm_hook(state, lambda state, bucket: state.reduce(bucket))
+
+
+def group_of_lane(device: torch.device) -> Any:
+    """A new one for a thread of its own; on CUDA one thread enters all collectives. Every rank calls it."""
+    import torch.distributed as dist
+
+    return None if device.type == "cuda" else dist.new_group()
 
 
 def build(
@@ -76,6 +88,11 @@ def build(
 
             return DeepGradient(lane, optimizer, arguments.ratio, arguments.warm_up_steps, max_grad_norm)
     raise AssertionError(f"no compression is called {arguments.method!r}")
+
+
+def local_sgd_of(model: torch.nn.Module) -> LocalSgd | None:
+    """What makes the ranks of a wrapped model step alone, where something does."""
+    return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, LocalSgd)), None)
 
 
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:

@@ -51,18 +51,28 @@ class Hierarchy:
 
     def average(self, flat: torch.Tensor, key: int) -> None:
         """Averages a one-dimensional tensor over all ranks, in place."""
-        import torch.distributed as dist
+        average_in_two_levels(flat, self.levels, self.compression, key)
 
-        levels = self.levels
-        part_size = -(-flat.numel() // levels.ranks_per_host)
-        padded = flat.new_zeros(part_size * levels.ranks_per_host)
-        padded[: flat.numel()].copy_(flat)
-        part = padded.new_empty(part_size)
-        dist.reduce_scatter_tensor(part, padded, group=levels.inside)
-        part.div_(levels.ranks_per_host)
-        if self.compression is None:
-            average_dense(part, levels.between)
-        else:
-            self.compression.average(part, levels.between, key)
-        dist.all_gather_into_tensor(padded, part, group=levels.inside)
-        flat.copy_(padded[: flat.numel()])
+
+def average_in_two_levels(
+    flat: torch.Tensor, levels: Levels, compression: FlatCompression | None = None, key: int = 0
+) -> None:
+    """
+    Args:
+        compression: What is used between hosts.
+        key: As of `FlatCompression.average`.
+    """
+    import torch.distributed as dist
+
+    part_size = -(-flat.numel() // levels.ranks_per_host)
+    padded = flat.new_zeros(part_size * levels.ranks_per_host)
+    padded[: flat.numel()].copy_(flat)
+    part = padded.new_empty(part_size)
+    dist.reduce_scatter_tensor(part, padded, group=levels.inside)
+    part.div_(levels.ranks_per_host)
+    if compression is None:
+        average_dense(part, levels.between)
+    else:
+        compression.average(part, levels.between, key)
+    dist.all_gather_into_tensor(padded, part, group=levels.inside)
+    flat.copy_(padded[: flat.numel()])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import WorkloadRejected
 from tuner.training.captured_step import CapturedStep
-from tuner.training.communication import compression_of, momentum_of
+from tuner.training.communication import compression_of, local_sgd_of, momentum_of
 from tuner.training.micro_batch import batch_length, split_batch
 from tuner.training.optimizer_state import implementation_flags, with_flags
 from tuner.training.seen_formats import SeenFormats
@@ -37,6 +37,7 @@ class TrainingJob:
         ignored: Parameters that sharding leaves out, where the plan has them.
         scaler: Of the loss, where the plan has one.
         captured: The step as CUDA graphs, where the plan has it recorded.
+        local_sgd: What makes ranks step alone, where the plan has it.
         formats: What was seen of the number formats of its products.
         num_pieces: Of the batch that had most; None before the first step, and where the workload has its own.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
@@ -75,6 +76,7 @@ class TrainingJob:
         self._flat = flat
         self.ignored = ignored
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
+        self.local_sgd = local_sgd_of(model)
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
 
@@ -140,6 +142,8 @@ class TrainingJob:
         self.clip()
         stepped = self._step_optimizer()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.local_sgd:
+            self.local_sgd.stepped(self.parameters())
         if self.masters:
             self.masters.write_back()
         if self.scheduler is not None and stepped:
@@ -206,6 +210,11 @@ class TrainingJob:
 
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.workload.max_grad_norm)
 
+    @property
+    def steps_per_round(self) -> int:
+        """After so many steps everything that a step does was done: not every one averages the models of ranks."""
+        return self.local_sgd.every if self.local_sgd else 1
+
     # --- state --------------------------------------------------------------------------------
 
     @property
@@ -225,12 +234,13 @@ class TrainingJob:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The model's state under the user's own key names, masters in FP32 where there are any.
 
-        Where parameters are laid over ranks, every rank calls it and gets all of them, whole.
+        Where parameters are laid over ranks, or are each rank's own for a while, every rank calls it and gets all of
+        them, whole, or their averages.
         """
         state: dict[str, torch.Tensor] = whole(dict(unwrapped(self.model).state_dict()))
         if self.masters:
             state.update(self.masters.state_of(unwrapped(self.model)))
-        return state
+        return self.local_sgd.averaged(state) if self.local_sgd else state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
@@ -246,6 +256,8 @@ class TrainingJob:
         momentum = momentum_of(self.model)
         if momentum is not None:
             state = momentum.give_momentum(state, self.optimizer)
+        if self.local_sgd:
+            state = self.local_sgd.averaged_optimizer(state)
         return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -271,12 +283,12 @@ class TrainingJob:
 
     def rank_state_dict(self) -> dict[str, Any]:
         """What this rank keeps for later reductions of gradients, and no other rank has: what compression has not sent
-        yet, and the momentum of `dgc`. Empty where nothing is kept.
+        yet, and the momentum of `dgc`; of `local_sgd` the count of steps. Empty where nothing is kept.
 
         Save it for each rank beside the model's and the optimizer's state, which have nothing of it.
         """
-        compression = compression_of(self.model)
-        kept = {} if compression is None else compression.kept(self._names())
+        keeper = self._keeper()
+        kept = {} if keeper is None else keeper.kept(self._names())
         return {**self._place(), "kept": kept} if kept else {}
 
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -290,11 +302,11 @@ class TrainingJob:
             if state_dict.get(name) != value:
                 raise WorkloadRejected(
                     f"the state of a rank has {name} {state_dict.get(name)!r}, and this job {value!r}: give every rank "
-                    "its own, on as many ranks with the same gradient_compression, or do not load it"
+                    "its own, on as many ranks with the same settings, or do not load it"
                 )
-        compression = compression_of(self.model)
-        if compression is not None and state_dict:
-            compression.keep(state_dict["kept"], self._names())
+        keeper = self._keeper()
+        if keeper is not None and state_dict:
+            keeper.keep(state_dict["kept"], self._names())
 
     def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Name and value of what the optimizer updates."""
@@ -312,15 +324,19 @@ class TrainingJob:
     def _names(self) -> dict[Any, str]:
         return {parameter: name for name, parameter in unwrapped(self.model).named_parameters()}
 
+    def _keeper(self) -> Any:
+        """What keeps something from step to step beside the optimizer, or None."""
+        return self.local_sgd or compression_of(self.model)
+
     def _place(self) -> dict[str, Any]:
         """Whose a rank's state is."""
         import torch.distributed as dist
 
-        compression = compression_of(self.model)
+        keeper = self._keeper()
         several = dist.is_available() and dist.is_initialized()
         return {
-            "method": None if compression is None else compression.method,
-            "settings": {} if compression is None else compression.settings,
+            "method": None if keeper is None else keeper.method,
+            "settings": {} if keeper is None else keeper.settings,
             "rank": dist.get_rank() if several else 0,
             "num_ranks": dist.get_world_size() if several else 1,
         }

@@ -102,6 +102,15 @@ class CompressionArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalSgdArguments:
+    """When ranks step alone, as `local_sgd` names it."""
+
+    every: int
+    warm_up_steps: int
+    inside: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardingArguments:
     """What is laid over the ranks, as `sharding` names it."""
 
@@ -128,6 +137,7 @@ class WrapArguments:
     compression: CompressionArguments | None = None
     hierarchical: bool = False
     """Gradients are reduced inside hosts, then between them."""
+    local_sgd: LocalSgdArguments | None = None
     sharding: ShardingArguments | None = None
     param_dtype: str | None = None
     """In which sharded FP32 parameters are gathered, where that is another number format."""

@@ -14,7 +14,7 @@ from tuner.records import GuardCheck
 from tuner.training.regrouping import balance_pool
 from tuner.training.structure import flatten, unflatten
 from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import EndlessBatches
+from tuner.workloads.batches import EndlessBatches, part_of_rank
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -39,7 +39,8 @@ def guard_batches(job: TrainingJob, files: StudyFiles, rank: int, num_ranks: int
     dataset, collate = job.loader.dataset, job.loader.collate_fn
     if arguments.pool_batches:
         batches = balance_pool(batches, job.loader.batch_sampler.length, num_ranks, seed=0)
-    return [collate([dataset[index] for index in batch[rank::num_ranks]]) for batch in batches]
+    parts = [batch[part_of_rank(len(batch), rank, num_ranks)] for batch in batches]
+    return [collate([dataset[index] for index in part]) for part in parts]
 
 
 def merged_numbers(count: int, factor: int) -> list[list[int]]:

@@ -205,6 +205,11 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
             f"{type(workload).__name__}.current compresses gradients by {method}, which no training that reduces them "
             "whole can be compared with step by step: leave it out, and allow lossy choices to have it tried"
         )
+    if current.get("local_sgd", {}).get("every", 1) != 1:
+        raise WorkloadRejected(
+            f"{type(workload).__name__}.current has ranks that step alone (local_sgd), which no training that reduces "
+            "gradients in every step can be compared with: leave it out, and allow recipe to have it tried"
+        )
     return current
 
 

@@ -10,6 +10,7 @@ state that it has in a running epoch.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -97,9 +98,9 @@ def take_window(
     """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
-    that batches made before the window do not flatter it. Where batches are made of pools, it spans whole ones:
-    a part of a pool may hold its shortest samples. It is void where others used the machine, or where a device
-    was throttled or shared (`device_state.py`).
+    that batches made before the window do not flatter it. Where batches are made of pools, or not every step averages
+    the models of ranks, it spans whole rounds: a part of a pool may hold its shortest samples. It is void where others
+    used the machine, or where a device was throttled or shared (`device_state.py`).
     """
     watch = watch or DeviceWatch()
     stepper.resume()
@@ -108,7 +109,7 @@ def take_window(
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
         num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
-    num_steps = agree(_whole_pools(num_steps, stepper.order))
+    num_steps = agree(_whole_rounds(num_steps, stepper))
     workload = stepper.job.workload
     num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)
@@ -158,9 +159,10 @@ def take_window(
     )
 
 
-def _whole_pools(num_steps: int, order: EndlessBatches | None) -> int:
-    pool = order.pool if order is not None else 1
-    return -(-num_steps // pool) * pool
+def _whole_rounds(num_steps: int, stepper: Stepper) -> int:
+    pool = stepper.order.pool if stepper.order is not None else 1
+    steps = math.lcm(pool, stepper.job.steps_per_round)
+    return -(-num_steps // steps) * steps
 
 
 def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float) -> int:

@@ -5,6 +5,10 @@ directory with a socket each), and killing is how trials end here. So they get a
 own as TMPDIR, which is removed as a whole: by the server when it ends, by the parent when the server
 could not, and where both were killed by the next start of any study.
 
+Segments of shared memory cannot be put there: a process that is killed while it sends a batch leaves the segment's name
+behind, with its own id in it. So every process under the server notes its id in the directory, and what the noted ones
+left goes with it.
+
 A directory is in use as long as anybody holds the lock on the file in it. The lock belongs to the
 open file, which the server and its forked ranks inherit: it is free when the last of them is gone.
 """
@@ -26,6 +30,8 @@ PREFIX = "steptune-"
 LOCK = "in-use"
 SHARED_MEMORY = Path("/dev/shm")
 GONE = ".gone"
+FORKED = "forked"
+"""Folder with a file for every process that was forked under the server, named by its id."""
 MAX_BASE_LENGTH = 55
 """A socket's path may have 107 bytes, and those of loader workers add 50 to this."""
 
@@ -83,8 +89,40 @@ def scratch_directory() -> Iterator[Path]:
         scratch.close()
 
 
+def note_forks(scratch: Path) -> None:
+    """From now on every process that this one forks, and they, note their ids there before they do anything."""
+    folder = scratch / FORKED
+    folder.mkdir()
+
+    def note() -> None:
+        with contextlib.suppress(OSError):  # the directory goes before an orphan does
+            (folder / str(os.getpid())).touch()
+
+    os.register_at_fork(after_in_child=note)
+
+
+def _remove_segments(folder: Path) -> None:
+    """Removes segments that torch made in noted processes which are gone."""
+    with contextlib.suppress(OSError):
+        makers = {file.name: file.stat().st_uid for file in folder.iterdir()}
+        for segment in SHARED_MEMORY.glob("torch_*"):
+            maker = segment.name.split("_")[1]
+            if segment.lstat().st_uid == makers.get(maker) and not _runs(int(maker)):
+                segment.unlink()
+
+
+def _runs(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def remove(path: Path) -> None:
-    """Removes a directory; whoever is killed in the middle leaves one whose name says so."""
+    """Removes a directory, and what is noted in it; whoever is killed in the middle leaves one whose name says so."""
+    _remove_segments(path / FORKED)
     gone = path.with_name(path.name + GONE)
     with contextlib.suppress(OSError):
         path.rename(gone)

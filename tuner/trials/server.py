@@ -53,7 +53,7 @@ from tuner.trials.processes import (
     oom_kills,
     prefer_for_oom_kill,
 )
-from tuner.trials.scratch import empty_temporary, remove
+from tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 FAILED_RANK_GRACE_S = 2.0
@@ -363,6 +363,8 @@ def main() -> None:
     if arguments.alone:
         prefer_for_oom_kill()
     redirect_output(arguments.log)
+    if arguments.scratch:
+        note_forks(Path(arguments.scratch))
     os.environ[CORES_VARIABLE] = ",".join(str(core) for core in sorted(allowed_cores()))
     began = time.monotonic_ns()
     if arguments.start_method == "fork":

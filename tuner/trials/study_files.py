@@ -21,7 +21,7 @@ from typing import Any
 
 from tuner.training.structure import flatten, unflatten
 from tuner.training.tensor_file import map_tensors, save_tensors
-from tuner.workloads.batches import EndlessBatches, load_batches
+from tuner.workloads.batches import EndlessBatches, load_batches, part_of_rank
 
 MAX_FILLED_BATCHES = 128
 
@@ -114,9 +114,10 @@ class StudyFiles:
             return batches
         from tuner.training.structure import map_structure
 
-        return [
-            map_structure(lambda leaf: leaf[rank::num_ranks] if hasattr(leaf, "shape") else leaf, b) for b in batches
-        ]
+        def part(leaf: Any) -> Any:
+            return leaf[part_of_rank(len(leaf), rank, num_ranks)] if getattr(leaf, "shape", ()) else leaf
+
+        return [map_structure(part, batch) for batch in batches]
 
     def is_cold(self, candidate_key: str) -> bool:
         """Whether this candidate has not been compiled in this study yet."""

@@ -295,7 +295,8 @@ class TrialRun:
     def _profile(self, unprofiled_ns: int) -> None:
         path = self._files.trace(self.spec.trial_id, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record_profile(self._stepper.step, num_profiled_steps(unprofiled_ns), self._device, path)
+        rounds = -(-num_profiled_steps(unprofiled_ns) // self._job.steps_per_round)
+        record_profile(self._stepper.step, rounds * self._job.steps_per_round, self._device, path)
         own = of_rank(analyse_file(path, unprofiled_ns, KEPT), self.rank)
         if not self.spec.keep_trace:
             path.unlink()

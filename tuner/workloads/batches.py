@@ -74,11 +74,22 @@ def _seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> slice:
+    """Where a rank's part of a batch is: every n-th sample, from its own number on.
+
+    Where there are fewer samples than ranks, those left over take one again, as torch's DistributedSampler has it: no
+    rank can leave a step out that the others wait in.
+    """
+    if rank < num_samples:
+        return slice(rank, None, num_ranks)
+    return slice(rank % num_samples, rank % num_samples + 1) if num_samples else slice(0, 0)
+
+
 class EndlessBatches:
     """A batch sampler over a fixed list of batches that never ends and can be moved.
 
     `seek` takes effect on the next batch that the loader asks for; what it holds already comes
-    first. Rank r of n gets every n-th index of a batch, from r on.
+    first. A rank gets its part of each batch (`part_of_rank`).
 
     Args:
         batches: Indices of all ranks.
@@ -131,7 +142,7 @@ class EndlessBatches:
         while True:
             batch = self.batches[self._next]
             self._next = (self._next + 1) % len(self.batches)
-            yield list(batch[self._rank :: self.num_ranks])
+            yield list(batch[part_of_rank(len(batch), self._rank, self.num_ranks)])
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -88,12 +88,10 @@ class FlatCompression(Compression):
         """Called before the bucket, or a part of it, is averaged."""
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        import torch.distributed as dist
-
         self.see(bucket)
 
         def run() -> torch.Tensor:
-            averaged = self.average(bucket.buffer(), dist.group.WORLD, bucket.index())
+            averaged = self.average(bucket.buffer(), self._lane.group, bucket.index())
             self.num_steps += bucket.is_last()
             return averaged
 

@@ -157,7 +157,7 @@ class DeepGradient(Compression):
         """Averages, then decay and momentum as SGD has them."""
         if not pairs:
             return
-        flat = average_dense(torch.cat([gradient.flatten() for gradient, _ in pairs]), dist.group.WORLD)
+        flat = average_dense(torch.cat([gradient.flatten() for gradient, _ in pairs]), self._lane.group)
         self.count(flat, flat.nbytes)
         for (gradient, parameter), averaged in zip(pairs, _split_like(flat, pairs), strict=True):
             options = self._options[parameter]
@@ -182,8 +182,8 @@ class DeepGradient(Compression):
         num_ranks = dist.get_world_size()
         all_values = own_values.new_empty(num_ranks * own_values.numel())
         all_places = own_places.new_empty(num_ranks * own_places.numel())
-        dist.all_gather_into_tensor(all_values, own_values)
-        dist.all_gather_into_tensor(all_places, own_places)
+        dist.all_gather_into_tensor(all_values, own_values, group=self._lane.group)
+        dist.all_gather_into_tensor(all_places, own_places, group=self._lane.group)
         averaged = own_values.new_zeros(offset)
         for part, where in zip(all_values.chunk(num_ranks), all_places.chunk(num_ranks), strict=True):
             # One rank after the other: each place once, so that all ranks add in the same order.

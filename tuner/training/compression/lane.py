@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """A queue of reductions."""
+    """A queue of reductions.
 
-    def __init__(self, device: torch.device) -> None:
+    Attributes:
+        group: Of all ranks, in which nothing but this lane reduces; None where that is the default one. Where a thread
+            reduces, DDP's own thread meanwhile adds up on the default one which parameters were used.
+    """
+
+    def __init__(self, device: torch.device, group: Any = None) -> None:
         import torch
 
+        self.group = group
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         self._tasks: SimpleQueue[Task] = SimpleQueue()

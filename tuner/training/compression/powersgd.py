@@ -33,7 +33,7 @@ class PowerSgd(Compression):
         super().__init__()
         self._lane = lane
         self._state = PowerSGDState(
-            process_group=None,
+            process_group=lane.group,
             matrix_approximation_rank=rank,
             start_powerSGD_iter=FIRST_COMPRESSED,
             use_error_feedback=True,

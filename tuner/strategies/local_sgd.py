@@ -1,0 +1,118 @@
+"""local_sgd: ranks take several steps of their own, and then average their models (post-local SGD).
+
+Mechanism: `warm_up_steps` ordinary steps, then each rank updates with its own gradient, and all average their models
+after every `every` steps. With `inside` the ranks of a host average their gradients in every step, so that only hosts
+drift apart. Momentum and other states of the optimizer stay each rank's own, and each clips by its own norm. See
+`tuner.training.local_sgd`.
+
+Helps: networks much slower than the devices: what is sent is divided by `every`. Hurts: models drift apart between
+averages, and every rank updates from a smaller batch; with a large `every` the result is worse.
+
+Numerics: `recipe`. Judged on the loss over a longer horizon, the local steps among it.
+
+Source: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD" (2018), arXiv 1808.07217;
+https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tuner.profiling.bounds import Situation, removable
+from tuner.profiling.categories import Category
+from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+
+if TYPE_CHECKING:
+    from tuner.training.job import TrainingJob
+    from tuner.training.plan import Plan
+
+TRIED_WARM_UP = 4
+"""Steps, so that a trial is judged by and measures what comes after them."""
+TRIED = (8, 4, 16)
+
+
+class LocalSgd(Strategy):
+    name = "local_sgd"
+    summary = "ranks step alone and average their models every so many steps"
+    defaults: ClassVar[Choice] = {"every": 1, "warm_up_steps": TRIED_WARM_UP, "inside": False}
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
+        "every": (range(1, 1025),),
+        "warm_up_steps": (range(10**7 + 1),),
+        "inside": (False, True),
+    }
+    attacks = (Category.COMMUNICATION,)
+    usual_realisation = 0.4
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        apart = tuple(self.completed({"every": every}) for every in TRIED)
+        inside = tuple(self.completed({"every": every, "inside": True}) for every in TRIED)
+        return (*inside, *apart, self.completed({"every": 1}))
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice == self.neutral(workload):
+            return Supported()
+        alone = needs_ranks(environment)
+        if isinstance(alone, Unsupported) or choice["every"] == 1:
+            return alone
+        if workload.custom_step:
+            return Unsupported("the workload has its own training_step, whose updates are not counted")
+        if not choice["inside"]:
+            return Supported()
+        ranks, hosts = environment.num_ranks, environment.num_hosts
+        if hosts == 1:
+            return Unsupported("all ranks are on one host: with gradients averaged inside it nothing would be local")
+        if ranks % hosts or ranks == hosts:
+            return Unsupported(f"that needs several ranks on every host, as many on each: {ranks} on {hosts}")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.EXACT if choice["every"] == 1 else Numerics.RECIPE
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["every"] == 1:
+            return
+        from tuner.training.plan import LocalSgdArguments
+
+        plan.wrap.local_sgd = LocalSgdArguments(
+            every=int(choice["every"] or 1),
+            warm_up_steps=int(choice["warm_up_steps"] or 0),
+            inside=bool(choice["inside"]),
+        )
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """Exposed communication, but for that of averages, each of as many bytes as a step's gradients."""
+        today = int(situation.choices[self.name]["every"] or 1)
+        kept = today / int(choice["every"] or 1)
+        return max(0.0, 1 - kept) * removable(situation, Category.COMMUNICATION)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """What the job did."""
+        found = job.local_sgd
+        if found is None:
+            return {"every": 1}
+        return {
+            "every": found.every,
+            "warm_up_steps": found.warm_up_steps,
+            "inside": found.inside,
+            "steps": found.num_steps,
+            "averages": found.num_averages,
+        }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        if choice["every"] == 1 or evidence.get("every") == 1:
+            took = evidence.get("every") == choice["every"]
+            return Effect(
+                strategy=self.name, took=took, detail=f"models are averaged every {evidence.get('every')} steps"
+            )
+        effect = super().took_effect(evidence, choice)
+        if not effect.took:
+            return effect
+        averages, steps = evidence.get("averages", 0), evidence.get("steps", 0)
+        local = max(0, steps - int(choice["warm_up_steps"] or 0))
+        return Effect(
+            strategy=self.name,
+            took=averages > 0,
+            detail=f"{averages} averages in {local} local steps after {steps - local}",
+        )

@@ -1,0 +1,165 @@
+"""Post-local SGD: ordinary training at first, then every rank steps alone and models are averaged now and then.
+
+    step t <= W:  gradients averaged over all ranks, as ever
+    step t > W:   each rank takes its own gradient, or the average of its host's ranks
+                  t - W a multiple of H: parameters and statistics in buffers are averaged over all ranks
+
+Momentum and other states of the optimizer stay each rank's own; each clips its own gradient. Between averages there is
+no one model: a checkpoint has the average of all.
+
+Gradients are left out by PyTorch's own hook. Its averagers are not used: they put new memory under parameters, which
+undoes memory formats and contiguous parameters, and leave out buffers and parameters without a gradient.
+
+Source: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD" (2018), arXiv 1808.07217;
+torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tuner.training.compression.base import average_dense
+from tuner.training.hierarchy import average_in_two_levels
+from tuner.training.hosts import Levels, make_levels
+from tuner.training.structure import map_structure
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import GradBucket
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tuner.training.plan import LocalSgdArguments
+
+AVERAGED_BYTES = 25 * 2**20
+"""At once, as DDP reduces its buckets: averaging needs as much memory again."""
+
+
+class LocalSgd:
+    """What a rank knows of its own steps.
+
+    Attributes:
+        every: Steps from one average to the next.
+        warm_up_steps: Ordinary ones, before.
+        inside: Gradients are averaged inside every host in every step.
+        num_steps: Updates so far.
+        num_averages: Of models, so far in this job.
+    """
+
+    method = "local_sgd"
+
+    def __init__(self, model: DistributedDataParallel, arguments: LocalSgdArguments) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+
+        self.every = arguments.every
+        self.warm_up_steps = arguments.warm_up_steps
+        self.inside = arguments.inside
+        self.num_steps = 0
+        self.num_averages = 0
+        self._model = model
+        self._levels: Levels | None = make_levels() if self.inside else None
+        self._state = PostLocalSGDState(
+            process_group=None,
+            subgroup=None if self._levels is None else self._levels.inside,
+            start_localSGD_iter=self.warm_up_steps,
+            post_local_gradient_allreduce=self.inside,
+        )
+        self._go_on()
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import post_localSGD_hook
+
+        return post_localSGD_hook(self._state, bucket)
+
+    def stepped(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Counts an update, and averages the model where it is time.
+
+        Args:
+            parameters: What the optimizer updates.
+        """
+        self.num_steps += 1
+        local = self.num_steps - self.warm_up_steps
+        if local > 0 and local % self.every == 0:
+            self._average([*parameters, *self._buffers()])
+            self.num_averages += 1
+        self._go_on()
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def averaged(self, structure: Any) -> Any:
+        """A copy of a structure of tensors, those in which ranks may differ averaged over them; all ranks call it."""
+        copied = map_structure(lambda leaf: leaf.detach().clone() if _may_differ(leaf) else leaf, structure)
+        found: list[torch.Tensor] = []
+        map_structure(lambda leaf: found.append(leaf) if _may_differ(leaf) else None, copied)
+        self._average(found)
+        return copied
+
+    def averaged_optimizer(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of an optimizer's state, but for the count of steps, which an average would only round."""
+        without = {
+            number: {name: value for name, value in values.items() if name != "step"}
+            for number, values in state_dict["state"].items()
+        }
+        averaged = self.averaged(without)
+        return {
+            **state_dict,
+            "state": {number: {**values, **averaged[number]} for number, values in state_dict["state"].items()},
+        }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """None that a checkpoint depends on: it may go on with others."""
+        return {}
+
+    def kept(self, names: Mapping[torch.nn.Parameter, str]) -> dict[str, Any]:
+        return {"num_steps": self.num_steps}
+
+    def keep(self, kept: Mapping[str, Any], names: Mapping[torch.nn.Parameter, str]) -> None:
+        self.num_steps = kept["num_steps"]
+        self._state.iter = min(self.num_steps, self.warm_up_steps)
+        self._go_on()
+
+    # --- pieces -------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """DDP sends the first rank's buffers in every forward pass, until ranks have their own."""
+        if self.num_steps >= self.warm_up_steps:
+            self._model.broadcast_buffers = False
+
+    def _buffers(self) -> Iterator[torch.Tensor]:
+        return (buffer for buffer in self._model.module.buffers() if _may_differ(buffer))
+
+    def _average(self, tensors: list[torch.Tensor]) -> None:
+        """In place, in FP32 or better."""
+        import torch
+        import torch.distributed as dist
+
+        with torch.no_grad():
+            for together in _grouped([torch.view_as_real(t) if t.is_complex() else t for t in tensors]):
+                wide = torch.promote_types(together[0].dtype, torch.float32)
+                flat = torch.cat([tensor.detach().flatten().to(wide) for tensor in together])
+                if self._levels is None:
+                    average_dense(flat, dist.group.WORLD)
+                else:
+                    average_in_two_levels(flat, self._levels)
+                pieces = flat.split([tensor.numel() for tensor in together])
+                for tensor, piece in zip(together, pieces, strict=True):
+                    tensor.copy_(piece.view(tensor.shape))
+
+
+def _may_differ(leaf: Any) -> bool:
+    """Whole numbers are counts, the same on all ranks."""
+    return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _grouped(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """In their order, neighbours of one device and format, of no more bytes than are averaged at once."""
+    group: list[torch.Tensor] = []
+    for tensor in tensors:
+        size = sum(other.nbytes for other in (*group, tensor))
+        if group and (size > AVERAGED_BYTES or (tensor.device, tensor.dtype) != (group[0].device, group[0].dtype)):
+            yield group
+            group = []
+        group.append(tensor)
+    if group:
+        yield group

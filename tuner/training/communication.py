@@ -56,7 +56,7 @@ def attach(
 
 
 def group_of_lane(model: DistributedDataParallel) -> Any:
-    """The model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in the same
+    """The model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in their
     order. Every rank calls it.
     """
     import torch.distributed as dist

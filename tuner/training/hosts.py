@@ -87,7 +87,8 @@ def new_group(ranks: Sequence[int]) -> Any:
     """A process group with its ranks in this order, where this torch can make one; every rank calls it."""
     import torch.distributed as dist
 
-    return dist.new_group(list(ranks), **({"sort_ranks": False} if _can_order() else {}))
+    options: dict[str, Any] = {"sort_ranks": False} if _can_order() else {}
+    return dist.new_group(list(ranks), **options)
 
 
 def _can_order() -> bool:

@@ -24,9 +24,8 @@ class Lane:
     """A queue of reductions.
 
     Attributes:
-        group: Of all ranks, in the order in which rings go through them; one in which nothing but this lane reduces where
-            that is done in a thread: DDP's own meanwhile adds up on its group which parameters were used. None is the
-            default one.
+        group: Of all ranks, in the order in which rings go through them. Where a thread reduces, nothing else does in it:
+            DDP's own thread meanwhile adds up on its group which parameters were used. None is the default one.
     """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:

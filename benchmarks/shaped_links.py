@@ -47,7 +47,6 @@ def study(link: str, budget_s: float, seed: int) -> dict:
         only=ONLY,
         seed=seed,
         max_trials=MAX_TRIALS,
-        confirm_blocks=3,
         num_finalists=1,
         measure=MeasureSettings(foreign_cpu_share=OTHERS_LOAD, cap_s=CAP_S),
         num_ranks=NUM_RANKS,

@@ -46,6 +46,30 @@ def test_groups_go_host_by_host(ranks):
     ]
 
 
+def without_other_orders(rank):
+    """As in a torch whose groups are always sorted."""
+
+    def new_group(ranks=None, timeout=None, backend=None):
+        raise AssertionError("a sorted group would be no other")
+
+    with patch("torch.distributed.new_group", new_group), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        group = ring_group()
+    return group is dist.group.WORLD, [str(warning.message) for warning in caught]
+
+
+def test_where_torch_sorts_every_group_it_stays_as_launched_and_says_so(ranks):
+    for is_default, (message,) in ranks.run(2, one_by_one, without_other_orders):
+        assert is_default
+        assert "this torch sorts the ranks of every group: start ranks host by host" in message
+
+
+def one_by_one(rank, function):
+    """With the hosts of three ranks, of which the first and the last are on one."""
+    with patch("tuner.training.hosts.host_of_ranks", lambda: ["a", "b", "a"]):
+        return function(rank)
+
+
 def warned(rank):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -25,7 +25,7 @@ class Lane:
 
     Attributes:
         group: Of all ranks, in the order in which rings go through them; None is the default one. Where a thread
-            reduces, nothing else does in it: DDP's own thread meanwhile adds up on its group which parameters were used.
+            reduces, nothing else does in it: DDP's own meanwhile adds up on its group which parameters were used.
     """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:

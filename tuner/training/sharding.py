@@ -15,6 +15,7 @@ https://docs.pytorch.org/docs/stable/distributed.optim.html (`ZeroRedundancyOpti
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -278,9 +279,9 @@ def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return isinstance(optimizer, ZeroRedundancyOptimizer)
+    """Without importing it, which compiles scripts and warns: an optimizer of that class has imported it."""
+    loaded = sys.modules.get("torch.distributed.optim")
+    return loaded is not None and isinstance(optimizer, loaded.ZeroRedundancyOptimizer)
 
 
 def holder_of_states(optimizer: Any) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
-from pipeline_bubble import make_step
 from ranks import Ranks
 
 from tuner.training.mesh.pipeline import CHUNKS, num_stages
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # for the processes of the ranks, too
+
+from pipeline_bubble import make_step
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -1,6 +1,6 @@
 """Studies over links of which one is slow choose how gradients are reduced by what their trials measure.
 
-Long runs only: beside other tests, on two cores, the two ways are too close on a link without a limit.
+Long runs only: each takes a minute and a half, and wants the cores for itself.
 """
 
 import json
@@ -29,5 +29,6 @@ def test_a_study_reduces_in_two_levels_where_the_link_between_hosts_is_slow(
     done = subprocess.run([sys.executable, str(script), *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (study,) = json.loads(output.read_text())["studies"]
-    assert (study["levels"], study["right"]) == (levels, True), "both were tried, and this one is recommended"
+    assert (study["levels"], study["right"]) == (levels, True)
+    assert levels in study["tried"]
     assert study["recommended"] in study["step_ms"]

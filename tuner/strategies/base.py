@@ -11,7 +11,7 @@ The contract tests in tests/contracts/test_strategies.py hold for every entry.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -187,6 +187,16 @@ def _allows(allowed: Scalar | range, value: Scalar) -> bool:
 
 def _described(allowed: Scalar | range) -> str:
     return f"a whole number from {allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else repr(allowed)
+
+
+def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Today's choice with each of the changes, in their order, without those that come to the same."""
+    found: list[Choice] = []
+    for change in changes:
+        choice = {**today, **change}
+        if choice not in found:
+            found.append(choice)
+    return tuple(found)
 
 
 def needs_cuda(environment: Environment) -> Support:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_ranks
 from tuner.strategies.reduction import Reduction, most_saved, reduction, saved
 
 if TYPE_CHECKING:
@@ -67,12 +67,7 @@ class DdpBuckets(Strategy):
             {},
         ]
         changes[-2:-2] = [{"bucket_cap_mb": cap, "first_bucket_mb": 1} for cap in CAPS_MB]
-        found: list[Choice] = []
-        for change in changes:
-            choice = {**today, **change}
-            if choice not in found:
-                found.append(choice)
-        return tuple(found)
+        return each_once(today, changes)
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice == self.neutral(workload):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda, needs_ranks
+from tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -79,12 +79,7 @@ class NcclSettings(Strategy):
             {"protocol": "simple"},
             {},
         ]
-        found: list[Choice] = []
-        for change in changes:
-            choice = {**today, **change}
-            if choice not in found:
-                found.append(choice)
-        return tuple(found)
+        return each_once(today, changes)
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         today = self.neutral(workload)

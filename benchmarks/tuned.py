@@ -142,7 +142,12 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
         store.create_study(study)
         gains: list[tuple[float, float]] = []
 
+        stages: list[str] = []
+
         def on_change(view: StudyView) -> None:
+            if stages[-1:] != [view.stage]:
+                stages.append(view.stage)
+                print(f"{say}{view.elapsed_s:6.0f} s  {view.stage}", flush=True)
             if view.best_gain is not None and (not gains or gains[-1][1] != view.best_gain):
                 gains.append((view.elapsed_s, view.best_gain))
                 print(f"{say}{view.elapsed_s:6.0f} s  {view.best_gain:+.1%}  {view.best_label}", flush=True)

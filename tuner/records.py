@@ -256,7 +256,7 @@ class ModelFacts(Record):
         parameter_bytes: What they take.
         num_parameter_tensors: How many tensors they are.
         num_blocks: Repeated blocks; 0 where there are none.
-        num_block_kinds: How many of them differ in the shapes of their parameters: each is compiled by itself.
+        num_block_kinds: How many of them differ in parameters' shapes or plain attributes: each is compiled by itself.
         has_batch_statistics: It has layers that normalise over the batch.
         expert_implementations: Ways in which its experts can run: "looped", "batched", "grouped".
         expert_implementation: That in use; None where there are no experts.

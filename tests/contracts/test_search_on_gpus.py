@@ -54,6 +54,19 @@ VISION = Step(
     num_block_kinds=1,
     modules={"Conv2d": 1, "Linear": 145, "LayerNorm": 49},
 )
+WINDOWS = Step(
+    name="a Swin whose blocks all differ in their rate of stochastic depth",
+    gpu_ms={C.MATMUL: 236, C.ATTENTION: 27, C.NORMALISATION: 16, C.REDUCTION: 14, C.ELEMENTWISE: 41, C.OPTIMIZER: 2},
+    host_ms=70,
+    optimizer_host_ms=8,
+    in_16_bits={C.MATMUL: 0.087, C.ATTENTION: 0.43, C.REDUCTION: 0.63},
+    whole_s=170,
+    regional_s=136,
+    prepare_s=41,
+    num_blocks=24,
+    num_block_kinds=24,
+    modules={"Conv2d": 1, "Linear": 148, "LayerNorm": 53},
+)
 EXPERT: dict[str, tuple[Step, dict[str, Choice]]] = {
     "language model": (LANGUAGE_MODEL, {"precision": O1, "optimizer_implementation": FUSED, "compile": GRAPHS}),
     "convolutions": (
@@ -65,6 +78,7 @@ EXPERT: dict[str, tuple[Step, dict[str, Choice]]] = {
             "memory_format": {"layout": "channels_last"},
         },
     ),
+    "windows": (WINDOWS, {"precision": O1, "optimizer_implementation": FUSED, "compile": {"mode": "default"}}),
     "vision": (VISION, {"precision": O1, "optimizer_implementation": FUSED, "compile": {"mode": "default"}}),
 }
 

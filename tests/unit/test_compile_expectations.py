@@ -1,7 +1,7 @@
 """What another choice of compile is expected to bring, and what it costs to find out."""
 
 import pytest
-from builders import sample_facts
+from builders import sample_environment, sample_facts
 from msgspec.structs import replace
 from profiled import breakdown_of, situation
 
@@ -53,4 +53,16 @@ def test_blocks_of_many_kinds_cost_as_much_as_the_model():
         return replace(workload, model=replace(workload.model, num_blocks=12, num_block_kinds=kinds))
 
     assert COMPILE.cost_s(REGIONAL, facts(1)) < COMPILE.cost_s(WHOLE, facts(1)) / 2
-    assert COMPILE.cost_s(REGIONAL, facts(12)) > COMPILE.cost_s(WHOLE, facts(12))
+    assert COMPILE.cost_s(REGIONAL, facts(12)) >= COMPILE.cost_s(WHOLE, facts(12))
+
+
+def test_the_whole_model_comes_first_where_its_blocks_are_of_as_many_kinds():
+    """It costs no more then, and fusions reach over the blocks' edges."""
+    environment = sample_environment()
+
+    def first(kinds: int) -> object:
+        workload = sample_facts()
+        facts = replace(workload, model=replace(workload.model, num_blocks=12, num_block_kinds=kinds))
+        return COMPILE.choices(environment, facts)[0]["scope"]
+
+    assert (first(1), first(12)) == ("regional", "whole")

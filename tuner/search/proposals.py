@@ -30,6 +30,8 @@ HOPE = 0.35
 UNLIKELY = 0.15
 WORTH_TRYING_EARLY, CHEAP_PART = 0.03, 0.25
 """Expected gain, and part of a compilation's trial that it may cost, of what is tried before the compilation."""
+LITTLE_MORE = 2.0
+"""Times the cost of a strategy's cheaper choice, that one which promises more may cost to be tried at once."""
 MAX_STARTS = 2
 """Times that one candidate is run for one verdict."""
 
@@ -41,8 +43,10 @@ class Proposal:
     candidate: Candidate
     moves: tuple[Move, ...]
     reason: str
+    expected: float = 0.0
+    """Part of the step that it is expected to save."""
     score: float = 0.0
-    """Expected gain for the square root of its cost."""
+    """That for the square root of its cost."""
     bound: float | None = None
     simpler: bool = False
     """Something is left out."""
@@ -85,10 +89,32 @@ class Proposals:
         singles = self._single_moves()
         options = [*singles, *self._exchanges(), *self._neutral_groups()]
         best = max(options, key=lambda proposal: proposal.score, default=None)
-        if best is None or not any(self._expensive(move) for move in best.moves):
+        if best is None:
+            return None
+        best = self._last_chance(best, options)
+        if not any(self._expensive(move) for move in best.moves):
             return best
-        earlier = [p for p in singles if self._is_cheaper_now(p, best)]
+        earlier = [p for p in singles if self._is_cheaper_now(p, best) and self._fits_after(p, best)]
         return max(earlier, key=lambda proposal: proposal.score, default=best)
+
+    def _last_chance(self, best: Proposal, options: Sequence[Proposal]) -> Proposal:
+        """What promises more than `best` and could no longer be afforded after it, or is instead of it and costs little
+        more; else `best`.
+        """
+        better = [p for p in options if p.expected > best.expected]
+        lost = [p for p in better if not self._fits_after(best, p) or self._is_worth_it(p, best)]
+        return max(lost, key=lambda proposal: proposal.expected, default=best)
+
+    def _is_worth_it(self, proposal: Proposal, cheaper: Proposal) -> bool:
+        """Whether it is another choice of the same strategies, for at most twice the cost."""
+        same = {move.strategy for move in proposal.moves} == {move.strategy for move in cheaper.moves}
+        return same and self._cost_s(proposal) <= LITTLE_MORE * self._cost_s(cheaper)
+
+    def _fits_after(self, first: Proposal, second: Proposal) -> bool:
+        return self._cost_s(first) + self._cost_s(second) <= self._left_s
+
+    def _cost_s(self, proposal: Proposal) -> float:
+        return self._knowledge.expected_cost_s(proposal.candidate, self._incumbent)
 
     def _is_cheaper_now(self, proposal: Proposal, compiled: Proposal) -> bool:
         """Whether a change would compile anew what another is about to compile, pays, and costs a fraction now."""
@@ -96,9 +122,8 @@ class Proposals:
         strategy = self._space.strategy(move.strategy)
         if not strategy.recompiles or move.strategy in {m.strategy for m in compiled.moves}:
             return False
-        cost_s, later_s = (self._knowledge.expected_cost_s(p.candidate, self._incumbent) for p in (proposal, compiled))
-        expected = proposal.score * math.sqrt(max(1.0, cost_s))
-        return expected > WORTH_TRYING_EARLY and cost_s < CHEAP_PART * later_s
+        cheap = self._cost_s(proposal) < CHEAP_PART * self._cost_s(compiled)
+        return proposal.expected > WORTH_TRYING_EARLY and cheap
 
     def _single_moves(self) -> list[Proposal]:
         found = []
@@ -287,7 +312,12 @@ class Proposals:
     ) -> Proposal:
         cost = max(1.0, self._knowledge.expected_cost_s(candidate, self._incumbent))
         return Proposal(
-            candidate=candidate, moves=tuple(moves), reason=reason, score=expected / math.sqrt(cost), bound=bound
+            candidate=candidate,
+            moves=tuple(moves),
+            reason=reason,
+            expected=expected,
+            score=expected / math.sqrt(cost),
+            bound=bound,
         )
 
     def _joint_bound(self, moves: Iterable[Move]) -> float:

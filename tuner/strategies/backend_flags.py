@@ -54,6 +54,10 @@ class BackendFlags(Strategy):
             found = needs_cuda(environment)
             if isinstance(found, Unsupported):
                 return found
+        if choice["flush_denormals"] and environment.hardware.device_kind != "cpu":
+            return Unsupported(
+                "denormals slow down the arithmetic of CPUs only, and the model trains on another device"
+            )
         has_conv = any("Conv" in name for name in workload.model.module_types)
         if choice["cudnn_benchmark"] and not has_conv:
             return Unsupported("the model has no convolution")

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tuner.workloads.workload import Workload
 
 
-SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 5.0, 5.0, 2.0, 55.0
-"""Seconds of a first compilation, on a host with 16 cores: beforehand, of each kind of block compiled by itself, of
-each block of a model that is compiled as a whole, and of a model without blocks. Once for each training mode."""
+SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
+"""Seconds of a first compilation, on a host with 16 cores: beforehand, of the first block of each kind, of each further
+one in a model that is compiled as a whole, and of a model without blocks. Once for each training mode."""
 AUTOTUNING = 4.0
 """So many times as long takes choosing kernels by timing them."""
 WHOLE_PART = 0.4
@@ -97,8 +97,8 @@ class Compile(Strategy):
         return Supported()
 
     def _scopes(self, workload: WorkloadFacts) -> list[str]:
-        """The one that compiles less code first."""
-        scopes = ["regional", "whole"] if workload.model.num_blocks > 1 else ["whole"]
+        """The one that compiles less code first; the whole model where its blocks are of as many kinds."""
+        scopes = ["whole", "regional"] if workload.model.num_blocks > 1 else ["whole"]
         return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
@@ -106,11 +106,13 @@ class Compile(Strategy):
         if choice.get("mode") is None:
             return 0.0
         training_modes = 2 if workload.randomness == "switchable" else 1  # the guard begins with dropout off
-        model = workload.model
+        num_blocks, num_kinds = workload.model.num_blocks, max(1, workload.model.num_block_kinds)
         if choice.get("scope") == "regional":
-            seconds = KIND_S * max(1, model.num_block_kinds) * training_modes
+            seconds = KIND_S * num_kinds * training_modes
+        elif num_blocks:
+            seconds = (KIND_S * num_kinds + BLOCK_S * (num_blocks - num_kinds)) * training_modes
         else:
-            seconds = BLOCK_S * model.num_blocks * training_modes if model.num_blocks else MODEL_S
+            seconds = MODEL_S
         return SETTING_UP_S + seconds * (AUTOTUNING if str(choice["mode"]).startswith("max-autotune") else 1.0)
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -133,9 +135,11 @@ class Compile(Strategy):
             return model
 
         def compile_blocks(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+            from tuner.training.block_kinds import give_code_of_their_own
             from tuner.training.compilation import allow_recompilations, compile_in_place
 
             blocks = workload.blocks(model)
+            give_code_of_their_own(blocks)
             allow_recompilations(len(blocks))
             for block in blocks:
                 compile_in_place(block, str(mode), dynamic)

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.errors import WorkloadRejected
 from tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from tuner.training.batch_second import can_be_batch_second
+from tuner.training.block_kinds import block_kinds
 from tuner.training.capture_failure import HostReads
 from tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
@@ -95,7 +96,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         num_parameter_tensors=len(state),
         module_types=dict(Counter(type(module).__name__ for module in job.model.modules())),
         num_blocks=len(blocks),
-        num_block_kinds=len({tuple(tuple(p.shape) for p in block.parameters()) for block in blocks}),
+        num_block_kinds=len(set(block_kinds(blocks))),
         uses_attention=attention.seen,
         has_batch_statistics=_has_batch_statistics(job.model),
         num_frozen=sum(p.numel() for p in state if not p.requires_grad),

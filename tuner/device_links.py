@@ -17,6 +17,8 @@ MAX_NVLINKS = 18
 """Of one GPU; a link that does not exist is refused by the driver."""
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """By NVML's nvmlGpuTopologyLevel_t; 0 are two GPUs of one board."""
+READ = 0
+"""Of NVML's nvmlGpuP2PCapsIndex_t: the bindings' own constant for it is a tuple, which their function refuses."""
 SWITCH = 2
 """Of NVML's nvmlIntNvLinkDeviceType_t."""
 NO_PEER_ACCESS = " (no peer access)"
@@ -57,7 +59,7 @@ def links_between(nvml: Any, uuids: Sequence[str]) -> dict[str, str]:
 def _kind(nvml: Any, first: Any, second: Any) -> str:
     count = _num_nvlinks(nvml, first, second)
     kind = f"NV{count}" if count else PCIE_KINDS[int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))]
-    reads = nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_READ) == nvml.NVML_P2P_STATUS_OK
+    reads = nvml.nvmlDeviceGetP2PStatus(first, second, READ) == nvml.NVML_P2P_STATUS_OK
     return kind if reads else f"{kind}{NO_PEER_ACCESS}"
 
 

@@ -1,5 +1,6 @@
 """Which GPUs are connected how, as NVML says it."""
 
+import ctypes
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ class Nvml:
     strangers: set[tuple[int, int]] = field(default_factory=set)
     off: set[tuple[int, int]] = field(default_factory=set)
     NVMLError = NVMLError
-    NVML_P2P_CAPS_INDEX_READ = 0
+    NVML_P2P_CAPS_INDEX_READ = (0,)  # as the bindings have it
     NVML_P2P_STATUS_OK = 0
 
     def nvmlInit(self):
@@ -59,6 +60,7 @@ class Nvml:
         return self.levels[first, second]
 
     def nvmlDeviceGetP2PStatus(self, first, second, index):
+        assert ctypes.c_uint(index).value == 0
         return 5 if (first, second) in self.strangers else 0
 
 

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from stamp import RESULTS, ROOT, stamp
-from tuned import add_foreign_load, answer, settings_of, tuned
+from tuned import add_foreign_load, answer, json_lines, settings_of, told, tuned
 
 from tuner.estimates import plain_mean
 from tuner.profiling.categories import Category
@@ -41,9 +41,11 @@ WANTED_RATIO, WANTED_WAIT = 2.66, 0.02
 NUM_TURNS = 4
 
 
-def run(name: str, workload: str, settings: StudySettings, num_epochs: int) -> dict:
+def run(name: str, workload: str, settings: StudySettings, num_epochs: int, trials: Path | None) -> dict:
     with tuned(workload, settings, say=f"{name}  ") as study:
         found = answer(study)
+        if trials is not None:
+            (trials / f"{name}_trials.jsonl").write_text(json_lines(told(study)))
         if name == "epochs":
             space = study.space
             ours = study.recommendation.candidate
@@ -98,12 +100,13 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     add_foreign_load(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "input_bound.jsonl")
+    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a study")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "benchmarks/input_bound.py", *sys.argv[1:]])
     for name in arguments.only:
         settings = settings_of(arguments.minutes, arguments.foreign_load)
-        found = run(name, (SMALL if arguments.small else FULL)[name], settings, arguments.epochs)
+        found = run(name, (SMALL if arguments.small else FULL)[name], settings, arguments.epochs, arguments.trials)
         row = {"row": name, "small": arguments.small, **stamp(command), **found}
         with arguments.out.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stamp import RESULTS, ROOT, stamp
-from tuned import add_foreign_load, answer, settings_of, tuned
+from tuned import add_foreign_load, answer, json_lines, settings_of, told, tuned
 
 from tuner.profiling.categories import CATEGORIES
 
@@ -40,11 +40,14 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     add_foreign_load(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "launch_bound.jsonl")
+    parser.add_argument("--trials", type=Path, help="folder for a file of all trials")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     settings = settings_of(arguments.minutes, arguments.foreign_load)
     with tuned(SMALL if arguments.small else FULL, settings) as study:
         found = answer(study)
+        if arguments.trials is not None:
+            (arguments.trials / "launch_bound_trials.jsonl").write_text(json_lines(told(study)))
     before, after = gaps(found["shares_before"]), gaps(found["shares_after"])
     command = " ".join(["python", "benchmarks/launch_bound.py", *sys.argv[1:]])
     row = {

@@ -44,6 +44,7 @@ from tuned import (
     add_foreign_load,
     answer,
     compared,
+    json_lines,
     settings_of,
     side_by_side,
     told,
@@ -184,7 +185,7 @@ def run(row: Row, settings: StudySettings, network: str, small: bool, minutes: f
     with tuned(reference, settings, say=f"{row.name}  ") as study:
         if trials is not None:
             trials.parent.mkdir(parents=True, exist_ok=True)
-            trials.write_text("".join(json.dumps(line, default=str) + "\n" for line in told(study)))
+            trials.write_text(json_lines(told(study)))
         ours = study.recommendation.candidate
         on_cpu = study.recommendation.hardware.device_kind == "cpu"
         columns, impossible = legal(study, by_hand(row, network=network, lossy=bool(settings.allow), on_cpu=on_cpu))

@@ -29,8 +29,8 @@ job() { # GPU, then the words of a job
       python3 benchmarks/single_gpu.py --only "$3" "${allow[@]}" --tune-minutes "${5:-$tune_minutes}" \
         --minutes "${6:-$row_minutes}" --trials "$out" --out "$out/single_gpu.jsonl"
       ;;
-    launch) python3 benchmarks/launch_bound.py ${3:+--minutes "$3"} --out "$out/launch_bound.jsonl" ;;
-    input) python3 benchmarks/input_bound.py ${3:+--only "$3"} ${4:+--minutes "$4"} --out "$out/input_bound.jsonl" ;;
+    launch) python3 benchmarks/launch_bound.py ${3:+--minutes "$3"} --trials "$out" --out "$out/launch_bound.jsonl" ;;
+    input) python3 benchmarks/input_bound.py ${3:+--only "$3"} ${4:+--minutes "$4"} --trials "$out" --out "$out/input_bound.jsonl" ;;
     numerics) python3 benchmarks/numerics.py --out "$out/numerics.json" ;;
     captures) python3 benchmarks/capture_traces.py --out "$out/captures" ;;
     tests) make gpu-test GPU_JOBS="${GPU_JOBS:-4}" ;;

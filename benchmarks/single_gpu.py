@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stamp import RESULTS, stamp
-from tuned import add_foreign_load, answer, compared, settings_of, side_by_side, told, tuned
+from tuned import add_foreign_load, answer, compared, json_lines, settings_of, side_by_side, told, tuned
 
 from tuner.records import Candidate, Choice, StudySettings
 
@@ -149,7 +149,7 @@ def run(row: Row, settings: StudySettings, small: bool, minutes: float, trials: 
     workload = row.small if small else row.workload
     with tuned(workload, settings, say=f"{row.name}  ") as study:
         if trials is not None:
-            trials.write_text("".join(json.dumps(line, default=str) + "\n" for line in told(study)))
+            trials.write_text(json_lines(told(study)))
         ours = study.recommendation.candidate
         columns: dict[str, Candidate] = {}
         impossible: dict[str, str] = {}

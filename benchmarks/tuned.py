@@ -8,6 +8,7 @@ and batches, with its compile cache, and are compared in blocks of fresh process
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import tempfile
@@ -317,6 +318,10 @@ def told(study: Tuned) -> list[dict]:
             }
         lines.append(line)
     return lines
+
+
+def json_lines(records: Sequence[Mapping]) -> str:
+    return "".join(json.dumps(record, default=str) + "\n" for record in records)
 
 
 def _step_ms(result: TrialResult) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gpu_model import GpuModel, Step
 
@@ -27,10 +29,23 @@ STEP = Step(
 O1 = Candidate(choices={"precision": {"level": "O1", "dtype": "bfloat16"}})
 
 
+COPIES = replace(STEP, name="a device that waits for copies", gpu_ms={C.MATMUL: 60, C.COPY_H2D: 40})
+
+
 def next_move(incumbent: Candidate, realised: float | None) -> Proposal:
     """Of precision alone; `realised` is what earlier studies saw of its bounds."""
-    runner = GpuModel(STEP)
-    space = Space(runner.describe(), runner.inspect(), StudySettings(only=("precision",)))
+    priors = Priors(realisation={} if realised is None else {"precision": realised})
+    found = proposals(STEP, incumbent, ("precision",), priors).next_move()
+    assert found is not None
+    return found
+
+
+def proposals(
+    step: Step, incumbent: Candidate, only: tuple[str, ...], priors: Priors | None = None, left_s: float = 1000.0
+) -> Proposals:
+    """Once the baseline and the incumbent have been run twice."""
+    runner = GpuModel(step)
+    space = Space(runner.describe(), runner.inspect(), StudySettings(only=only))
     knowledge = Knowledge(space, BASELINE)
     for number, candidate in enumerate([BASELINE, BASELINE, incumbent, incumbent]):
         spec = TrialSpec(
@@ -43,10 +58,7 @@ def next_move(incumbent: Candidate, realised: float | None) -> Proposal:
         )
         results = runner.run([spec], [Purpose.EXPLORE], MeasureSettings(), f"{number}", lambda progress: None)
         knowledge.take_in(Outcome(result=results[0]))
-    priors = Priors(realisation={} if realised is None else {"precision": realised})
-    found = Proposals(knowledge, priors, incumbent, left_s=1000.0, seed=0).next_move()
-    assert found is not None
-    return found
+    return Proposals(knowledge, priors or Priors(), incumbent, left_s=left_s, seed=0)
 
 
 def test_what_was_learned_of_first_choices_orders_them() -> None:
@@ -56,3 +68,27 @@ def test_what_was_learned_of_first_choices_orders_them() -> None:
 def test_what_replaces_another_choice_is_not_discounted_for_it_again() -> None:
     """Expected is what O2 saves beside O1: not less of it because O1 brought less than usual elsewhere."""
     assert next_move(O1, 0.2).score == next_move(O1, None).score > 0
+
+
+def test_what_is_legal_only_beside_another_is_tried_with_it() -> None:
+    """Copying ahead needs pinned memory: both at once, and no workers, since nothing waits for data."""
+    found = proposals(COPIES, BASELINE, ("data_loading", "device_prefetch")).next_move()
+    assert found is not None
+    assert {move.strategy: dict(move.choice) for move in found.moves} == {
+        "data_loading": {"pin_memory": True},
+        "device_prefetch": {"ahead": True},
+    }
+
+
+def test_where_the_other_may_not_change_nothing_is_tried_that_needs_it() -> None:
+    assert proposals(COPIES, BASELINE, ("device_prefetch",)).next_move() is None
+
+
+@pytest.mark.parametrize(("left_s", "mode"), [(1000.0, "default"), (110.0, "reduce-overhead"), (50.0, "default")])
+def test_what_promises_much_more_is_not_put_off_until_it_no_longer_fits(left_s: float, mode: str) -> None:
+    """Compiled blocks are soon tried, a compiled model with graphs promises twice as much: with time for one, that."""
+    kernels = {C.MATMUL: 60, C.ELEMENTWISE: 6, C.OPTIMIZER: 20}
+    step = replace(STEP, gpu_ms=kernels, host_ms=300, optimizer_host_ms=40, num_blocks=24)
+    found = proposals(step, BASELINE, ("compile",), left_s=left_s).next_move()
+    assert found is not None
+    assert found.moves[0].choice["mode"] == mode

@@ -5,6 +5,7 @@ Pure functions of what is known: nothing here runs, judges or remembers anything
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,8 @@ HOPE = 0.35
 UNLIKELY = 0.15
 WORTH_TRYING_EARLY, CHEAP_PART = 0.03, 0.25
 """Expected gain, and part of a compilation's trial that it may cost, of what is tried before the compilation."""
+MUCH_MORE = 1.25
+"""Times what a cheaper choice promises, something else must promise to be tried before it while there is time."""
 LITTLE_MORE = 2.0
 """Times the cost of a strategy's cheaper choice, that one which promises more may cost to be tried at once."""
 MAX_STARTS = 2
@@ -87,7 +90,7 @@ class Proposals:
         Before a long compilation comes what would make it necessary once more afterwards.
         """
         singles = self._single_moves()
-        options = [*singles, *self._exchanges(), *self._neutral_groups()]
+        options = [*singles, *self._enabled(), *self._exchanges(), *self._neutral_groups()]
         best = max(options, key=lambda proposal: proposal.score, default=None)
         if best is None:
             return None
@@ -98,17 +101,20 @@ class Proposals:
         return max(earlier, key=lambda proposal: proposal.score, default=best)
 
     def _last_chance(self, best: Proposal, options: Sequence[Proposal]) -> Proposal:
-        """What promises more than `best` and could no longer be afforded after it, or is instead of it and costs little
-        more; else `best`.
+        """What promises much more than `best` and could no longer be afforded after it, or more for a little more time
+        and instead of it; else `best`.
         """
-        better = [p for p in options if p.expected > best.expected]
-        lost = [p for p in better if not self._fits_after(best, p) or self._is_worth_it(p, best)]
-        return max(lost, key=lambda proposal: proposal.expected, default=best)
+        chances = [p for p in options if self._is_lost_after(best, p) or self._is_worth_it(p, best)]
+        return max(chances, key=lambda proposal: proposal.score, default=best)
+
+    def _is_lost_after(self, first: Proposal, proposal: Proposal) -> bool:
+        return proposal.expected > MUCH_MORE * first.expected and not self._fits_after(first, proposal)
 
     def _is_worth_it(self, proposal: Proposal, cheaper: Proposal) -> bool:
-        """Whether it is another choice of the same strategies, for at most twice the cost."""
+        """Whether it is another choice of the same strategies that promises more, for at most twice the cost."""
         same = {move.strategy for move in proposal.moves} == {move.strategy for move in cheaper.moves}
-        return same and self._cost_s(proposal) <= LITTLE_MORE * self._cost_s(cheaper)
+        affordable = self._cost_s(proposal) <= LITTLE_MORE * self._cost_s(cheaper)
+        return same and affordable and proposal.expected > cheaper.expected
 
     def _fits_after(self, first: Proposal, second: Proposal) -> bool:
         return self._cost_s(first) + self._cost_s(second) <= self._left_s
@@ -137,6 +143,34 @@ class Proposals:
                 reason = f"could save at most {bound:.0%} of the step"
                 found.append(self._proposal(candidate, [move], reason, expected, bound))
         return found
+
+    def _enabled(self) -> list[Proposal]:
+        """Choices that are legal only beside one of a strategy that shares a resource with theirs, each with the one of
+        those that promises most. Of both is expected what the better one promises: they attack the same.
+        """
+        found = []
+        for row in TOGETHER:
+            for first, second in itertools.permutations(row.strategies):
+                for move in self._illegal_alone(second):
+                    partners = [m for m in self._space.moves if m.strategy == first and self.fresh([m, move])]
+                    if not partners:
+                        continue
+                    both = [max(partners, key=self._promise), move]
+                    candidate, bound = self.fresh(both), self._joint_bound(both)
+                    if candidate is not None and bound > self._threshold:
+                        expected = max(self._promise(m) for m in both)
+                        found.append(self._proposal(candidate, both, row.reason, expected, bound))
+        return found
+
+    def _illegal_alone(self, name: str) -> list[Move]:
+        """Untried choices that are not legal beside the incumbent, of a strategy that it does not have."""
+        if name in self._incumbent.choices:
+            return []
+        untried = [m for m in self._space.moves if m.strategy == name and not self._knowledge.was_tried(m)]
+        return [move for move in untried if self._space.combine(self._incumbent, [move]) is None]
+
+    def _promise(self, move: Move) -> float:
+        return self._expected(move, self._knowledge.bound(move, self._incumbent))
 
     def _exchanges(self) -> list[Proposal]:
         """Choices that ran out of memory, as the incumbent is now or beside something that needs less.

@@ -23,11 +23,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tuner.profiling.bounds import Situation, pipelined_input, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
+
+
+PINNED_PART = 0.5
+"""Of copies and what waits for them, pinned memory usually saves: the copies take a third of the time and are exposed
+still."""
 
 
 class DataLoading(Strategy):
@@ -88,6 +93,15 @@ class DataLoading(Strategy):
             # The host waits for a copy of pageable memory, and launches late what comes after it.
             gain += removable(situation, Category.COPY_H2D, Category.QUEUED)
         return min(1.0, gain)
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Workers hide the wait for data, pinned memory lets copies go on beside the host. Workers that have no wait to
+        hide only pass batches on, so pinning alone comes first.
+        """
+        hidden = pipelined_input(situation, int(choice["num_workers"] or 0)) if choice["num_workers"] else 0.0
+        if choice["num_workers"] and not hidden:
+            return HARDLY
+        return self.usual_realisation * hidden + PINNED_PART * (self.bound(situation, choice) - hidden)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         loader = job.loader

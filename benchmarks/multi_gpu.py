@@ -8,9 +8,9 @@
 For each row: a study with the guard on and a rank for every visible GPU, as `steptune tune` runs it; then, on the same
 devices within the same command, its recommendation and the by-hand configurations: one start of each, then blocks of
 fresh processes in random order of the recommendation, DDP as PyTorch has it, and the fastest by hand, compared as the
-confirmation compares. DDP computes at O1 in bfloat16 by hand, FSDP2 with bfloat16 weights and FP32 masters (O2), all
-with fused AdamW and cuDNN's benchmark; each gets the loader that the study found. What drops information is by hand
-only where the study may do so, too.
+confirmation compares. Today's configuration is DDP at O1 in bfloat16 with fused AdamW. By hand DDP computes as today,
+FSDP2 with bfloat16 weights and FP32 masters (O2), all with cuDNN's benchmark and the loader that the study found.
+What drops information is by hand only where the study may do so, too.
 
 Two hosts are emulated (`STEPTUNE_EMULATED_HOSTS`): ranks send between them through sockets over loopback. `two_25gbit`
 shapes the loopback interface to the 25 Gbit/s of each host's port, both ways together, which needs root and `tc`.
@@ -36,7 +36,7 @@ from pathlib import Path
 
 import msgspec
 from rank_peaks import Configuration, largest_batch, measured
-from stamp import RESULTS, stamp
+from stamp import RESULTS, ROOT, stamp
 from tuned import (
     LEAST_S,
     OTHER_S,
@@ -55,6 +55,7 @@ from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Choice, StudySettings, TrialResult
 
 Choices = dict[str, Choice]
+WORKLOAD = f"{ROOT}/benchmarks/workloads/mixed_precision.py:mixed_precision"
 DDP = "DDP 25 MiB"
 SLACK = 0.98
 """The least median of "at least as fast"."""
@@ -96,8 +97,8 @@ class Row:
     convolves: bool = True
 
     def reference(self, batch: int, *, small: bool) -> str:
-        workload = self.small if small else self.workload
-        return f"{workload}{'&' if '?' in workload else '?'}batch={batch}"
+        entry, _, arguments = (self.small if small else self.workload).removeprefix("zoo:").partition("?")
+        return f"{WORKLOAD}?{'&'.join(filter(None, (f'entry={entry}', arguments, f'batch={batch}')))}"
 
 
 _VIT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32&num_labels=10"
@@ -196,7 +197,7 @@ def run(row: Row, settings: StudySettings, network: str, small: bool, minutes: f
             for name, candidate in columns.items()
         }
         line = {
-            "workload": reference,
+            "workload": reference.removeprefix(f"{ROOT}/"),
             "per_gpu": per_gpu,
             "ranks": settings.num_ranks,
             **found_batch,

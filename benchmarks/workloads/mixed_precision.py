@@ -1,0 +1,14 @@
+"""Ready workloads as people train them on several GPUs today: under autocast to bfloat16, with a fused optimizer."""
+
+from tuner.workloads.zoo import zoo_entry
+
+
+def mixed_precision(entry, **arguments):
+    """An entry of the zoo, trained so."""
+    workload = zoo_entry(entry)(**arguments)
+    workload.current = {
+        **workload.current,
+        "precision": {"level": "O1", "dtype": "bfloat16"},
+        "optimizer_implementation": {"implementation": "fused"},
+    }
+    return workload

@@ -1,6 +1,6 @@
 """Studies over links of which one is slow choose how gradients are reduced by what their trials measure.
 
-Of the levels alone here, in half a minute each; `make soak` runs the whole benchmark, with buckets, five times.
+Of the levels alone here, in a minute each at most; `make soak` runs the whole benchmark, with buckets, five times.
 """
 
 import json

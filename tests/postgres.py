@@ -22,6 +22,8 @@ import pytest
 
 TEMPLATE = "steptune_template"
 READY_S = 60.0
+ROOM_BYTES = 4 << 30
+"""Several times the log of a server and the databases of a test."""
 
 
 def server_binaries() -> Path | None:
@@ -111,12 +113,18 @@ class PostgresServer:
         return ["setpriv", f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
 
 
+def in_memory() -> str | None:
+    """Where files need no disk, which tests that run beside keep busy; None where there is too little room."""
+    place = Path("/dev/shm")
+    return str(place) if place.is_dir() and shutil.disk_usage(place).free > ROOM_BYTES else None
+
+
 @contextmanager
 def running_server() -> Iterator[PostgresServer]:
     """A started server; its files are gone afterwards."""
     skip_without_server()
     # Not below pytest's own folders: others may not enter those, and the path of a socket is short.
-    folder = Path(tempfile.mkdtemp(prefix="stp-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="stp-pg-", dir=in_memory()))
     folder.chmod(0o755)
     server = PostgresServer(folder)
     server.start()

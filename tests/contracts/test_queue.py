@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, select, text, update
 
 from service.connections import create_engine_for, reading, writing
-from service.database import migrate
 from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow, WorkloadRow
 from service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
 from service.queue.claiming import claimable
@@ -30,14 +29,9 @@ CPU = HardwareProfile(
 GPUS = sample_hardware()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request, tmp_path) -> Iterator[Engine]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/steptune.db"
-        migrate(url)
-    else:
-        url = request.getfixturevalue("postgres_url")
-    engine = create_engine_for(url)
+@pytest.fixture
+def engine(database_url) -> Iterator[Engine]:
+    engine = create_engine_for(database_url)
     yield engine
     engine.dispose()
 

@@ -37,17 +37,13 @@ MISSING = "no-such-study"
 DIGEST = "ab" * 32
 
 
-@pytest.fixture
-def sqlite_url(tmp_path) -> str:
-    return f"sqlite:///{tmp_path}/steptune.db"
-
-
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "fenced sqlite", "fenced postgresql"])
-def store(request, sqlite_url) -> Iterator[StudyStore]:
+def store(request) -> Iterator[StudyStore]:
     if request.param == "memory":
         yield MemoryStudyStore()
     else:
-        store = open_store(request.getfixturevalue("postgres_url") if "postgresql" in request.param else sqlite_url)
+        kind = "postgres_url" if "postgresql" in request.param else "sqlite_url"
+        store = open_store(request.getfixturevalue(kind))
         yield FencedStores(store) if "fenced" in request.param else store
         store.close()
 
@@ -589,11 +585,11 @@ def test_two_writers_of_one_file_neither_lose_nor_repeat(kind, sqlite_url):
     store.close()
 
 
-def test_processes_may_open_a_new_file_together(sqlite_url):
+def test_processes_may_open_a_new_file_together(tmp_path):
     """One of them makes the tables, the others wait for it."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(3, mp_context=spawn) as pool:
-        assert list(pool.map(open_and_count, [sqlite_url] * 3)) == [0, 0, 0]
+        assert list(pool.map(open_and_count, [f"sqlite:///{tmp_path}/steptune.db"] * 3)) == [0, 0, 0]
 
 
 def open_and_count(url: str) -> int:

@@ -91,7 +91,7 @@ def test_without_activations_the_peak_is_the_least(ranks: Ranks, layout: str) ->
         assert counted(choices).least == pytest.approx(rank.peak, rel=0.1)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "O1"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("O1", marks=pytest.mark.soak)])
 def test_peaks_of_all_layouts_follow_from_ddps(ranks: Ranks, precision: str) -> None:
     workload = f"zoo:gpt2?{LONG}&{MODEL}"
     memory = RankMemory(space())

@@ -27,6 +27,8 @@ from service.worker.supervisor import Supervisor
 from tuner.errors import ChoiceError
 from tuner.records import StudyState, TrialState
 
+pytestmark = pytest.mark.xdist_group("worker")
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
@@ -41,7 +43,7 @@ def ended(process: subprocess.Popen[bytes]) -> int:
 
 class TestRunning:
     def test_a_study_is_run_to_its_answer_and_everything_of_it_is_kept(self, site: Site) -> None:
-        study_id = site.submit(trials=5)
+        study_id = site.submit(trials=5, finalists=1)
         assert ended(site.worker("--once", "--name", "ada")) == 0, site.log()
         entry = site.entry(study_id)
         assert entry.state is StudyState.COMPLETED, site.log()

@@ -39,14 +39,14 @@ CAP_S = 1.5
 """Of windows: a dozen steps or so. With fewer, one that was disturbed decides."""
 
 
-def study(link: str, budget_s: float, seed: int, only: tuple[str, ...]) -> dict:
+def study(link: str, budget_s: float, seed: int) -> dict:
     """What one study found. It is right where what is right for the link is recommended; what the measured links rule
     out need not be tried for that.
     """
     rate, right = LINKS[link]
     settings = StudySettings(
         budget_s=budget_s,
-        only=only,
+        only=ONLY,
         seed=seed,
         max_trials=MAX_TRIALS,
         num_finalists=1,
@@ -103,7 +103,6 @@ def main() -> int:
     parser.add_argument("--link", choices=LINKS, action="append", help="only this one")
     parser.add_argument("--repeats", type=int, default=1, help="studies for each link, with seeds 0, 1, ...")
     parser.add_argument("--budget", type=float, default=150.0, help="most seconds of each")
-    parser.add_argument("--only", choices=ONLY, action="append", help="only this strategy")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it for several processes
@@ -111,7 +110,7 @@ def main() -> int:
     try:
         for seed in range(arguments.repeats):
             for link in arguments.link or LINKS:
-                studies.append(study(link, arguments.budget, seed, tuple(arguments.only or ONLY)))
+                studies.append(study(link, arguments.budget, seed))
                 print(json.dumps(studies[-1]), flush=True)
     except PlatformError as error:
         print(f"skipped: {error}")

@@ -32,7 +32,7 @@ class TrialPageSource(TrialSource, Protocol):
         """What its profile shows, as it was kept with it; None of a trial without one."""
 
     def trial_files(self, trial_id: str) -> Mapping[str, int]:
-        """Bytes of what can be fetched of it, by kind: "trace", "log", ..."""
+        """Bytes of what can be fetched of it, by kind: "log", "trace" of rank 0, "trace.1" of rank 1, ..."""
 
 
 def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
@@ -48,6 +48,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     result = trial.result
     analysis = profile_of(result, source.trial_analysis(trial_id)) if result is not None else None
     trace = trace_context(analysis, top=TOP) if analysis is not None else None
+    files = source.trial_files(trial_id)
     return {
         "title": f"Trial {trial.sequence} of {study.workload}",
         "scripts": SCRIPTS,
@@ -66,7 +67,8 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
         "compiled": compilation_sentence(result.compilation) if result and result.compilation else "",
         "compiled_rows": get_compilation_info(result.compilation) if result else [],
-        "files": source.trial_files(trial_id),
+        "files": files,
+        "traced_ranks": sorted(int(kind.removeprefix("trace.")) for kind in files if kind.startswith("trace.")),
         "figures": figures_json({**_profile_figures(analysis, trace), **result_figures(result)}),
         "last_event": 0,
     }

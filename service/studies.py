@@ -17,7 +17,7 @@ import tuner
 from dashboards.report import render_report
 from dashboards.trial_page import TrialPageSource
 from service.artifacts import ArtifactStore, open_artifacts
-from service.artifacts.retention import KEPT_VERDICTS
+from service.artifacts.retention import KEPT_VERDICTS, trace_kind
 from service.connections import FULL_ERRNOS
 from service.isolation import Level
 from service.places import this_place
@@ -171,8 +171,8 @@ def keep_profiles(
     logs: bool = False,
 ) -> None:
     """Keeps the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
-    and of finalists. What is kept already is left alone, so that this can be done as a study goes on; so is what is no
-    file.
+    and of finalists, one of every rank. What is kept already is left alone, so that this can be done as a study goes
+    on; so is what is no file.
 
     Args:
         logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.
@@ -186,7 +186,8 @@ def keep_profiles(
     for trial in store.trials(study.study_id):
         found = {"timeline": files.timelines(trial.trial_id), "analysis": files.analysis(trial.trial_id)}
         if trial.candidate.key in wanted:
-            found["trace"] = files.trace(trial.trial_id)
+            ranks = range(study.settings.num_ranks)
+            found |= {trace_kind(rank): files.trace(trial.trial_id, rank) for rank in ranks}
         if logs and trial.result is not None:
             found["log"] = files.logs / f"{trial.trial_id}.log"
         for kind, path in found.items():

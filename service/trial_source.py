@@ -16,7 +16,8 @@ from tuner.trace_records import TraceAnalysis
 
 MAX_ANALYSIS_BYTES = 64 << 20
 """A trial writes it, and what a trial runs is not to be trusted."""
-_MAX_KINDS = 20
+_MAX_KINDS = 1000
+"""A trace for every rank among them."""
 
 
 class KeptTrials:

@@ -20,6 +20,7 @@ from service.api.ownership import check_study, check_trial
 from service.api.pagination import Paging
 from service.api.problems import Refusal, not_found
 from service.api.security import Requires
+from service.artifacts.retention import trace_kind
 from service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
 from service.queries import outcomes as queries
 from tuner.trace_records import Timeline
@@ -85,13 +86,22 @@ def get_artifact(
 @router.get(
     "/trials/{trial_id}/trace",
     summary="Download a trial's trace",
-    description="What the profiler recorded, as gzipped JSON: https://ui.perfetto.dev and `steptune analyze` read it.",
+    description="What the profiler recorded of one rank, as gzipped JSON: https://ui.perfetto.dev reads it, and "
+    "`steptune analyze`, which takes those of all ranks together.",
     responses={**returns_file(FILES, "The trace."), **unchanged(), **refuses(404, 410)},
 )
-def get_trace(request: Request, principal: Reader, trial_id: TrialId) -> Response:
+def get_trace(
+    request: Request,
+    principal: Reader,
+    trial_id: TrialId,
+    rank: Annotated[int, Query(ge=0, lt=1 << 31, description="Of which rank.")] = 0,
+) -> Response:
     service = services(request)
     check_trial(service.engine, trial_id, principal)
-    return _download(request, service, _newest(service, trial_id, "trace"))
+    artifact = queries.find_artifact(service.engine, trial_id, trace_kind(rank))
+    if artifact is None:
+        raise Refusal(404, "trace-not-found", f"no trace is kept of rank {rank} of trial {trial_id}")
+    return _download(request, service, artifact)
 
 
 @router.get(

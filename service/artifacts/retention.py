@@ -19,11 +19,16 @@ from service.settings import Settings
 from tuner.records import BASELINE, StudyState
 
 TRACE = "trace"
+"""Kind of rank 0's; those of further ranks are `trace.1`, `trace.2` and so on."""
 KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
 """Of decisions: on the baseline, on what became the incumbent, and on finalists."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
 _BATCH = 500
 """Rows that one transaction removes: others wait for it on SQLite."""
+
+
+def trace_kind(rank: int) -> str:
+    return f"{TRACE}.{rank}" if rank else TRACE
 
 
 def release_traces(engine: Engine) -> int:
@@ -104,7 +109,8 @@ def _traces_of_ended_studies() -> Select[int, str, int]:
         .join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
         .join(TrialRow, TrialRow.trial_id == ArtifactRow.trial_id)
         .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
-        .where(ArtifactRow.kind == TRACE, StudyRow.state.in_(ENDED_STATES))
+        .where(or_(ArtifactRow.kind == TRACE, ArtifactRow.kind.startswith(f"{TRACE}.")))
+        .where(StudyRow.state.in_(ENDED_STATES))
         .order_by(ArtifactRow.artifact_id)
     )
 

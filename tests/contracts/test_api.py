@@ -583,6 +583,22 @@ def test_files_are_saved_and_not_shown(quick: Served) -> None:
     problem(quick("GET", f"/trials/{trial_ids[2]}/trace"), 404, "trace-not-found")
 
 
+def test_each_rank_s_trace_is_downloaded_by_its_number(quick: Served) -> None:
+    import gzip
+
+    from service.store import SqlStudyStore
+
+    study_id, trial_ids = fill(quick)
+    kept = quick.services.artifacts.put([gzip.compress(b"of rank 1")])
+    SqlStudyStore(quick.services.engine).add_artifact(study_id, trial_ids[0], "trace.1", kept.digest, kept.size_bytes)
+    found = {
+        rank: gzip.decompress(quick("GET", f"/trials/{trial_ids[0]}/trace", params={"rank": rank}).content)
+        for rank in (0, 1)
+    }
+    assert found == {0: TRACE, 1: b"of rank 1"}
+    problem(quick("GET", f"/trials/{trial_ids[0]}/trace", params={"rank": 2}), 404, "trace-not-found")
+
+
 @pytest.mark.parametrize("part", ["trace", "timeline", "logs"])
 def test_a_file_that_is_gone_is_not_a_database_that_is_away(quick: Served, part: str) -> None:
     _, trial_ids = fill(quick)

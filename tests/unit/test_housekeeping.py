@@ -213,6 +213,12 @@ class TestRetention:
         assert release_traces(engine) == 1
         assert digests(engine) == wanted
 
+    def test_those_of_further_ranks_go_like_rank_0_s(self, engine, store):
+        wanted = {add_trace(store, add_study(store, "ended"), BASELINE, 1, kind="trace.1")}
+        add_trace(store, "ended", OTHER, 1, kind="trace.1")
+        assert release_traces(engine) == 1
+        assert digests(engine) == wanted
+
     def test_a_failed_study_without_a_recommendation_keeps_the_baseline_s(self, engine, store):
         """It shows what went wrong."""
         store.create_study(sample_study(study_id="failed", state=StudyState.FAILED))

@@ -378,6 +378,15 @@ def test_a_complete_trial_has_every_figure(tmp_path):
         assert said in text_of(page)
 
 
+def test_the_traces_of_all_ranks_are_offered(tmp_path):
+    analysis = looped(tmp_path)
+    result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
+    kept = {"trace": MIB, **{f"trace.{rank}": MIB for rank in (10, 1, 2)}}
+    page = page_of(trial_with(result), analysis=analysis, files=kept)
+    assert "Of further ranks: rank 1, rank 2, rank 10." in text_of(page)
+    assert "/trace?rank=10" in page
+
+
 @pytest.mark.parametrize(
     ("trial", "said"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import tempfile
 import threading
 import traceback
@@ -80,7 +81,7 @@ class Ranks:
         self._num_calls += 1
         store = str(Path(self._directory.name) / f"rendezvous{self._num_calls}")
         for rank, pipe in enumerate(self._pipes[:num_ranks]):
-            pipe.send((function, args, rank, num_ranks, store, tuple(networks)))
+            _send(pipe, (function, args, rank, num_ranks, store, tuple(networks)))
         answers, failures = [None] * num_ranks, []
         waiting = dict(zip(self._pipes[:num_ranks], range(num_ranks), strict=True))
         while waiting:
@@ -91,7 +92,7 @@ class Ranks:
                 break
             for pipe in ready:
                 try:
-                    failure, answers[waiting[pipe]] = pipe.recv()
+                    failure, answers[waiting[pipe]] = _receive(pipe)
                 except EOFError:
                     failure = "died without a word"
                 if failure:
@@ -108,6 +109,15 @@ class Ranks:
         self._directory.cleanup()
 
 
+def _send(pipe: Any, message: Any) -> None:
+    """With tensors by value: PyTorch's own way through a pipe keeps a descriptor open for each of them."""
+    pipe.send_bytes(pickle.dumps(message))
+
+
+def _receive(pipe: Any) -> Any:
+    return pickle.loads(pipe.recv_bytes())
+
+
 def _serve(pipe: Any, device: str, variables: dict[str, str]) -> None:
     os.environ.update(variables)
     import torch
@@ -115,7 +125,7 @@ def _serve(pipe: Any, device: str, variables: dict[str, str]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            *job, networks = pipe.recv()
+            *job, networks = _receive(pipe)
         except EOFError:
             return
         if networks:  # a thread enters a network for itself and those that it starts; this one stays where it is
@@ -132,9 +142,9 @@ def _run(
     try:
         with group(rank, num_ranks, store, device):
             answer = function(rank, *args)
-        pipe.send(("", answer))
+        _send(pipe, ("", answer))
     except BaseException:
-        pipe.send((traceback.format_exc(), None))
+        _send(pipe, (traceback.format_exc(), None))
 
 
 def _run_on_host(

@@ -1,6 +1,8 @@
 """What parent, server and ranks say to one another, and the stream that carries it."""
 
 import math
+import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from tuner.records import Failure, FailureKind, GuardCheck, Phase
 from tuner.trials import messages as m
 from tuner.trials.messages import Channel, Command, FromRank, FromServer, ToServer, decoder_of, encode
 
+FD_SETSIZE = 1024
 RAW = msgspec.Raw(encode(m.Finish()))
 RESULT = sample_result()
 SAMPLES: dict[Any, tuple[Any, ...]] = {
@@ -119,6 +122,28 @@ class TestChannel:
         with pytest.raises(m.MessageTooLarge, match=str(m.MAX_MESSAGE_BYTES + 1)):
             channel.read_available()
         assert channel.take_messages() == [b"fine"]
+
+    def test_a_process_may_have_more_files_open_than_select_takes(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < 2 * FD_SETSIZE:
+            pytest.skip(f"a process may have no more than {hard} files open here")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * FD_SETSIZE), hard))
+        files: list[int] = []
+        try:
+            while not files or files[-1] <= FD_SETSIZE:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+            ours, theirs = socket.socketpair()
+            assert ours.fileno() > FD_SETSIZE
+            channel, other = Channel(ours), Channel(theirs)
+            assert channel.receive(0.0) is None
+            other.send(m.Finish())
+            assert channel.receive(5.0) == encode(m.Finish())
+            channel.close()
+            other.close()
+        finally:
+            for file in files:
+                os.close(file)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def test_messages_arrive_in_order_and_whole(self, ends: tuple[Channel, socket.socket]) -> None:
         channel, theirs = ends

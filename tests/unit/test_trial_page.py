@@ -383,7 +383,7 @@ def test_the_traces_of_all_ranks_are_offered(tmp_path):
     result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
     kept = {"trace": MIB, **{f"trace.{rank}": MIB for rank in (10, 1, 2)}}
     page = page_of(trial_with(result), analysis=analysis, files=kept)
-    assert "Of further ranks: rank 1, rank 2, rank 10." in text_of(page)
+    assert "Of further ranks: rank 1 , rank 2 , rank 10" in text_of(page)
     assert "/trace?rank=10" in page
 
 

@@ -7,7 +7,7 @@ rejected candidate's losses are made of.
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import socket
 import struct
 from typing import Any
@@ -249,12 +249,15 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         """The next message, or None after `timeout_s` seconds or at the end of the stream (`closed`)."""
         while not self._messages:
-            ready, _, _ = select.select([self._socket], [], [], timeout_s)
-            if not ready:
-                return None
-            if not self.read_available():
+            if not self._wait(timeout_s) or not self.read_available():
                 return None
         return self._messages.pop(0)
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Until there is something to read. Not by `select.select`, which refuses descriptors above 1023."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
 
     def read_available(self) -> bool:
         """Reads once without blocking longer than the data takes; False at the end of the stream.

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from tuner.training.compression.lane import Lane
 
 
+_GROUPS: list[Any] = []
+"""Kept until the process ends. Threads of gloo run the callbacks of PyTorch's hook, which hold the group, and let go of
+them after their result is out: a group that is given up by a thread of its own last cannot wait for it, and aborts."""
+
+
 class PowerSgd(Compression):
     method = "powersgd"
 
@@ -32,6 +37,7 @@ class PowerSgd(Compression):
 
         super().__init__()
         self._lane = lane
+        _GROUPS.append(lane.group)
         self._state = PowerSGDState(
             process_group=lane.group,
             matrix_approximation_rank=rank,

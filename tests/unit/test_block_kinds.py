@@ -43,6 +43,13 @@ def test_what_guards_tell_apart_makes_a_kind(other: dict[str, float]) -> None:
     assert block_kinds(blocks) == [0, 1, 0, 1]
 
 
+def test_a_switch_that_only_the_second_of_two_blocks_has_on_is_no_index() -> None:
+    blocks = [Shifted(0), Shifted(0)]
+    for block, switch in zip(blocks, (False, True), strict=True):
+        block.switch = switch  # type: ignore[assignment]
+    assert block_kinds(blocks) == [0, 1]
+
+
 def test_other_classes_are_other_kinds_and_the_mode_of_training_is_none() -> None:
     blocks = [nn.Linear(2, 2), nn.Linear(2, 2), nn.Bilinear(2, 2, 2)]
     blocks[1].eval()

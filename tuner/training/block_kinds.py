@@ -25,7 +25,11 @@ def block_kinds(blocks: Sequence[torch.nn.Module]) -> list[int]:
     """
     attributes = [_plain_attributes(block) for block in blocks]
     of_first = attributes[0] if attributes else {}
-    indices = {key for key in of_first if all(found.get(key) == place for place, found in enumerate(attributes))}
+    indices = {
+        key
+        for key, first in of_first.items()
+        if type(first) is int and all(found.get(key) == place for place, found in enumerate(attributes))
+    }
     numbers: dict[Hashable, int] = {}
     kinds = []
     for block, found in zip(blocks, attributes, strict=True):
@@ -48,8 +52,10 @@ def give_code_of_their_own(blocks: Sequence[torch.nn.Module]) -> None:
     for block, kind in zip(blocks, kinds, strict=True):
         forward = getattr(block.forward, "__func__", None)
         if isinstance(forward, types.FunctionType):
-            copy = copies.setdefault((kind, forward.__code__), _copy_of(forward, kind))
-            block.forward = types.MethodType(copy, block)
+            key = kind, forward.__code__
+            if key not in copies:
+                copies[key] = _copy_of(forward, kind)
+            block.forward = types.MethodType(copies[key], block)
 
 
 def _copy_of(function: types.FunctionType, kind: int) -> types.FunctionType:

@@ -82,7 +82,7 @@ class Row:
     """One workload.
 
     Attributes:
-        workload: Without its batch.
+        workload: An entry of the zoo, without its batch.
         per_gpu: Samples of a step on one GPU; None for the most that DDP at O1 fits.
         small: The workload of a dry run, without its batch.
         image: Its samples are images.
@@ -97,8 +97,8 @@ class Row:
     convolves: bool = True
 
     def reference(self, batch: int, *, small: bool) -> str:
-        entry, _, arguments = (self.small if small else self.workload).removeprefix("zoo:").partition("?")
-        return f"{WORKLOAD}?{'&'.join(filter(None, (f'entry={entry}', arguments, f'batch={batch}')))}"
+        entry = self.small if small else self.workload
+        return f"{WORKLOAD}?entry={entry.replace('?', '&')}&batch={batch}"
 
 
 _VIT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32&num_labels=10"
@@ -107,24 +107,24 @@ _GPT = "sequence=32&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32&b
 _BERT = "sequence=32&hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=256"
 _VGG = "image_size=32&divisor=8&hidden=64&num_labels=10"
 ROWS: tuple[Row, ...] = (
-    Row(name="vit_large", workload="zoo:vit_large", per_gpu=64, small=f"zoo:vit_large?{_VIT}&patch_size=8"),
-    Row(name="vit_huge", workload="zoo:vit_huge", per_gpu=32, small=f"zoo:vit_huge?{_VIT}&patch_size=8"),
-    Row(name="vit_huge_largest", workload="zoo:vit_huge", per_gpu=None, small=f"zoo:vit_huge?{_VIT}&patch_size=8"),
+    Row(name="vit_large", workload="vit_large", per_gpu=64, small=f"vit_large?{_VIT}&patch_size=8"),
+    Row(name="vit_huge", workload="vit_huge", per_gpu=32, small=f"vit_huge?{_VIT}&patch_size=8"),
+    Row(name="vit_huge_largest", workload="vit_huge", per_gpu=None, small=f"vit_huge?{_VIT}&patch_size=8"),
     Row(
         name="gpt2_large",
-        workload="zoo:gpt2_large?sequence=1024",
+        workload="gpt2_large?sequence=1024",
         per_gpu=4,
-        small=f"zoo:gpt2_large?{_GPT}",
+        small=f"gpt2_large?{_GPT}",
         image=False,
         convolves=False,
     ),
-    Row(name="resnet50", workload="zoo:resnet50", per_gpu=64, small=f"zoo:resnet50?{_RESNET}"),
-    Row(name="vgg16", workload="zoo:vgg16", per_gpu=64, small=f"zoo:vgg16?{_VGG}"),
+    Row(name="resnet50", workload="resnet50", per_gpu=64, small=f"resnet50?{_RESNET}"),
+    Row(name="vgg16", workload="vgg16", per_gpu=64, small=f"vgg16?{_VGG}"),
     Row(
         name="bert_large",
-        workload="zoo:bert_large?sequence=512",
+        workload="bert_large?sequence=512",
         per_gpu=16,
-        small=f"zoo:bert_large?{_BERT}",
+        small=f"bert_large?{_BERT}",
         image=False,
         convolves=False,
     ),

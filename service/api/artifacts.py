@@ -98,10 +98,7 @@ def get_trace(
 ) -> Response:
     service = services(request)
     check_trial(service.engine, trial_id, principal)
-    artifact = queries.find_artifact(service.engine, trial_id, trace_kind(rank))
-    if artifact is None:
-        raise Refusal(404, "trace-not-found", f"no trace is kept of rank {rank} of trial {trial_id}")
-    return _download(request, service, artifact)
+    return _download(request, service, _newest(service, trial_id, trace_kind(rank)))
 
 
 @router.get(
@@ -144,7 +141,7 @@ def get_logs(
 def _newest(service: Services, trial_id: str, kind: str) -> ArtifactInfo:
     artifact = queries.find_artifact(service.engine, trial_id, kind)
     if artifact is None:
-        raise Refusal(404, f"{kind}-not-found", f"no {kind} is kept of trial {trial_id}")
+        raise Refusal(404, f"{kind.partition('.')[0]}-not-found", f"no {kind} is kept of trial {trial_id}")
     return artifact
 
 

@@ -584,8 +584,6 @@ def test_files_are_saved_and_not_shown(quick: Served) -> None:
 
 
 def test_each_rank_s_trace_is_downloaded_by_its_number(quick: Served) -> None:
-    import gzip
-
     from service.store import SqlStudyStore
 
     study_id, trial_ids = fill(quick)

@@ -1,16 +1,12 @@
-"""Which blocks are compiled as one, and that no kind's guards are tried for another."""
+"""Which blocks are compiled as one."""
 
 from __future__ import annotations
 
-import types
-
 import pytest
 import torch
-import torch._dynamo
 from torch import nn
 
-from tuner.training.block_kinds import block_kinds, give_code_of_their_own
-from tuner.training.compilation import allow_recompilations
+from tuner.training.block_kinds import block_kinds
 
 
 class Shifted(nn.Module):
@@ -25,11 +21,6 @@ class Shifted(nn.Module):
 
     def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
         return self.rest(self.linear(x.roll(self.window[1], 0))) * scale
-
-
-def variants(function: object) -> int:
-    assert isinstance(function, types.MethodType)
-    return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__))  # type: ignore[attr-defined]
 
 
 def test_blocks_that_differ_by_their_index_alone_are_one_kind() -> None:
@@ -54,29 +45,3 @@ def test_other_classes_are_other_kinds_and_the_mode_of_training_is_none() -> Non
     blocks = [nn.Linear(2, 2), nn.Linear(2, 2), nn.Bilinear(2, 2, 2)]
     blocks[1].eval()
     assert block_kinds(blocks) == [0, 0, 1]
-
-
-def test_blocks_of_one_kind_keep_their_class_s_code() -> None:
-    blocks = [Shifted(index) for index in range(2)]
-    give_code_of_their_own(blocks)
-    assert all(block.forward.__code__ is Shifted.forward.__code__ for block in blocks)
-
-
-def test_each_kind_is_compiled_for_itself_and_finds_its_own_variants_only() -> None:
-    """Three kinds of two blocks: one graph a kind, in a list of one, and the results are the class's own."""
-    torch._dynamo.reset()
-    blocks = [Shifted(index, shift=index // 2) for index in range(6)]
-    x = torch.randn(3, 4)
-    wanted = [block(x, scale=2.0) for block in blocks]
-    give_code_of_their_own(blocks)
-    allow_recompilations(len(blocks))
-    torch._dynamo.utils.counters.clear()
-    for block in blocks:
-        block.compile(backend="eager", dynamic=False)
-    found = [block(x, scale=2.0) for block in blocks]
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
-    codes = {block.forward.__code__.co_name for block in blocks}
-    assert len(codes) == 3
-    assert [variants(block.forward) for block in blocks] == [1] * 6
-    torch._dynamo.reset()

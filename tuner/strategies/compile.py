@@ -3,7 +3,7 @@
 Mechanism: TorchDynamo traces the Python of a model into graphs, AOTAutograd adds the backward pass,
 Inductor fuses element-wise work and reductions into few kernels. `reduce-overhead` records CUDA
 graphs; `max-autotune` times several kernels for every matrix product. `regional` compiles the
-repeated block once instead of the whole model: far less compilation, almost the same speed.
+repeated block once instead of the whole model: far less compilation where blocks are alike.
 
 Helps: models with many small operators. Hurts: compilation takes from seconds to minutes (reported
 cold, with the number of steps that pay for it); shapes that change are compiled again (`dynamic` compiles
@@ -135,11 +135,9 @@ class Compile(Strategy):
             return model
 
         def compile_blocks(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            from tuner.training.block_kinds import give_code_of_their_own
             from tuner.training.compilation import allow_recompilations, compile_in_place
 
             blocks = workload.blocks(model)
-            give_code_of_their_own(blocks)
             allow_recompilations(len(blocks))
             for block in blocks:
                 compile_in_place(block, str(mode), dynamic)

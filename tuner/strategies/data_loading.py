@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 PINNED_PART = 0.5
-"""Of copies and what waits for them, pinned memory usually saves: the copies take a third of the time and are exposed
-still."""
+"""Of copies and what waits for them, pinned memory is expected to save: what it leaves is exposed still."""
 
 
 class DataLoading(Strategy):

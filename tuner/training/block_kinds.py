@@ -6,7 +6,6 @@ attributes: a rate of stochastic depth or the size of a shifted window makes a b
 
 from __future__ import annotations
 
-import types
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,36 +36,6 @@ def block_kinds(blocks: Sequence[torch.nn.Module]) -> list[int]:
         plain = tuple(item for item in found.items() if len(blocks) == 1 or item[0] not in indices)
         kinds.append(numbers.setdefault((shapes, plain), len(numbers)))
     return kinds
-
-
-def give_code_of_their_own(blocks: Sequence[torch.nn.Module]) -> None:
-    """Gives the blocks of each kind a copy of their forward pass's code.
-
-    What TorchDynamo has compiled is a list of variants for each code object, whose guards are tried one after another
-    in every call: 24 blocks of a Swin in 24 kinds spent 30 ms of a step in that list, as much as compiling had saved.
-    """
-    kinds = block_kinds(blocks)
-    if max(kinds, default=0) == 0:
-        return
-    copies: dict[tuple[int, types.CodeType], types.FunctionType] = {}
-    for block, kind in zip(blocks, kinds, strict=True):
-        forward = getattr(block.forward, "__func__", None)
-        if isinstance(forward, types.FunctionType):
-            key = kind, forward.__code__
-            if key not in copies:
-                copies[key] = _copy_of(forward, kind)
-            block.forward = types.MethodType(copies[key], block)
-
-
-def _copy_of(function: types.FunctionType, kind: int) -> types.FunctionType:
-    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_of_kind_{kind}")
-    copy = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__dict__.update(function.__dict__)
-    copy.__module__ = function.__module__
-    return copy
 
 
 def _plain_attributes(block: torch.nn.Module) -> dict[tuple[str, str], Hashable]:

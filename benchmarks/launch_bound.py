@@ -1,7 +1,11 @@
 """What does a study make of a step that waits for launches?
 
-    python benchmarks/launch_bound.py                      # 4 minutes of tuning
+    python benchmarks/launch_bound.py                      # both workloads, 4 minutes of tuning each
     python benchmarks/launch_bound.py --small              # a dry run; a CPU has no kernel gaps
+
+`resnet`: ResNet-50 on six images. Its kernels take a few microseconds each, so that even a recorded step has gaps of a
+tenth. `rows`: a deep network of wide layers on 32 rows; its normalisations and activations are written out, and its
+update is fused already.
 
 Kernel gaps are what no operator, copy or input accounts for: host, launch latency, dispatch, queue, synchronisation,
 allocation, the optimizer's host. Their share of the step, before and after; one JSON line is appended to the
@@ -22,10 +26,11 @@ from tuned import add_foreign_load, answer, json_lines, settings_of, told, tuned
 from tuner.profiling.categories import CATEGORIES
 
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "launch_bound.py"
-FULL, SMALL = (
-    f"{WORKLOAD}:LaunchBound",
-    f"{WORKLOAD}:LaunchBound?batch=4&images=32&image_size=32&hidden_sizes=16,32&depths=1,1",
-)
+FULL = {"resnet": f"{WORKLOAD}:LaunchBound", "rows": f"{WORKLOAD}:Rows"}
+SMALL = {
+    "resnet": f"{WORKLOAD}:LaunchBound?batch=4&images=32&image_size=32&hidden_sizes=16,32&depths=1,1",
+    "rows": f"{WORKLOAD}:Rows?rows=256&width=64&depth=3",
+}
 GAPS = tuple(info.category.value for info in CATEGORIES if info.group in ("gaps", "unknown"))
 WANTED_BEFORE, WANTED_AFTER = 0.50, 0.05
 
@@ -34,37 +39,49 @@ def gaps(shares: Mapping[str, float]) -> float:
     return sum(shares.get(name, 0.0) for name in GAPS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=4.0, help="of tuning")
-    parser.add_argument("--small", action="store_true")
-    add_foreign_load(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / "launch_bound.jsonl")
-    parser.add_argument("--trials", type=Path, help="folder for a file of all trials")
-    arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+def run(name: str, workload: str, arguments: argparse.Namespace, command: str) -> dict:
     settings = settings_of(arguments.minutes, arguments.foreign_load)
-    with tuned(SMALL if arguments.small else FULL, settings) as study:
+    with tuned(workload, settings, say=f"{name}  ") as study:
         found = answer(study)
         if arguments.trials is not None:
-            (arguments.trials / "launch_bound_trials.jsonl").write_text(json_lines(told(study)))
+            (arguments.trials / f"{name}_trials.jsonl").write_text(json_lines(told(study)))
     before, after = gaps(found["shares_before"]), gaps(found["shares_after"])
-    command = " ".join(["python", "benchmarks/launch_bound.py", *sys.argv[1:]])
-    row = {
+    return {
+        "row": name,
         "small": arguments.small,
         **stamp(command),
         **found,
         "gaps_before": round(before, 4),
         "gaps_after": round(after, 4),
     }
-    with arguments.out.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+
+
+def verdict(row: dict) -> str:
+    before, after = row["gaps_before"], row["gaps_after"]
     reached = before > WANTED_BEFORE and after < WANTED_AFTER
-    print(json.dumps(found["recommended"]))
-    print(
+    return (
         f"kernel gaps {before:.1%} of the step before (wanted above {WANTED_BEFORE:.0%}), {after:.1%} after (wanted "
-        f"below {WANTED_AFTER:.0%}), {found['gain']} times as fast: {'reached' if reached else 'NOT reached'}"
+        f"below {WANTED_AFTER:.0%}), {row['gain']} times as fast: {'reached' if reached else 'NOT reached'}"
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(FULL), default=list(FULL))
+    parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, for each")
+    parser.add_argument("--small", action="store_true")
+    add_foreign_load(parser)
+    parser.add_argument("--out", type=Path, default=RESULTS / "launch_bound.jsonl")
+    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a study")
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "benchmarks/launch_bound.py", *sys.argv[1:]])
+    for name in arguments.only:
+        row = run(name, (SMALL if arguments.small else FULL)[name], arguments, command)
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(name, json.dumps(row["recommended"]))
+        print(name, verdict(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ class Step:
     num_block_kinds: int
     modules: Mapping[str, int]
     host_read: str = ""
+    mask_refusal: str = "masks of its own"
 
     def facts(self) -> WorkloadFacts:
         facts = sample_facts(
@@ -100,6 +101,7 @@ class Step:
             flops_per_step=None,
             can_be_batch_second=False,
             uses_attention=C.ATTENTION in self.gpu_ms,
+            mask_refusal=self.mask_refusal,
         )
         return replace(facts, model=model)
 

@@ -294,6 +294,8 @@ class ModelFacts(Record):
     """Why it is not."""
     chain_refusal: str = ""
     """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
+    mask_refusal: str = "its attention was not looked at"
+    """Why causal attention by a flag would differ from its masks; empty where it is the same."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
     shard_units: dict[str, UnitFacts] = {}
@@ -338,6 +340,7 @@ class WorkloadFacts(Record):
         units_per_batch: Mean samples or tokens of a batch.
         custom_step: The workload has a training step of its own.
         host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
+        host_read_beside_masks: The first such one that computes no attention mask.
         sample_loss: Of the first batch.
         prepare_ns: What its `prepare` took.
         import_ns: What importing it took.
@@ -368,6 +371,7 @@ class WorkloadFacts(Record):
     """Where batches come from: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
     custom_step: bool = False
     host_read: str = ""
+    host_read_beside_masks: str = ""
     byte_form: bool = False
     """It has `byte_dataset` and `from_bytes`."""
     sample_loss: float = 0.0

@@ -1,17 +1,29 @@
 """The most that can be saved: never negative, never too small."""
 
+import dataclasses
+
 import pytest
+from builders import sample_environment, sample_facts
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of, situation
 
-from tuner.profiling.bounds import Situation, above_roofline, compute_floor_ns, pipelined_input, removable
+from tuner.profiling.bounds import (
+    Situation,
+    above_roofline,
+    compute_floor_ns,
+    input_without_workers,
+    pipelined_input,
+    removable,
+)
 from tuner.profiling.categories import COMPUTE, Category
 from tuner.records import Breakdown, Calibration, CaptureQuality, Choice, ModelFacts
 from tuner.strategies import STRATEGIES, strategy_named
 
 C = Category
 DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
+WORKERS: Choice = DEFAULTS["data_loading"]
 O1: Choice = {"level": "O1", "dtype": "bfloat16"}
 TF32: Choice = {"level": "tf32", "dtype": None}
 TF32_FLAG: Choice = {**DEFAULTS["backend_flags"], "tf32": True}
@@ -225,6 +237,45 @@ class TestPipelinedInput:
 
     def test_a_step_that_does_not_wait_gains_nothing(self) -> None:
         assert pipelined_input(self.loading(0.0), 8) == 0
+
+
+class TestInputWithoutWorkers:
+    """A step of 1 ms whose loader has workers, in batches of 10."""
+
+    def loading(self, sample_ns: int, **shares: float) -> Situation:
+        taken = {C(name): share for name, share in shares.items()}
+        found = situation(
+            breakdown_of({**taken, C.MATMUL: 1 - sum(taken.values())}), choices={"data_loading": {"num_workers": 4}}
+        )
+        dataset = replace(found.workload.dataset, sample_ns=sample_ns)
+        return dataclasses.replace(found, workload=replace(found.workload, dataset=dataset, global_batch=10))
+
+    def test_what_loads_in_no_time_needs_no_workers(self) -> None:
+        assert input_without_workers(self.loading(0, epoch_restart=0.5, data_wait=0.1), exposed=True) == pytest.approx(
+            0.6
+        )
+
+    def test_a_batch_takes_its_time_beside_the_step_or_exposed(self) -> None:
+        found = self.loading(20_000, epoch_restart=0.5)
+        assert input_without_workers(found, exposed=False) == pytest.approx(0.5)
+        assert input_without_workers(found, exposed=True) == pytest.approx(0.3)
+
+    def test_what_loads_slowly_loses_by_it(self) -> None:
+        assert input_without_workers(self.loading(200_000, data_wait=0.1), exposed=True) < 0
+
+    @pytest.mark.parametrize(("sample_ns", "tried"), [(1_000, True), (200_000, False)])
+    def test_it_is_expected_of_no_workers(self, sample_ns: int, tried: bool) -> None:
+        strategy, found = strategy_named("data_loading"), self.loading(sample_ns, epoch_restart=0.3)
+        found = dataclasses.replace(found, choices={**DEFAULTS, "data_loading": {**WORKERS, "num_workers": 4}})
+        expected = strategy.expected(found, {**WORKERS, "num_workers": 0})
+        assert expected is not None
+        assert (expected > 0.1) == tried
+
+    def test_it_is_tried_where_there_are_workers_today(self) -> None:
+        with_workers = sample_facts(current={"data_loading": {"num_workers": 4}})
+        for facts, found in ((with_workers, True), (sample_facts(current={}), False)):
+            choices = strategy_named("data_loading").choices(sample_environment(), facts)
+            assert any(not choice["num_workers"] and not choice["pin_memory"] for choice in choices) == found
 
 
 def test_a_step_without_time_divides_by_nothing() -> None:

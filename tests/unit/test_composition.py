@@ -184,6 +184,13 @@ class TestConflict:
         assert conflict(recorded.with_choice("compile", {"mode": "default"}), CUDA, reading) is None
         assert conflict(recorded, CUDA, PLAIN) is None
 
+    def test_what_reads_for_masks_alone_is_recorded_where_there_are_none(self) -> None:
+        recorded = Candidate(choices={"cuda_graph": {"scope": "step"}, "attention_mask": {"is_causal": True}})
+        model = replace(PLAIN.model, mask_refusal="")
+        masks_alone = replace(PLAIN, model=model, host_read=READS, host_read_beside_masks="")
+        assert conflict(recorded, CUDA, masks_alone) is None
+        assert READS in (conflict(recorded, CUDA, replace(masks_alone, host_read_beside_masks=READS)) or "")
+
     @given(WORKLOADS, st.sampled_from([CPU, CUDA]))
     def test_the_baseline_never_conflicts(self, workload: Any, environment: Any) -> None:
         assert conflict(BASELINE, environment, workload) is None

@@ -84,6 +84,17 @@ def test_where_the_other_may_not_change_nothing_is_tried_that_needs_it() -> None
     assert proposals(COPIES, BASELINE, ("device_prefetch",)).next_move() is None
 
 
+def test_a_graph_goes_with_the_flag_that_makes_it_possible() -> None:
+    """What waits for launches gains by a graph; the flag alone gains hardly anything, and comes for the graph."""
+    step = replace(STEP, gpu_ms={C.MATMUL: 20, C.ATTENTION: 10}, host_ms=100, host_read="masks", mask_refusal="")
+    found = proposals(step, BASELINE, ("attention_mask", "cuda_graph")).next_move()
+    assert found is not None
+    assert {move.strategy: dict(move.choice) for move in found.moves} == {
+        "attention_mask": {"is_causal": True},
+        "cuda_graph": {"scope": "step"},
+    }
+
+
 @pytest.mark.parametrize(("left_s", "mode"), [(1000.0, "default"), (110.0, "reduce-overhead"), (50.0, "default")])
 def test_what_promises_much_more_is_not_put_off_until_it_no_longer_fits(left_s: float, mode: str) -> None:
     """Compiled blocks are soon tried, a compiled model with graphs promises twice as much: with time for one, that."""

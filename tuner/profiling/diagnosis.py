@@ -251,7 +251,7 @@ RULES: tuple[Rule, ...] = (
         message="launch-bound: for {share} of the step the device waits for the host to launch work",
         advice="launch less: replay the step as a CUDA graph, compile the model, fuse the optimizer, use larger "
         "micro-batches",
-        strategies=("cuda_graph", "compile", "optimizer_implementation", "micro_batch"),
+        strategies=("attention_mask", "cuda_graph", "compile", "optimizer_implementation", "micro_batch"),
         devices=("cuda",),
     ),
     Rule(

@@ -9,6 +9,7 @@ from tuner.strategies.activation_checkpointing import ActivationCheckpointing
 from tuner.strategies.activation_compression import ActivationCompression
 from tuner.strategies.allocator import Allocator
 from tuner.strategies.attention_backend import AttentionBackend
+from tuner.strategies.attention_mask import AttentionMask
 from tuner.strategies.backend_flags import BackendFlags
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported
 from tuner.strategies.compile import Compile
@@ -43,6 +44,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     Precision(),
     MemoryFormat(),
     AttentionBackend(),
+    AttentionMask(),
     Compile(),
     CudaGraph(),
     OptimizerImplementation(),

@@ -82,7 +82,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         strategies=("cuda_graph", "compile"),
         applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step"
-            and bool(w.host_read)
+            and bool(w.host_read_beside_masks if c.get("attention_mask", {}).get("is_causal") else w.host_read)
             and not (c["compile"]["mode"] is not None and c["compile"]["scope"] == "whole")
         ),
         reason="the host waits for a value of the device, which no graph can hold; compiling the whole model may do "
@@ -438,6 +438,9 @@ TOGETHER: tuple[Together, ...] = (
     Together(strategies=("data_loading", "cpu_threads"), reason="loader workers and operator threads share the cores"),
     Together(strategies=("larger_global_batch", "micro_batch"), reason="a larger batch may fit in pieces only"),
     Together(strategies=("data_loading", "device_prefetch"), reason="copying ahead needs pinned memory"),
+    Together(
+        strategies=("attention_mask", "cuda_graph"), reason="no graph can hold what looks whether a mask is needed"
+    ),
     Together(
         strategies=("nccl_settings", "ddp_buckets"), reason="more sockets slow small messages, so buckets go along"
     ),

@@ -7,7 +7,8 @@ asynchronously.
 
 Helps: when the step waits for data, or short epochs pay for starting workers again and again.
 Hurts: workers compete with the model for cores, cost memory, and each batch is copied between
-processes. More workers than cores can still help where loading waits for a disk or a network.
+processes, so that samples which load in no time are better loaded without any. More workers than
+cores can still help where loading waits for a disk or a network.
 
 Numerics: `sampling`. The same indices in the same order; random augmentation draws from other
 generators.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, pipelined_input, removable
+from tuner.profiling.bounds import Situation, input_without_workers, pipelined_input, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
@@ -64,7 +65,10 @@ class DataLoading(Strategy):
             for pin in pinned
         ]
         pin_only: list[Choice] = [{**self.neutral(workload), "pin_memory": True}] if len(pinned) > 1 else []
-        return (*ahead, *pin_only)
+        if not self.neutral(workload)["num_workers"]:
+            return (*ahead, *pin_only)
+        alone: list[Choice] = [{**self.defaults, "pin_memory": pin} for pin in pinned]
+        return (*ahead, *pin_only, *alone)
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["pin_memory"] and environment.hardware.device_kind != "cuda":
@@ -87,7 +91,7 @@ class DataLoading(Strategy):
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         current = situation.choices[self.name]
-        gain = pipelined_input(situation, int(choice["num_workers"] or 0)) if choice["num_workers"] else 0.0
+        gain = max(0.0, self._hidden(situation, choice, exposed=False))
         if choice["pin_memory"] and not current["pin_memory"]:
             # The host waits for a copy of pageable memory, and launches late what comes after it.
             gain += removable(situation, Category.COPY_H2D, Category.QUEUED)
@@ -97,10 +101,17 @@ class DataLoading(Strategy):
         """Workers hide the wait for data, pinned memory lets copies go on beside the host. Workers that have no wait to
         hide only pass batches on, so pinning alone comes first.
         """
-        hidden = pipelined_input(situation, int(choice["num_workers"] or 0)) if choice["num_workers"] else 0.0
-        if choice["num_workers"] and not hidden:
+        best = max(0.0, self._hidden(situation, choice, exposed=False))
+        hidden = self._hidden(situation, choice, exposed=True)
+        if (choice["num_workers"] and not hidden) or hidden < 0:
             return HARDLY
-        return self.usual_realisation * hidden + PINNED_PART * (self.bound(situation, choice) - hidden)
+        return self.usual_realisation * hidden + PINNED_PART * (self.bound(situation, choice) - best)
+
+    def _hidden(self, situation: Situation, choice: Choice, *, exposed: bool) -> float:
+        """Share of the step that a loader saves; without workers, with a batch's time beside the step or exposed."""
+        if choice["num_workers"]:
+            return pipelined_input(situation, int(choice["num_workers"]))
+        return input_without_workers(situation, exposed=exposed) if situation.choices[self.name]["num_workers"] else 0.0
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         loader = job.loader

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 WAITS = "called a synchronizing CUDA operation"
 """What torch says of an operator that waits for the device, while waiting is an error."""
 
+MASKS = "transformers/masking_utils.py"
+"""Where masks are computed, which an attention by a flag has no need of."""
+
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
 _SHAPES = re.compile(
     r"aten::(nonzero|masked_select|_?unique\w*|index|index_put_?|repeat_interleave|bincount|argwhere)\b"
@@ -116,7 +119,7 @@ class HostReads:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.found = ""
+        self.found = self.found_beside_masks = ""
 
     def mode(self) -> Any:
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,12 +128,18 @@ class HostReads:
 
         class Watch(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if not outer.found and outer._waits(str(func.name()), args):
-                    line = model_line(traceback.extract_stack())
-                    outer.found = f"{func.name()} ({line})" if line else str(func.name())
+                if not outer.found_beside_masks and outer._waits(str(func.name()), args):
+                    outer._note(str(func.name()), traceback.extract_stack())
                 return func(*args, **(kwargs or {}))
 
         return Watch()  # type: ignore[no-untyped-call]
+
+    def _note(self, name: str, stack: traceback.StackSummary) -> None:
+        line = model_line(stack)
+        told = f"{name} ({line})" if line else name
+        self.found = self.found or told
+        if not any(frame.filename.endswith(MASKS) for frame in stack):
+            self.found_beside_masks = told
 
     def _waits(self, name: str, args: Any) -> bool:
         if not args or getattr(args[0], "device", None) != self._device:

@@ -129,6 +129,7 @@ class _Inspection:
             sampling=_sampling(workload),
             custom_step=workload.has_custom_step,
             host_read=look.host_read,
+            host_read_beside_masks=look.host_read_beside_masks,
             byte_form=workload.has_byte_form,
             sample_loss=look.loss,
             sample_step_ns=look.step_ns,

@@ -13,6 +13,7 @@ from tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from tuner.training.batch_second import can_be_batch_second
 from tuner.training.block_kinds import block_kinds
 from tuner.training.capture_failure import HostReads
+from tuner.training.causal_attention import CausalLook
 from tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
 from tuner.training.job import TrainingJob, unwrapped
 from tuner.training.mesh.chain import chain_refusal
@@ -33,6 +34,7 @@ class ModelLook:
     step_ns: int
     fits: bool
     host_read: str
+    host_read_beside_masks: str
     """As in `WorkloadFacts`."""
     samples: float
     peak_bytes: int
@@ -62,12 +64,13 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     from torch.utils.flop_counter import FlopCounterMode
 
     on_device = job.to_device(batch)
-    attention, reads = _AttentionSeen(), HostReads(job.device)
+    causal, reads = CausalLook(job.model), HostReads(job.device)
+    attention = _AttentionSeen(causal)
     if job.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(job.device)
     began = time.perf_counter_ns()
     unaligned = _UnalignedProducts(job.model)
-    with attention.mode(), unaligned, FlopCounterMode(display=False) as counter, reads.mode():
+    with attention.mode(), causal, unaligned, FlopCounterMode(display=False) as counter, reads.mode():
         if job.workload.has_custom_step:
             loss = job.workload.training_step(job, on_device)
         else:
@@ -98,6 +101,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         num_blocks=len(blocks),
         num_block_kinds=len(set(block_kinds(blocks))),
         uses_attention=attention.seen,
+        mask_refusal=causal.refusal,
         has_batch_statistics=_has_batch_statistics(job.model),
         num_frozen=sum(p.numel() for p in state if not p.requires_grad),
         num_unused_parameters=num_unused,
@@ -121,6 +125,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         step_ns=pieces * step_ns,
         fits=pieces == 1,
         host_read="" if job.workload.has_custom_step else reads.found,
+        host_read_beside_masks="" if job.workload.has_custom_step else reads.found_beside_masks,
         samples=float(batch_length(batch) or 0),
         peak_bytes=peak_bytes if batch_length(batch) else 0,
     )
@@ -244,8 +249,9 @@ def _repeats(job: TrainingJob, batch: Any) -> bool:
 class _AttentionSeen:
     """Notices calls of scaled_dot_product_attention."""
 
-    def __init__(self) -> None:
+    def __init__(self, causal: CausalLook) -> None:
         self.seen = False
+        self._causal = causal
 
     def mode(self) -> Any:
         import torch
@@ -257,6 +263,7 @@ class _AttentionSeen:
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func is torch.nn.functional.scaled_dot_product_attention:
                     outer.seen = True
+                    outer._causal.note_attention(args, kwargs or {})
                 return func(*args, **(kwargs or {}))
 
         return Watch()

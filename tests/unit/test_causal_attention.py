@@ -1,0 +1,154 @@
+"""Causal attention by a flag: what it computes, where it is the same, and what it makes possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+
+from tuner.records import Choice
+from tuner.strategies import STRATEGIES
+from tuner.strategies.composition import make_plan
+from tuner.training.assemble import assemble
+from tuner.training.causal_attention import CausalLook, use_causal_flag, uses_causal_flag
+from tuner.training.plan import Plan
+from tuner.trials.model_look import look_at_model
+from tuner.workloads.loading import load_workload
+from tuner.workloads.workload import Workload
+
+CPU = torch.device("cpu")
+GPT = "zoo:gpt2?batch=2&sequence=16&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=16"
+VIT = (
+    "zoo:vit_large?batch=2&hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32"
+    "&num_labels=10"
+)
+IS_CAUSAL: dict[str, Choice] = {"attention_mask": {"is_causal": True}}
+
+
+class Given(Workload):
+    """GPT-2 that is told which tokens are padding, or where they stand."""
+
+    global_batch = 2
+
+    def __init__(self, **given: Any) -> None:
+        self._inner, self._given = load_workload(GPT), given
+
+    def model(self) -> nn.Module:
+        return self._inner.model()
+
+    def dataset(self) -> Any:
+        return self._inner.dataset()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = model(**batch, **self._given, labels=batch["input_ids"]).loss
+        return loss
+
+
+def looked_at(workload: Workload) -> Any:
+    job = assemble(workload, Plan(), device=CPU)
+    return look_at_model(job, next(iter(job)))
+
+
+def masks_of(model: nn.Module, workload: Workload, batch: Any) -> list[tuple[bool, bool]]:
+    """Of each attention of the compiled model: whether it gets a mask, and whether it is told to be causal."""
+    found = []
+
+    def look(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        for node in graph.graph.nodes:
+            if "scaled_dot_product_attention" in str(node.target):
+                found.append((node.kwargs.get("attn_mask") is not None, bool(node.kwargs.get("is_causal"))))
+        return graph.forward
+
+    torch._dynamo.reset()
+    model.compile(backend=look)
+    workload.loss(model, batch)
+    torch._dynamo.reset()
+    return found
+
+
+class TestTheFlag:
+    def test_the_loss_is_the_same(self) -> None:
+        workload = load_workload(GPT)
+        model = workload.model().eval()
+        batch = next(iter(assemble(workload, Plan(), device=CPU)))
+        masked = workload.loss(model, batch)
+        flagged = workload.loss(use_causal_flag(model), batch)
+        assert uses_causal_flag(model)
+        torch.testing.assert_close(flagged, masked, rtol=1e-6, atol=0)
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, compiling
+    @pytest.mark.parametrize(("flag", "seen"), [(False, (True, False)), (True, (False, True))])
+    def test_a_compiled_model_hands_over_no_mask(self, flag: bool, seen: tuple[bool, bool]) -> None:
+        """Without the flag it does: were that no longer so, the strategy would have nothing to give."""
+        workload = load_workload(GPT)
+        model = workload.model()
+        if flag:
+            use_causal_flag(model)
+        batch = next(iter(assemble(workload, Plan(), device=CPU)))
+        assert masks_of(model, workload, batch) == [seen, seen]
+
+    def test_the_strategy_sets_it_and_nothing_else_does(self) -> None:
+        for choices, expected in ((IS_CAUSAL, True), ({}, False)):
+            complete = {s.name: {**s.defaults, **choices.get(s.name, {})} for s in STRATEGIES}
+            job = assemble(load_workload(GPT), make_plan(complete), device=CPU)
+            assert uses_causal_flag(job.model) == expected
+
+
+class TestWhereItIsTheSame:
+    def test_a_plain_language_model(self) -> None:
+        look = looked_at(load_workload(GPT))
+        assert look.facts.mask_refusal == ""
+
+    def test_looking_leaves_no_hooks(self) -> None:
+        model = load_workload(GPT).model()
+        with CausalLook(model):
+            pass
+        assert not any(module._forward_pre_hooks for module in model.modules())
+
+    @pytest.mark.parametrize(
+        ("given", "named"),
+        [
+            ({"attention_mask": torch.ones(2, 16, dtype=torch.long)}, "attention_mask"),
+            ({"position_ids": torch.arange(16)[None]}, "position_ids"),
+        ],
+    )
+    def test_not_where_the_workload_says_more(self, given: dict[str, Any], named: str) -> None:
+        """Even where the first batch has no padding and no packed sequences: others may."""
+        assert named in looked_at(Given(**given)).facts.mask_refusal
+
+    def test_not_where_attention_sees_all(self) -> None:
+        assert "causal" in looked_at(load_workload(VIT)).facts.mask_refusal
+
+    def test_not_where_tokens_see_a_window(self) -> None:
+        workload = load_workload(GPT)
+        model = workload.model()
+        model.config.sliding_window = 4
+        with CausalLook(model) as look:
+            look.note_attention((), {"is_causal": True})
+        assert "window" in look.refusal
+
+    def test_not_for_a_model_of_another_kind(self) -> None:
+        from tiny_workloads import Everything
+
+        assert "own attention masks" in looked_at(Everything()).facts.mask_refusal
+
+
+class TestWhatTheHostReads:
+    def test_the_mask_is_all_that_it_waits_for(self) -> None:
+        look = looked_at(load_workload(GPT))
+        assert look.host_read
+        assert look.host_read_beside_masks == ""
+
+    def test_what_the_workload_reads_beside_it_stays(self) -> None:
+        class Reading(Given):
+            def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+                loss = super().loss(model, batch)
+                return loss * (2.0 if loss.item() > 1e9 else 1.0)
+
+        look = looked_at(Reading())
+        assert "loss.item()" not in look.host_read
+        assert "loss.item()" in look.host_read_beside_masks

@@ -75,7 +75,11 @@ def epochs(workload: str, folder: Path, choices: dict[str, Choice], count: int) 
     """Seconds of each epoch of one process."""
     script = ROOT / "benchmarks" / "whole_epochs.py"
     command = [sys.executable, str(script), workload, str(folder), json.dumps(choices), "--epochs", str(count)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "compiled"),  # one turn compiles, the others find it
+    }
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -139,6 +139,12 @@ def photograph(html: str, path: Path) -> None:
         browser.close()
 
 
+def kept(path: Path, num_steps: int) -> dict:
+    """Models that the results file has already, with as many steps: they may come from several sittings."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    return before["models"] if before.get("num_steps") == num_steps else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
@@ -154,7 +160,7 @@ def main() -> None:
         "question": "share of FP32's fall in loss that each precision level has not made",
         **stamp(" ".join(["python", "benchmarks/numerics.py", *sys.argv[1:]])),
         "num_steps": arguments.steps,
-        "models": {},
+        "models": kept(arguments.out, arguments.steps),
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:

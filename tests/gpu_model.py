@@ -49,6 +49,8 @@ Choices = Mapping[str, Choice]
 WARM = 0.12
 NUM_WINDOWS = 5
 PROFILE_NOISE_SD = 0.03
+MASKED = 1.8
+"""Attention with a mask that says what a flag would, in attention by the flag."""
 EAGER_NOISE_SD, CALM_NOISE_SD = 0.06, 0.004
 
 
@@ -146,6 +148,11 @@ class Step:
     ) -> tuple[float, float]:
         compiled = choices["compile"]
         graphs = str(compiled["mode"]) in ("reduce-overhead", "max-autotune")
+        masked = (
+            compiled["mode"] is not None and compiled["scope"] == "whole" and not choices["attention_mask"]["is_causal"]
+        )
+        if masked and not self.mask_refusal:
+            device[C.ATTENTION] *= MASKED
         if compiled["mode"] is not None:
             _scale(device, {C.ELEMENTWISE: 0.3, C.NORMALISATION: 0.75, C.REDUCTION: 0.5})
             host *= 0.1 if graphs else 0.4 if compiled["scope"] == "whole" else 0.8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gpu_model import Step, by_hand, searched
 
@@ -27,6 +29,7 @@ LANGUAGE_MODEL = Step(
     modules={"Conv1D": 48, "LayerNorm": 25},
     host_read="aten::_local_scalar_dense (masks.py, line 776: (mask[:, -1] == 0).all())",
 )
+CAUSAL = replace(LANGUAGE_MODEL, name="a small language model that reads for its masks alone", mask_refusal="")
 CONVOLUTIONS = Step(
     name="a ResNet that waits for launches",
     gpu_ms={C.MATMUL: 3.6, C.NORMALISATION: 2.6, C.REDUCTION: 0.2, C.ELEMENTWISE: 2.3, C.OPTIMIZER: 0.7},
@@ -69,6 +72,16 @@ WINDOWS = Step(
 )
 EXPERT: dict[str, tuple[Step, dict[str, Choice]]] = {
     "language model": (LANGUAGE_MODEL, {"precision": O1, "optimizer_implementation": FUSED, "compile": GRAPHS}),
+    "causal model": (
+        CAUSAL,
+        {
+            "precision": O1,
+            "optimizer_implementation": FUSED,
+            "attention_mask": {"is_causal": True},
+            "compile": {"mode": "default"},
+            "cuda_graph": {"scope": "step"},
+        },
+    ),
     "convolutions": (
         CONVOLUTIONS,
         {
@@ -110,7 +123,7 @@ def test_slow_starts_are_spent_on_what_gains_most(name: str, start_s: float, sha
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", ["convolutions", "vision"])
+@pytest.mark.parametrize("name", ["causal model", "convolutions", "vision"])
 def test_with_less_precision_allowed_it_is_as_fast_as_the_better_of_both(name: str, seed: int) -> None:
     """Pure 16 bits are found before the model is compiled, which takes a seventh of the time."""
     step, choices = EXPERT[name]

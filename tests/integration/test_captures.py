@@ -109,6 +109,16 @@ def test_replayed_as_a_cuda_graph_it_computes_and_hands_over() -> None:
     assert products[0] == products[1] > 0
 
 
+def test_the_update_of_a_replayed_step_is_known_by_its_kernels() -> None:
+    """As long as where the host launched it: also replayed, what a fused update would save is known."""
+    launched, replayed = (
+        sum(k.total_ns for k in analysed(name).kernels if k.category == Category.OPTIMIZER)
+        for name in ("h200_launch_bound", "h200_cuda_graph")
+    )
+    assert launched > 0
+    assert replayed == pytest.approx(launched, rel=0.2)
+
+
 def test_eight_samples_of_a_millisecond_each_are_waited_for() -> None:
     (breakdown,) = analysed("h200_input_bound").breakdowns
     assert breakdown.rescaled[Category.DATA_WAIT] > 8e6

@@ -49,7 +49,10 @@ def link(trace: Trace) -> Capture:
     regions = Regions(trace)
     steps = find_steps(trace, launches)
     record = collective_records(trace)
-    optimizer = regions.optimizer.contains(launches.thread, launches.start)
+    recorded = _in_graph(trace, launches)
+    # The host launches a graph as one: of its kernels, the update's are those over lists of tensors.
+    updates = recorded & trace.names_matching(r"multi_tensor_apply")[trace.work.name]
+    optimizer = regions.optimizer.contains(launches.thread, launches.start) | updates
     backward = regions.backward.contains(launches.thread, launches.start)
     recompute = regions.recompute.contains(launches.thread, launches.start)
     category = _categories(trace, record, optimizer, recompute)
@@ -58,7 +61,7 @@ def link(trace: Trace) -> Capture:
         (StepPhase.OPTIMIZER, optimizer),
         (StepPhase.RECOMPUTE, recompute),
         (StepPhase.BACKWARD, backward),
-        (StepPhase.FORWARD, known & (launches.thread == steps.thread) & ~_in_graph(trace, launches)),
+        (StepPhase.FORWARD, known & (launches.thread == steps.thread) & ~recorded),
     ]
     phase = np.full(len(trace.work), PHASES.index(StepPhase.OTHER), dtype=np.int64)
     for name, mask in reversed(conditions):

@@ -95,7 +95,7 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.OPTIMIZER,
         group="compute",
         title="optimizer",
-        counts="compute inside the optimizer's step and zero_grad",
+        counts="compute inside the optimizer's step and zero_grad; of a recorded step, kernels over lists of tensors",
     ),
     CategoryInfo(
         category=Category.RECOMPUTE,

@@ -265,6 +265,27 @@ class TestLooking:
             look_at_dataset(Line(), dataset, 0)
 
 
+class TestTimeOfASample:
+    def test_is_that_of_getting_it_and_of_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Seeding the generators takes longer than many a sample, and is done once for all."""
+        clock = [0]
+
+        def passing(ns: int, result: Any = None) -> Any:
+            clock[0] += ns
+            return result
+
+        class Samples:
+            def __len__(self) -> int:
+                return 64
+
+            def __getitem__(self, index: int) -> Any:
+                return passing(1_000, torch.zeros(2))
+
+        monkeypatch.setattr("time.perf_counter_ns", lambda: clock[0])
+        monkeypatch.setattr("torch.manual_seed", lambda seed: passing(500_000))
+        assert look_at_dataset(Line(), Samples(), 0).sample_ns == 1_000
+
+
 def iter_only(dataset: Any) -> Any:
     """torch's IterableDataset inherits a `__getitem__`; this has none."""
     return type("IterOnly", (), {"__iter__": lambda self: iter(dataset)})()

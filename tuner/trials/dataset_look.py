@@ -40,8 +40,9 @@ def look_at_dataset(workload: Workload, dataset: Any, seed: int) -> DatasetFacts
     splits = hasattr(dataset, "load") and hasattr(dataset, "augment")
     indices = random.Random(seed).sample(range(length), min(NUM_SAMPLES, length))
     first = _samples(dataset.__getitem__, indices, generator_seed=1)
+    _seed_generators(2)
     began = time.perf_counter_ns()
-    second = _samples(dataset.__getitem__, indices, generator_seed=2)
+    second = [dataset[index] for index in indices]
     sample_ns = (time.perf_counter_ns() - began) // len(indices)
     repeated = _samples(dataset.__getitem__, indices, generator_seed=1)
     loads = [_samples(dataset.load, indices, generator_seed=s) for s in (1, 2)] if splits else []
@@ -75,13 +76,17 @@ def _iterable_facts(dataset: Any) -> DatasetFacts:
 
 
 def _samples(get: Any, indices: list[int], *, generator_seed: int) -> list[Any]:
+    _seed_generators(generator_seed)
+    return [get(index) for index in indices]
+
+
+def _seed_generators(seed: int) -> None:
     import numpy as np
     import torch
 
-    torch.manual_seed(generator_seed)
-    np.random.seed(generator_seed)
-    random.seed(generator_seed)
-    return [get(index) for index in indices]
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def _digests(samples: list[Any]) -> str:

@@ -91,6 +91,21 @@ class TestPlantedEffects:
         assert same.difference(A, BASE) == EffectModel(observed).difference(A, BASE)
 
 
+@pytest.mark.parametrize("num_others", [6, 30])
+@pytest.mark.parametrize("seed", range(5))
+def test_many_choices_that_change_little_do_not_belittle_one_that_changes_much(num_others, seed):
+    """As of loaders in noise: the first made the rate three times the baseline's, what followed changed nothing."""
+    generator = random.Random(seed)
+    pairs = [(BASE, BASE, 0.0), (BASE, BASE, 0.0), (A, BASE, 1.1)]
+    pairs += [(candidate(a=1, **{f"other{n}": 1}), A, generator.gauss(0, 0.03)) for n in range(num_others)]
+    noise = [generator.gauss(0, 0.13 * math.sqrt(2)) for _ in pairs]
+    observed = [
+        Observation(candidate=c, value=value + error, order=n, reference=reference, standard_error=0.03)
+        for n, ((c, reference, value), error) in enumerate(zip(pairs, noise, strict=True), start=1)
+    ]
+    assert EffectModel(observed).difference(A, BASE).mean > 0.9 * (1.1 + noise[2])
+
+
 def test_a_choice_measured_in_company_says_something_of_it_alone():
     gains = gains_of(base=0.0, b=0.0, both=0.3)
     model = EffectModel(rates([BASE, B, BOTH] * 4, gains, noise_sd=0.005))

@@ -7,12 +7,13 @@ put into one Gaussian model of logarithms:
     log ratio in a group =  gain(candidate) - gain(reference)  +  noise
 
 `gain` has a prior in which candidates that share a choice share its effect (main effects), and every candidate has a
-small part of its own (interaction). `level` is the drift of a shared machine over the order of trials: none, a random
-walk, or something smooth. How large effects are, the kind of drift, and the widths of drift and noise are taken from
-the data by maximum likelihood over a grid. So replicates, restarts of the baseline, sentinels and trials of other
-combinations all sharpen one comparison, and a machine that slows down does not look like a slow candidate. Each place
-(a machine, some devices of it) has a level of its own that says nothing about another's: where a study moves, rates are
-compared with rates of their place only.
+small part of its own (interaction). Of many choices most change little and one changes a lot: where the data say so, a
+choice has a wider prior than the others, so that neither is taken for the other's kind. `level` is the drift of a
+shared machine over the order of trials: none, a random walk, or something smooth. How large effects are, the kind of
+drift, and the widths of drift and noise are taken from the data by maximum likelihood over a grid. So replicates,
+restarts of the baseline, sentinels and trials of other combinations all sharpen one comparison, and a machine that
+slows down does not look like a slow candidate. Each place (a machine, some devices of it) has a level of its own that
+says nothing about another's: where a study moves, rates are compared with rates of their place only.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2 and 5.
 """
@@ -53,6 +54,11 @@ class Prior:
     own_sd: float
 
 
+SURPRISING = 1.5
+"""Widths of its prior from which the effect of a choice is looked at: has this one a wider prior than the others?"""
+WIDENING = 2.0
+"""Of log-likelihood, that it must gain."""
+MOST_WIDENED = 6
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
 """On CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five. Taken for an unlikely fifth,
 such a factor would look like noise that all the other trials do not show."""
@@ -138,23 +144,30 @@ class EffectModel:
     def __init__(self, observations: Sequence[Observation]) -> None:
         self._observations = list(observations)
         self._candidates = _distinct(self._observations)
+        self._choices = list(dict.fromkeys(key for candidate in self._candidates for key in _keys(candidate)))
         self._design = self._design_matrix()
+        self._by_choice = self._design @ np.array([self._features(candidate) for candidate in self._candidates])
+        self._by_itself = self._design * [not candidate.is_baseline for candidate in self._candidates]
         self._same_place = _same_place(self._observations)
         self._values = _centred(self._observations)
+        self._widths: Floats = np.zeros(0)
         self.prior, self.calm_share, self.noise_sd, self.drift = self._fit()
         self._factor = cho_factor(self._covariance(self.noise_sd, self.drift), lower=True)
         self._weights = cho_solve(self._factor, self._values)
 
     def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
         """Posterior of one difference; the prior's where neither was observed."""
-        both = [candidate, reference]
-        prior = _prior_covariance(both, both, self.prior)
-        cross = _prior_covariance(both, self._candidates, self.prior) @ self._design.T
-        contrast = np.array([1.0, -1.0])
-        mean = float(contrast @ cross @ self._weights)
-        explained = cross @ cho_solve(self._factor, cross.T)
-        variance = float(contrast @ (prior - explained) @ contrast)
-        return Difference(mean=mean, sd=math.sqrt(max(variance, 1e-12)))
+        contrast = self._features(candidate) - self._features(reference)
+        own = {c.key: sign for sign, c in ((1.0, candidate), (-1.0, reference)) if not c.is_baseline}
+        if candidate.key == reference.key:
+            own = {}
+        index = np.array([own.get(c.key, 0.0) for c in self._candidates])
+        main, alone = self._widths**2, self.prior.own_sd**2
+        cross = self._by_choice @ (main * contrast) + alone * self._by_itself @ index
+        unseen = self._unseen(candidate, reference) * self.prior.main_sd**2
+        variance = float(contrast @ (main * contrast)) + unseen + alone * len(own)
+        explained = float(cross @ cho_solve(self._factor, cross))
+        return Difference(mean=float(cross @ self._weights), sd=math.sqrt(max(variance - explained, 1e-12)))
 
     def noise_of(self, *, calm: bool) -> float:
         """Standard deviation between process starts."""
@@ -184,10 +197,19 @@ class EffectModel:
         covariance: Floats = self._gains + np.outer(rates, rates) * level + np.diag(own + 1e-10)
         return covariance
 
-    def _explained_by(self, prior: Prior) -> Floats:
-        covariance: Floats = (
-            self._design @ _prior_covariance(self._candidates, self._candidates, prior) @ self._design.T
-        )
+    def _features(self, candidate: Candidate) -> Floats:
+        """1 for each of the known choices that a candidate makes."""
+        made = set(_keys(candidate))
+        features: Floats = np.array([float(key in made) for key in self._choices])
+        return features
+
+    def _unseen(self, candidate: Candidate, reference: Candidate) -> int:
+        """Choices in which both differ, of which nothing is known."""
+        return len((set(_keys(candidate)) ^ set(_keys(reference))) - set(self._choices))
+
+    def _explained_by(self, prior: Prior, widths: Floats) -> Floats:
+        main, alone = self._by_choice * widths, self._by_itself * prior.own_sd
+        covariance: Floats = main @ main.T + alone @ alone.T
         return covariance
 
     def _noise(self, calm_share: float) -> Floats:
@@ -205,14 +227,40 @@ class EffectModel:
         """The prior of choices first, without drift: what is far from the others is no reason to take all for noisy."""
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
         shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
-        scores = {}
-        for prior, share in product(PRIORS, shares):
-            self._gains, self._noise_of_starts = self._explained_by(prior), self._noise(share)
-            scores[prior, share] = max(self._score(noise_sd, DRIFTS[0]) for noise_sd in NOISE_GRID)
-        prior, share = max(scores, key=lambda pair: scores[pair])
-        self._gains, self._noise_of_starts = self._explained_by(prior), self._noise(share)
+        found = {(prior, share): self._fit_widths(prior, share) for prior, share in product(PRIORS, shares)}
+        prior, share = max(found, key=lambda pair: found[pair][0])
+        self._widths = found[prior, share][1]
+        self._gains, self._noise_of_starts = self._explained_by(prior, self._widths), self._noise(share)
         noise_sd, drift = max(product(NOISE_GRID, drifts), key=lambda pair: self._score(*pair))
         return prior, share, noise_sd, drift
+
+    def _fit_widths(self, prior: Prior, share: float) -> tuple[float, Floats]:
+        """The score of a prior, once the choices whose effect is far out of it have a wider one; and all widths."""
+        widths = np.full(len(self._choices), prior.main_sd)
+        self._noise_of_starts = self._noise(share)
+        score, noise_sd = self._best_noise(prior, widths)
+        for _ in range(MOST_WIDENED):
+            number = self._most_surprising(widths, noise_sd)
+            if number is None:
+                break
+            wider = [_with(widths, number, p.main_sd) for p in PRIORS if p.main_sd > widths[number]]
+            options = [(*self._best_noise(prior, option), option) for option in wider]
+            best = max(options, key=lambda option: option[0], default=None)
+            if best is None or best[0] - WIDENING <= score:
+                break
+            score, noise_sd, widths = best[0] - WIDENING, best[1], best[2]
+        return score, widths
+
+    def _best_noise(self, prior: Prior, widths: Floats) -> tuple[float, float]:
+        """The score with the noise that fits best, without drift, and that noise; leaves the gains of these widths."""
+        self._gains = self._explained_by(prior, widths)
+        return max((self._score(noise_sd, DRIFTS[0]), noise_sd) for noise_sd in NOISE_GRID)
+
+    def _most_surprising(self, widths: Floats, noise_sd: float) -> int | None:
+        """The choice whose expected effect is most of its prior's widths, if that is many."""
+        factor = cho_factor(self._covariance(noise_sd, DRIFTS[0]), lower=True)
+        surprise = np.abs(widths * (self._by_choice.T @ cho_solve(factor, self._values)))
+        return int(surprise.argmax()) if surprise.max(initial=0.0) > SURPRISING else None
 
     def _score(self, noise_sd: float, drift: Drift) -> float:
         return _log_likelihood(self._covariance(noise_sd, drift), self._values) + _log_prior(noise_sd, drift)
@@ -258,16 +306,15 @@ def _centred(observations: Sequence[Observation]) -> Floats:
     return np.array([o.value - (first[o.place] if o.reference is None else 0.0) for o in observations])
 
 
-def _prior_covariance(left: Sequence[Candidate], right: Sequence[Candidate], prior: Prior) -> Floats:
-    """Shared choices share their effect; a candidate shares its own part only with itself."""
-    covariance = np.zeros((len(left), len(right)))
-    for i, a in enumerate(left):
-        for j, b in enumerate(right):
-            shared = sum(1 for name, choice in a.choices.items() if b.choices.get(name) == choice)
-            covariance[i, j] = shared * prior.main_sd**2
-            if a == b and not a.is_baseline:
-                covariance[i, j] += prior.own_sd**2
-    return covariance
+def _keys(candidate: Candidate) -> list[str]:
+    """Identities of its choices."""
+    return [f"{name}:{sorted(choice.items())}" for name, choice in candidate.choices.items()]
+
+
+def _with(widths: Floats, number: int, sd: float) -> Floats:
+    changed = widths.copy()
+    changed[number] = sd
+    return changed
 
 
 def _log_likelihood(covariance: Floats, values: Floats) -> float:

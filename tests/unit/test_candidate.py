@@ -116,7 +116,7 @@ class TestRecord:
 
     def test_ids_sort_by_time_and_never_repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = iter(range(10**18, 10**18 + 50 * 10**6, 10**6))
-        monkeypatch.setattr("tuner.records.time.time_ns", lambda: next(now))
+        monkeypatch.setattr("tuner.records.ids.time.time_ns", lambda: next(now))
         ids = [new_id() for _ in range(50)]
         assert ids == sorted(ids)
         assert len(set(ids)) == 50

@@ -1,0 +1,115 @@
+"""The records that cross every boundary: rank, server, parent, store, dashboard, export.
+
+Each is frozen, keyword-only and plain data, so it travels as JSON and can be stored and replayed.
+Names carry units (`step_time_ns`, `peak_memory_bytes`); shares and bounds are fractions of one.
+The words (workload, strategy, choice, candidate, trial, study, ...) are those of docs/glossary.md.
+
+They are imported from here. Inside, a file holds one noun and uses files of lower lines only:
+
+    studies, recommendations
+    decisions
+    trials
+    environment, workload_facts, measurements, breakdowns, profiles, guard, compilation
+    hardware, topology, choices
+    base, ids
+
+msgspec resolves the types of a record's fields when it first encodes or decodes one, by the names in its file: these
+are imported at runtime, never under TYPE_CHECKING.
+"""
+
+from tuner.records.base import SCHEMA_VERSION, Record
+from tuner.records.breakdowns import Breakdown, CaptureQuality, Finding, StepPhase
+from tuner.records.choices import BASELINE, Candidate, Choice, Move, Numerics, Scalar, choice_label
+from tuner.records.compilation import Compilation, CompilationEvent
+from tuner.records.decisions import Decision, Suggestion
+from tuner.records.environment import Environment
+from tuner.records.guard import GuardCheck, GuardVerdict
+from tuner.records.hardware import Calibration, Device, HardwareProfile
+from tuner.records.ids import new_id
+from tuner.records.measurements import DeviceReading, InputActivity, MeasureSettings, MemoryPeak, Startup, Window
+from tuner.records.profiles import CollectiveStats, GapSite, KernelStats, TrialProfile
+from tuner.records.recommendations import Alternative, Certificate, Cost, Gain, Interval, Part, Recommendation, Verdict
+from tuner.records.studies import Artifact, Event, Study, StudySettings, StudyState
+from tuner.records.topology import CollectiveTiming, Link, Topology
+from tuner.records.trials import (
+    Deadlines,
+    Effect,
+    Failure,
+    FailureKind,
+    Phase,
+    Purpose,
+    Trial,
+    TrialResult,
+    TrialSpec,
+    TrialState,
+)
+from tuner.records.workload_facts import DatasetFacts, ModelFacts, OptimizerFacts, SampleUnit, UnitFacts, WorkloadFacts
+
+__all__ = [
+    "BASELINE",
+    "SCHEMA_VERSION",
+    "Alternative",
+    "Artifact",
+    "Breakdown",
+    "Calibration",
+    "Candidate",
+    "CaptureQuality",
+    "Certificate",
+    "Choice",
+    "CollectiveStats",
+    "CollectiveTiming",
+    "Compilation",
+    "CompilationEvent",
+    "Cost",
+    "DatasetFacts",
+    "Deadlines",
+    "Decision",
+    "Device",
+    "DeviceReading",
+    "Effect",
+    "Environment",
+    "Event",
+    "Failure",
+    "FailureKind",
+    "Finding",
+    "Gain",
+    "GapSite",
+    "GuardCheck",
+    "GuardVerdict",
+    "HardwareProfile",
+    "InputActivity",
+    "Interval",
+    "KernelStats",
+    "Link",
+    "MeasureSettings",
+    "MemoryPeak",
+    "ModelFacts",
+    "Move",
+    "Numerics",
+    "OptimizerFacts",
+    "Part",
+    "Phase",
+    "Purpose",
+    "Recommendation",
+    "Record",
+    "SampleUnit",
+    "Scalar",
+    "Startup",
+    "StepPhase",
+    "Study",
+    "StudySettings",
+    "StudyState",
+    "Suggestion",
+    "Topology",
+    "Trial",
+    "TrialProfile",
+    "TrialResult",
+    "TrialSpec",
+    "TrialState",
+    "UnitFacts",
+    "Verdict",
+    "Window",
+    "WorkloadFacts",
+    "choice_label",
+    "new_id",
+]

@@ -1,0 +1,199 @@
+"""The answer of a study: what to change, what that gains, and what is known about everything else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tuner.records.base import SCHEMA_VERSION, Record
+from tuner.records.choices import Candidate, Choice, Numerics
+from tuner.records.decisions import Decision
+from tuner.records.guard import GuardVerdict
+from tuner.records.hardware import HardwareProfile
+from tuner.records.workload_facts import SampleUnit
+
+
+class Verdict(StrEnum):
+    """What a recommendation claims."""
+
+    FASTER = "faster"
+    NO_SIGNIFICANT_GAIN = "no_significant_gain"
+    ENABLES_TRAINING = "enables_training"
+    UNCONFIRMED = "unconfirmed"
+
+
+class Interval(Record):
+    """Where a figure lies with some probability.
+
+    Attributes:
+        low: Its lower end.
+        high: Its upper end.
+        level: The probability.
+    """
+
+    low: float
+    high: float
+    level: float = 0.95
+
+
+class Gain(Record):
+    """Rate of the recommendation over the baseline's; 1.0 is no gain.
+
+    Attributes:
+        ratio: The estimate.
+        num_blocks: Paired comparisons behind it.
+        num_finalists: Candidates that were compared at the end.
+    """
+
+    ratio: float
+    interval: Interval
+    """Of the ratio, simultaneous over the finalists."""
+    prediction: Interval
+    """Where the ratio of one more confirmation of the same size falls with this probability."""
+    num_blocks: int
+    num_finalists: int
+
+
+class Part(Record):
+    """One accepted change of the recommendation.
+
+    Attributes:
+        strategy: The strategy.
+        choice: What it is set to.
+        interval: Of `gain`; None where there are too few trials.
+        bound: The most it was predicted to gain, as a share of the step.
+        reason: For people.
+        numerics: What it does to the numbers.
+    """
+
+    strategy: str
+    choice: Choice
+    gain: float
+    """Own gain as a ratio, from the trials that differ in it."""
+    interval: Interval | None
+    bound: float | None
+    reason: str
+    numerics: Numerics
+
+
+class Certificate(Record):
+    """What is known about everything that was not recommended.
+
+    Attributes:
+        not_tried: Each with its reason.
+        audits: Pruned choices that were tried all the same.
+        audit_violations: Those that gained more than their bound.
+    """
+
+    remaining_bound: float
+    """The most that any untried, legal choice could still gain, as a share of the step."""
+    status: str
+    """"estimated" until enough pruned choices were audited, then "audited"."""
+    noise: float
+    """Smallest gain that this study could tell from none."""
+    ended: str
+    """"no bound above noise", "budget spent", "all choices tried", "interrupted"."""
+    not_tried: tuple[Decision, ...] = ()
+    audits: int = 0
+    audit_violations: int = 0
+
+
+class Alternative(Record):
+    """Another candidate that was measured.
+
+    Attributes:
+        candidate: What it changes.
+        gain: Rate over the baseline's.
+        peak_memory_bytes: Of its hungriest rank.
+        numerics: What it does to the numbers.
+        guard: What the guard said.
+    """
+
+    candidate: Candidate
+    gain: float
+    peak_memory_bytes: int
+    numerics: Numerics
+    guard: str
+
+
+class Cost(Record):
+    """What finding the recommendation took.
+
+    Attributes:
+        tuning_s: All of the study.
+        num_trials: Trials that were run.
+        compile_s: What the recommendation compiles before it is fast.
+        payback_tuning_steps: Steps after which the study has paid for itself.
+    """
+
+    tuning_s: float
+    num_trials: int
+    compile_s: float = 0.0
+    payback_steps: float | None = None
+    """Steps after which the recommendation's compilation has paid for itself."""
+    payback_tuning_steps: float | None = None
+
+
+class Recommendation(Record):
+    """The answer of a study.
+
+    Attributes:
+        study_id: The study.
+        created_at: ISO 8601, UTC.
+        workload: The reference that the user gave.
+        workload_signature: Of similar workloads.
+        global_batch: Samples of one step.
+        sample_unit: What the throughput counts.
+        verdict: What is claimed.
+        candidate: What to change.
+        choices: The complete choice of every strategy.
+        environment_variables: To be set before torch is imported.
+        hardware: On which it was measured.
+        baseline_units_per_s: Of today's settings.
+        units_per_s: Of the recommendation.
+        gain: With its intervals; None where the baseline has no rate.
+        parts: Each accepted change.
+        shares_before: Of the step by category, with today's settings.
+        shares_after: The same with the recommendation.
+        bottleneck_before: What took the most time.
+        bottleneck_after: What takes the most time now.
+        guard: Whether it is the same training.
+        certificate: About what was not recommended.
+        cost: Of finding it.
+        num_ranks: Processes of the training.
+        alternatives: Other good candidates.
+        peak_memory_bytes: Of the hungriest rank.
+        baseline_peak_memory_bytes: The same with today's settings.
+        schema_version: Of this record.
+        steptune_version: That made it.
+    """
+
+    study_id: str
+    created_at: str
+    workload: str
+    workload_signature: str
+    global_batch: int
+    sample_unit: SampleUnit
+    verdict: Verdict
+    candidate: Candidate
+    choices: dict[str, Choice]
+    environment_variables: dict[str, str]
+    hardware: HardwareProfile
+    baseline_units_per_s: float
+    units_per_s: float
+    gain: Gain | None
+    parts: tuple[Part, ...]
+    shares_before: dict[str, float]
+    shares_after: dict[str, float]
+    bottleneck_before: str
+    bottleneck_after: str
+    guard: GuardVerdict | None
+    certificate: Certificate
+    cost: Cost
+    num_ranks: int = 1
+    alternatives: tuple[Alternative, ...] = ()
+    peak_memory_bytes: int = 0
+    baseline_peak_memory_bytes: int = 0
+    foreign_cpu_share: float = 0.0
+    """Median share of the cores that other programs used while the baseline was measured."""
+    schema_version: int = SCHEMA_VERSION
+    steptune_version: str = ""

@@ -1,0 +1,195 @@
+"""What was found out about a workload: its data, model and optimizer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import field
+
+from tuner.records.base import Record
+from tuner.records.choices import Choice
+
+
+class SampleUnit(StrEnum):
+    """What the throughput counts."""
+
+    SAMPLE = "sample"
+    TOKEN = "token"
+
+
+class DatasetFacts(Record):
+    """What was found out about a dataset.
+
+    Attributes:
+        load_deterministic: The same of `load(index)`.
+    """
+
+    kind: str
+    """"map" or "iterable"."""
+    length: int | None
+    """Samples, or None where an iterable dataset has no length."""
+    sample_bytes: int | None
+    """Mean bytes of one sample over the samples that were looked at."""
+    sample_ns: int | None
+    """Mean time of one `dataset[index]` in the calling process."""
+    deterministic: bool
+    """`dataset[i]` gave the same sample under two states of the random generators."""
+    splits: bool
+    """The dataset has `load(index)` (deterministic) and `augment(sample)`."""
+    load_deterministic: bool = False
+    seedable: bool = True
+    """`dataset[i]` repeats itself when torch's, NumPy's and Python's generators are seeded."""
+    padding_share: float | None = None
+    """Padding's share of the batches, each padded to its longest sample; None where lengths are not known."""
+
+
+class UnitFacts(Record):
+    """How the parameters of a model fall into units that sharding gathers as one.
+
+    Attributes:
+        largest: Elements of the largest unit below the root.
+        root: Elements that only the root holds.
+    """
+
+    largest: int
+    root: int
+
+
+class ModelFacts(Record):
+    """What was found out about a model.
+
+    Attributes:
+        num_parameters: Elements of all parameters.
+        parameter_bytes: What they take.
+        num_parameter_tensors: How many tensors they are.
+        num_blocks: Repeated blocks; 0 where there are none.
+        num_block_kinds: How many of them differ in parameters' shapes or plain attributes: each is compiled by itself.
+        has_batch_statistics: It has layers that normalise over the batch.
+        expert_implementations: Ways in which its experts can run: "looped", "batched", "grouped".
+        expert_implementation: That in use; None where there are no experts.
+    """
+
+    num_parameters: int
+    parameter_bytes: int
+    num_parameter_tensors: int
+    module_types: dict[str, int] = field(default_factory=dict)
+    """How many modules there are of each class name (`Linear`, `LayerNorm`, `Conv2d`, ...)."""
+    num_blocks: int = 0
+    num_block_kinds: int = 0
+    uses_attention: bool = False
+    """`scaled_dot_product_attention` was called in one step."""
+    has_batch_statistics: bool = False
+    num_frozen: int = 0
+    """Elements of parameters that are not trained."""
+    num_unused_parameters: int = 0
+    """Tensors that require a gradient and got none from the first batch."""
+    expert_implementations: tuple[str, ...] = ()
+    expert_implementation: str | None = None
+    can_be_batch_second: bool = False
+    """The repeated blocks are attention of torch whose batch may come second (`training/batch_second.py`)."""
+    flops_per_step: int | None = None
+    """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
+    unaligned_linears: dict[str, int] = field(default_factory=dict)
+    """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
+    unaligned_flops: dict[str, float] = field(default_factory=dict)
+    """Their share of `flops_per_step`."""
+    num_movable_experts: int = 0
+    """Of every mixture, that ranks can share out; 0 where it has none, or does not let them."""
+    tensor_units: int = 0
+    """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
+    tensor_refusal: str = ""
+    """Why it is not."""
+    chain_refusal: str = ""
+    """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
+    mask_refusal: str = "its attention was not looked at"
+    """Why causal attention by a flag would differ from its masks; empty where it is the same."""
+    has_class_token: bool = False
+    """It is a vision transformer whose class token can be left out."""
+    shard_units: dict[str, UnitFacts] = field(default_factory=dict)
+    """By what `sharding` gathers as one: "root", "block", "size 1000000", …"""
+
+
+class OptimizerFacts(Record):
+    """What was found out about an optimizer.
+
+    Attributes:
+        name: Its class.
+        module: Where the class is defined.
+        state_bytes: What its state takes after one step.
+        capturable: A CUDA graph can hold its update.
+    """
+
+    name: str
+    module: str
+    implementation: str
+    """What the user's optimizer runs: "default", "for_loop", "foreach", "fused" or "own"."""
+    implementations: tuple[str, ...] = ()
+    """What its class can run."""
+    state_bytes: int = 0
+    capturable: bool = False
+
+
+class WorkloadFacts(Record):
+    """What Steptune found out about a workload once, without importing it into the parent.
+
+    Attributes:
+        reference: How the user named it.
+        name: Its class.
+        global_batch: Samples of one step, over all ranks.
+        sample_unit: What the throughput counts.
+        dataset: Its data.
+        model: Its model.
+        optimizer: Its optimizer.
+        steps_per_epoch: None where the dataset has no length.
+        batch_bytes: Of the first batch.
+        batch_splittable: A batch can be cut into micro-batches.
+        varying_shapes: Batches differ in shape.
+        units_per_batch: Mean samples or tokens of a batch.
+        custom_step: The workload has a training step of its own.
+        host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
+        host_read_beside_masks: The first such one that computes no attention mask.
+        sample_loss: Of the first batch.
+        prepare_ns: What its `prepare` took.
+        import_ns: What importing it took.
+        model_ns: What making its model took.
+    """
+
+    reference: str
+    name: str
+    signature: str
+    """Hash of what makes workloads similar: classes, sizes and batch; used to reuse past results."""
+    global_batch: int
+    sample_unit: SampleUnit
+    dataset: DatasetFacts
+    model: ModelFacts
+    optimizer: OptimizerFacts
+    current: dict[str, Choice] = field(default_factory=dict)
+    """What the user runs today, by strategy: only what differs from PyTorch's defaults."""
+    steps_per_epoch: int | None = None
+    batch_bytes: int = 0
+    batch_splittable: bool = True
+    varying_shapes: bool = False
+    units_per_batch: float = 0.0
+    randomness: str = "none"
+    """"none"; "switchable" (dropout that evaluation mode turns off); "always"."""
+    max_global_batch: int | None = None
+    """Most samples of a step that the user would train with; None allows no more than today's."""
+    sampling: str = "shuffled"
+    """Where batches come from: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
+    custom_step: bool = False
+    host_read: str = ""
+    host_read_beside_masks: str = ""
+    byte_form: bool = False
+    """It has `byte_dataset` and `from_bytes`."""
+    sample_loss: float = 0.0
+    sample_step_ns: int = 0
+    """Forward and backward of the first batch, when the workload was looked at."""
+    fits_memory: bool = True
+    """False where one whole batch ran out of memory and a part of it was looked at."""
+    look_samples: float = 0.0
+    """Of the step that was looked at."""
+    look_peak_bytes: int = 0
+    """What tensors took on the device at the peak of that step, without an optimizer; 0 on a CPU."""
+    prepare_ns: int = 0
+    import_ns: int = 0
+    model_ns: int = 0

@@ -250,24 +250,34 @@ class TestInputWithoutWorkers:
         dataset = replace(found.workload.dataset, sample_ns=sample_ns)
         return dataclasses.replace(found, workload=replace(found.workload, dataset=dataset, global_batch=10))
 
-    def test_what_loads_in_no_time_needs_no_workers(self) -> None:
-        assert input_without_workers(self.loading(0, epoch_restart=0.5, data_wait=0.1), exposed=True) == pytest.approx(
-            0.6
-        )
+    def choosing(self, found: Situation, **others: Choice) -> Situation:
+        return dataclasses.replace(found, choices={**DEFAULTS, "data_loading": {**WORKERS, "num_workers": 4}, **others})
 
-    def test_a_batch_takes_its_time_beside_the_step_or_exposed(self) -> None:
-        found = self.loading(20_000, epoch_restart=0.5)
-        assert input_without_workers(found, exposed=False) == pytest.approx(0.5)
-        assert input_without_workers(found, exposed=True) == pytest.approx(0.3)
+    def test_what_loads_in_no_time_needs_no_workers(self) -> None:
+        assert input_without_workers(self.loading(0, epoch_restart=0.5, data_wait=0.1)) == pytest.approx(0.6)
+
+    def test_a_batch_takes_its_time(self) -> None:
+        assert input_without_workers(self.loading(20_000, epoch_restart=0.5)) == pytest.approx(0.3)
+
+    def test_a_batch_of_several_takes_theirs(self) -> None:
+        found = self.choosing(
+            self.loading(20_000, epoch_restart=0.5), larger_global_batch={"factor": 2, "rule": "linear"}
+        )
+        assert input_without_workers(found) == pytest.approx(0.1)
 
     def test_what_loads_slowly_loses_by_it(self) -> None:
-        assert input_without_workers(self.loading(200_000, data_wait=0.1), exposed=True) < 0
+        assert input_without_workers(self.loading(200_000, data_wait=0.1)) < 0
+
+    def test_the_bound_does_not_rest_on_the_time_of_a_sample(self) -> None:
+        """Since stored samples, and those asked for as a batch, come sooner than one by one at the first look."""
+        found = self.choosing(self.loading(200_000, epoch_restart=0.3), dataset_cache={"where": "memory"})
+        bound = strategy_named("data_loading").bound(found, {**WORKERS, "num_workers": 0})
+        assert bound == pytest.approx(0.3)
 
     @pytest.mark.parametrize(("sample_ns", "tried"), [(1_000, True), (200_000, False)])
     def test_it_is_expected_of_no_workers(self, sample_ns: int, tried: bool) -> None:
         strategy, found = strategy_named("data_loading"), self.loading(sample_ns, epoch_restart=0.3)
-        found = dataclasses.replace(found, choices={**DEFAULTS, "data_loading": {**WORKERS, "num_workers": 4}})
-        expected = strategy.expected(found, {**WORKERS, "num_workers": 0})
+        expected = strategy.expected(self.choosing(found), {**WORKERS, "num_workers": 0})
         assert expected is not None
         assert (expected > 0.1) == tried
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -98,6 +99,50 @@ class TestTheFlag:
             assert uses_causal_flag(job.model) == expected
 
 
+PADDED = torch.cat([torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 11, dtype=torch.long)], dim=1)
+
+
+def logits_of(model: Any, ids: torch.Tensor, how: str) -> torch.Tensor:
+    """Of the tokens that are no padding."""
+    model.eval()
+    with torch.no_grad():
+        if how == "inner":
+            hidden = model.transformer(ids, attention_mask=PADDED).last_hidden_state
+            found = model.lm_head(hidden)
+        else:
+            found = (model(ids, None, None, PADDED) if how == "position" else model(ids, attention_mask=PADDED)).logits
+    real: torch.Tensor = found[:, 5:]
+    return real
+
+
+class TestWhatIsToldLater:
+    """A batch with padding, or an evaluation, of a model that was looked at with none."""
+
+    IDS = torch.arange(32).reshape(2, 16)
+
+    @pytest.mark.parametrize("how", ["name", "position", "inner"])
+    def test_padding_is_left_out(self, how: str) -> None:
+        model = load_workload(GPT).model()
+        masked = logits_of(model, self.IDS, how)
+        torch.testing.assert_close(logits_of(use_causal_flag(model), self.IDS, how), masked, rtol=0, atol=0)
+        assert uses_causal_flag(model)
+
+    def test_padding_is_left_out_by_a_compiled_model(self) -> None:
+        model = load_workload(GPT).model()
+        masked = logits_of(model, self.IDS, "name")
+        use_causal_flag(model).compile(backend="eager")
+        model(self.IDS)
+        torch.testing.assert_close(logits_of(model, self.IDS, "name"), masked, rtol=0, atol=1e-6)
+        assert uses_causal_flag(model)
+        torch._dynamo.reset()
+
+    def test_the_flag_comes_back_after_a_call_that_fails(self) -> None:
+        model = use_causal_flag(load_workload(GPT).model())
+        with pytest.raises(IndexError):
+            model(self.IDS + 256, attention_mask=PADDED)
+        assert uses_causal_flag(model)
+
+
 class TestWhereItIsTheSame:
     def test_a_plain_language_model(self) -> None:
         look = looked_at(load_workload(GPT))
@@ -114,20 +159,51 @@ class TestWhereItIsTheSame:
         [
             ({"attention_mask": torch.ones(2, 16, dtype=torch.long)}, "attention_mask"),
             ({"position_ids": torch.arange(16)[None]}, "position_ids"),
+            ({"token_type_ids": torch.zeros(2, 16, dtype=torch.long)}, "token_type_ids"),
         ],
     )
     def test_not_where_the_workload_says_more(self, given: dict[str, Any], named: str) -> None:
         """Even where the first batch has no padding and no packed sequences: others may."""
         assert named in looked_at(Given(**given)).facts.mask_refusal
 
+    @pytest.mark.parametrize("direct", [False, True])
+    def test_not_where_a_model_within_is_told_more(self, direct: bool) -> None:
+        """As where the loss is computed in pieces of the vocabulary: what is called is the model without its head."""
+        model: Any = load_workload(GPT).model()
+        call = model.transformer.forward if direct else model.transformer
+        with CausalLook(model) as look:
+            call(torch.zeros(2, 16, dtype=torch.long), attention_mask=torch.ones(2, 16, dtype=torch.long))
+            look.note_attention((), {"is_causal": True})
+        assert ("was not called" if direct else "attention_mask") in look.refusal
+
+    def test_not_where_a_model_was_not_called(self) -> None:
+        """Of two towers one may come later, with a mask."""
+        workload = load_workload(GPT)
+        towers = nn.ModuleList([workload.model(), workload.model()])
+        with CausalLook(towers) as look:
+            towers[0](torch.zeros(2, 16, dtype=torch.long))
+            look.note_attention((), {"is_causal": True})
+        assert "was not called" in look.refusal
+
+    def test_not_where_a_model_within_is_set_otherwise(self) -> None:
+        model: Any = load_workload(GPT).model()
+        model.transformer.config = type(model.config)(attn_implementation="eager")
+        with CausalLook(model) as look:
+            model.transformer(torch.zeros(2, 16, dtype=torch.long))
+            look.note_attention((), {"is_causal": True})
+        assert "cannot be set" in look.refusal
+
     def test_not_where_attention_sees_all(self) -> None:
         assert "causal" in looked_at(load_workload(VIT)).facts.mask_refusal
 
-    def test_not_where_tokens_see_a_window(self) -> None:
-        workload = load_workload(GPT)
-        model = workload.model()
-        model.config.sliding_window = 4
+    @pytest.mark.parametrize("within", [False, True])
+    def test_not_where_tokens_see_a_window(self, within: bool) -> None:
+        model: Any = load_workload(GPT).model()
+        if within:
+            model.transformer.config = copy.deepcopy(model.config)
+        model.transformer.config.sliding_window = 4
         with CausalLook(model) as look:
+            model(torch.zeros(2, 16, dtype=torch.long))
             look.note_attention((), {"is_causal": True})
         assert "window" in look.refusal
 

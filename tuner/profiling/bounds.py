@@ -144,14 +144,14 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
     return max(0.0, 1.0 - floor / situation.step_ns)
 
 
-def input_without_workers(situation: Situation, *, exposed: bool) -> float:
-    """Share that loading in the main process saves over the incumbent's workers: no wait for them and none of their
-    starts, but a batch's own loading, which a device may work beside or, `exposed`, wait for. Negative where it costs.
+def input_without_workers(situation: Situation) -> float:
+    """Share that loading in the main process should save over the incumbent's workers: no wait for them and none of
+    their starts, but a batch's own loading, which the device waits for. Negative where it costs.
 
-    T' = everything but the wait, and the batch's time; T' >= the larger of both.
+    An estimate: samples that are stored, or asked for as a batch, come sooner than when the workload was looked at.
     """
     wait = situation.time_ns((Category.DATA_WAIT, Category.EPOCH_RESTART))
-    rest = situation.step_ns - wait
-    per_rank = situation.workload.global_batch / _num_ranks(situation)
+    merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
+    per_rank = merged * situation.workload.global_batch / _num_ranks(situation)
     batch_ns = (situation.workload.dataset.sample_ns or 0) * per_rank
-    return 1.0 - (rest + batch_ns if exposed else max(rest, batch_ns)) / situation.step_ns
+    return (wait - batch_ns) / situation.step_ns

@@ -93,7 +93,7 @@ class DataLoading(Strategy):
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         current = situation.choices[self.name]
-        gain = max(0.0, self._hidden(situation, choice, exposed=False))
+        gain = self._hidden_at_most(situation, choice)
         if choice["pin_memory"] and not current["pin_memory"]:
             # The host waits for a copy of pageable memory, and launches late what comes after it.
             gain += removable(situation, Category.COPY_H2D, Category.QUEUED)
@@ -103,18 +103,24 @@ class DataLoading(Strategy):
         """Workers hide the wait for data, pinned memory lets copies go on beside the host. Workers that have no wait to
         hide only pass batches on, so pinning alone comes first.
         """
-        best = max(0.0, self._hidden(situation, choice, exposed=False))
-        hidden = self._hidden(situation, choice, exposed=True)
+        best = self._hidden_at_most(situation, choice)
+        hidden = best
+        if not choice["num_workers"] and situation.choices[self.name]["num_workers"]:
+            hidden = input_without_workers(situation)
         if (choice["num_workers"] and not hidden) or hidden < 0:
             return HARDLY
         part = self.usual_realisation if choice["num_workers"] else WITHOUT_WORKERS_PART
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
-    def _hidden(self, situation: Situation, choice: Choice, *, exposed: bool) -> float:
-        """Share of the step that a loader saves; without workers, with a batch's time beside the step or exposed."""
+    def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
+        """Share of the step that a loader saves. Without workers no more than the wait for them and their starts: what
+        a batch then takes is not known well enough for a bound.
+        """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))
-        return input_without_workers(situation, exposed=exposed) if situation.choices[self.name]["num_workers"] else 0.0
+        if situation.choices[self.name]["num_workers"]:
+            return removable(situation, Category.DATA_WAIT, Category.EPOCH_RESTART)
+        return 0.0
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         loader = job.loader

@@ -1,7 +1,8 @@
 """Causal attention of transformers models by SDPA's flag alone: where that is the same, and how it is set.
 
 The library computes no mask for an attention implementation that has none registered; such an implementation then
-passes `is_causal`.
+passes `is_causal`. A call that says more than plain sequences, as one with padding does, is computed as before, with
+masks: such a batch may come late, or from an evaluation.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 IMPLEMENTATION = "causal_sdpa"
-GIVEN = ("attention_mask", "position_ids", "past_key_values")
-"""What tells a model of more than plain sequences."""
+MASKED = "sdpa"
+"""The same attention with masks, as the library names it."""
+GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
+"""What, beside masks, tells a model of more than plain sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """By these a configuration says that tokens do not see all that came before them."""
 
@@ -27,40 +31,78 @@ def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(IMPLEMENTATION, sdpa_attention_forward)
-    for inner in outermost_models(model):
-        inner.set_attn_implementation(IMPLEMENTATION)
+    for outermost in outermost_models(model):
+        outermost.set_attn_implementation(IMPLEMENTATION)
+        turns = _Turns(outermost.config)
+        for inner in _models_of(outermost):
+            names = _argument_names(inner)
+            inner.register_forward_pre_hook(partial(turns.begin, names), with_kwargs=True)
+            inner.register_forward_hook(turns.end, always_call=True)
     return model
 
 
 def uses_causal_flag(model: torch.nn.Module) -> bool:
     """Whether it has models of transformers, and all are set so."""
-    names = {str(inner.config._attn_implementation) for inner in outermost_models(model)}
-    return names == {IMPLEMENTATION}
+    return {str(inner.config._attn_implementation) for inner in _models_of(model)} == {IMPLEMENTATION}
 
 
 def outermost_models(model: torch.nn.Module) -> Iterator[Any]:
     """Models of transformers that are in no other."""
-    library = sys.modules.get("transformers")
-    if library is None:
-        return
     inside: set[torch.nn.Module] = set()
-    for module in model.modules():
-        if module not in inside and isinstance(module, library.PreTrainedModel):
-            inside.update(module.modules())
-            yield module
+    for found in _models_of(model):
+        if found not in inside:
+            inside.update(found.modules())
+            yield found
+
+
+def _models_of(model: torch.nn.Module) -> list[Any]:
+    """All models of transformers in it, itself included."""
+    library = sys.modules.get("transformers")
+    return [] if library is None else [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]
+
+
+def _argument_names(model: Any) -> tuple[str, ...]:
+    """Of what `forward` takes by position, in order."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def _said(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Names of the arguments of a call that masks follow."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return [name for name, value in given.items() if value is not None and (name in GIVEN or "mask" in name)]
+
+
+class _Turns:
+    """Hooks of the models that share a configuration: masks for the calls that say more than plain sequences."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._before: list[str] = []
+
+    def begin(self, names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._before.append(self._config._attn_implementation)
+        if _said(names, args, kwargs):
+            self._config._attn_implementation = MASKED
+
+    def end(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        self._config._attn_implementation = self._before.pop()
 
 
 class CausalLook:
     """Watches one step: would the flag alone have been the same?"""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._models = list(outermost_models(model))
+        self._models = _models_of(model)
+        self._called: set[Any] = set()
         self._given: set[str] = set()
         self._hooks: list[Any] = []
         self._plain = self._masked = 0
 
     def __enter__(self) -> CausalLook:
-        self._hooks = [m.register_forward_pre_hook(self._note_given, with_kwargs=True) for m in self._models]
+        for model in self._models:
+            hook = partial(self._note_given, _argument_names(model))
+            self._hooks.append(model.register_forward_pre_hook(hook, with_kwargs=True))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -76,10 +118,9 @@ class CausalLook:
         else:
             self._masked += 1
 
-    def _note_given(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-        given = {**given, **given.get("kwargs", {})}
-        self._given.update(name for name in GIVEN if given.get(name) is not None)
+    def _note_given(self, names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._called.add(module)
+        self._given.update(_said(names, args, kwargs))
 
     @property
     def refusal(self) -> str:
@@ -91,7 +132,11 @@ class CausalLook:
         if self._masked or not self._plain:
             return "not all attention of the model is causal"
         for inner in self._models:
-            if inner.config._attn_implementation != "sdpa" or not inner._can_set_attn_implementation():
+            if len(_models_of(inner)) == 1 and inner not in self._called:
+                return (
+                    f"{type(inner).__name__} was not called in the step that was looked at, so what it gets is unknown"
+                )
+            if inner.config._attn_implementation != MASKED or not inner._can_set_attn_implementation():
                 return f"the attention of {type(inner).__name__} cannot be set"
             if any(getattr(inner.config, name, None) is not None for name in WINDOWS):
                 return f"{type(inner).__name__} may look at a window of the tokens"

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -35,13 +34,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from by_hand_rows import (
+    SMALL_RESNET,
+    SMALL_VIT,
+    Choices,
+    add_arguments,
+    append,
+    distinct,
+    kept_lines,
+    legal,
+    of_every_column,
+    reached,
+)
 from rank_peaks import Configuration, largest_batch, measured
-from stamp import RESULTS, ROOT, stamp
+from stamp import ROOT, stamp
 from tuned import (
     LEAST_S,
     OTHER_S,
     Tuned,
-    add_foreign_load,
     answer,
     compared,
     json_lines,
@@ -52,13 +62,10 @@ from tuned import (
 )
 
 from tuner.hardware import HOSTS_VARIABLE
-from tuner.records import Candidate, Choice, StudySettings, TrialResult
+from tuner.records import Candidate, StudySettings, TrialResult
 
-Choices = dict[str, Choice]
 WORKLOAD = f"{ROOT}/benchmarks/workloads/mixed_precision.py:mixed_precision"
 DDP = "DDP 25 MiB"
-SLACK = 0.98
-"""The least median of "at least as fast"."""
 WANTED = {("two", "lossy", "vit_large"): 2.5, ("two", "", "vit_large"): 1.5}
 """Times DDP's default."""
 WANTED_LARGEST = 2.2
@@ -101,15 +108,13 @@ class Row:
         return f"{WORKLOAD}?entry={entry.replace('?', '&')}&batch={batch}"
 
 
-_VIT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32&num_labels=10"
-_RESNET = "image_size=32&embedding_size=8&hidden_sizes=16,32&depths=2,1&num_labels=10"
 _GPT = "sequence=32&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32&bos_token_id=0&eos_token_id=0"
 _BERT = "sequence=32&hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=256"
 _VGG = "image_size=32&divisor=8&hidden=64&num_labels=10"
 ROWS: tuple[Row, ...] = (
-    Row(name="vit_large", workload="vit_large", per_gpu=64, small=f"vit_large?{_VIT}&patch_size=8"),
-    Row(name="vit_huge", workload="vit_huge", per_gpu=32, small=f"vit_huge?{_VIT}&patch_size=8"),
-    Row(name="vit_huge_largest", workload="vit_huge", per_gpu=None, small=f"vit_huge?{_VIT}&patch_size=8"),
+    Row(name="vit_large", workload="vit_large", per_gpu=64, small=f"vit_large?{SMALL_VIT}&patch_size=8"),
+    Row(name="vit_huge", workload="vit_huge", per_gpu=32, small=f"vit_huge?{SMALL_VIT}&patch_size=8"),
+    Row(name="vit_huge_largest", workload="vit_huge", per_gpu=None, small=f"vit_huge?{SMALL_VIT}&patch_size=8"),
     Row(
         name="gpt2_large",
         workload="gpt2_large?sequence=1024",
@@ -118,7 +123,7 @@ ROWS: tuple[Row, ...] = (
         image=False,
         convolves=False,
     ),
-    Row(name="resnet50", workload="resnet50", per_gpu=64, small=f"resnet50?{_RESNET}"),
+    Row(name="resnet50", workload="resnet50", per_gpu=64, small=f"resnet50?{SMALL_RESNET}"),
     Row(name="vgg16", workload="vgg16", per_gpu=64, small=f"vgg16?{_VGG}"),
     Row(
         name="bert_large",
@@ -134,9 +139,7 @@ SMALL_PER_GPU, SMALL_MOST = 4, 16
 
 def by_hand(row: Row, *, network: str, lossy: bool, on_cpu: bool) -> dict[str, Choices]:
     """The columns of the table, the default first and then the most promising."""
-    common: Choices = {"optimizer_implementation": {"implementation": "fused"}}
-    if row.convolves and not on_cpu:
-        common["backend_flags"] = {"cudnn_benchmark": True}
+    common = of_every_column(convolves=row.convolves, on_cpu=on_cpu)
 
     def sharded(mode: str, **more: bool | str) -> Choices:
         return {**O2, "sharding": {"mode": mode, "wrap": "block", **more}}
@@ -212,19 +215,6 @@ def run(row: Row, settings: StudySettings, network: str, small: bool, minutes: f
         return line
 
 
-def legal(study: Tuned, columns: Mapping[str, Choices]) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """Those that can be run here, and why the others cannot."""
-    candidates: dict[str, Candidate] = {}
-    impossible: dict[str, str] = {}
-    for name, choices in columns.items():
-        candidate, reason = study.candidate(choices)
-        if candidate is None:
-            impossible[name] = reason
-        else:
-            candidates[name] = candidate
-    return candidates, impossible
-
-
 def beside(
     study: Tuned, ours: Candidate, columns: Mapping[str, Candidate], deadline: float
 ) -> list[dict[str, TrialResult]]:
@@ -240,10 +230,6 @@ def beside(
     if deadline - time.monotonic() < LEAST_S:
         return [first]
     return [first, *side_by_side(study, distinct(contenders), [], deadline)]
-
-
-def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return list({candidate.key: candidate for candidate in candidates}.values())
 
 
 def _memory(candidate: Candidate, blocks: Sequence[dict[str, TrialResult]]) -> dict:
@@ -372,8 +358,7 @@ def verdicts(line: dict) -> dict[str, bool]:
     best, default = best_by_hand(line), line.get("by_hand", {}).get(DDP, {})
     shown: dict[str, bool] = {}
     if best is not None:
-        interval = best[1]["interval"]
-        shown["at least the best by hand"] = best[1]["ratio"] >= SLACK and (interval is None or interval[1] >= 1.0)
+        shown["at least the best by hand"] = reached(best[1])
     wanted = WANTED.get((line["network"], line["allow"], line["row"]))
     if line["row"] == "vit_huge_largest":
         wanted = WANTED_LARGEST
@@ -416,28 +401,19 @@ def _told_row(name: str, line: dict | None) -> str:
     ]
     if "hours_per_imagenet_epoch" in line:
         parts.append(f"{line['hours_per_imagenet_epoch']:.3f} h per epoch of ImageNet")
-    missed = [goal for goal, reached in verdicts(line).items() if not reached]
+    missed = [goal for goal, shown in verdicts(line).items() if not shown]
     return ", ".join(parts) + (f": NOT {'; NOT '.join(missed)}" if missed else ": reached")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
+    add_arguments(parser, [row.name for row in ROWS], tune_minutes=4.7, minutes=9.3, out="multi_gpu.jsonl")
     parser.add_argument("--network", nargs="*", choices=NETWORKS, default=["one"])
-    parser.add_argument("--allow", choices=["lossy"], default="")
     parser.add_argument("--ranks", type=int, help="default: one for each visible GPU, two on a CPU")
-    parser.add_argument("--tune-minutes", type=float, default=4.7)
-    parser.add_argument("--minutes", type=float, default=9.3, help="for a row: the study, and what is timed beside it")
-    parser.add_argument("--small", action="store_true", help="shapes for a dry run")
-    add_foreign_load(parser)
-    parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
-    parser.add_argument("--out", type=Path, default=RESULTS / "multi_gpu.jsonl")
-    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a row")
     arguments = parser.parse_args()
     if not arguments.summary:
         tune(arguments)
-    lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
-    print(summary([line for line in lines if line["small"] == arguments.small]))
+    print(summary(kept_lines(arguments.out, small=arguments.small)))
 
 
 def tune(arguments: argparse.Namespace) -> None:
@@ -467,8 +443,7 @@ def tune(arguments: argparse.Namespace) -> None:
                     found = run(row, settings, network, arguments.small, arguments.minutes, trials)
             except CannotShape as error:
                 found = {"impossible": str(error)}
-            with arguments.out.open("a") as file:
-                file.write(json.dumps({**head, **found}) + "\n")
+            append(arguments.out, {**head, **found})
             print(_told_row(row.name, {**head, **found}), flush=True)
 
 

@@ -26,16 +26,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stamp import RESULTS, stamp
-from tuned import add_foreign_load, answer, compared, json_lines, settings_of, side_by_side, told, tuned
+from by_hand_rows import (
+    SMALL_RESNET,
+    SMALL_VIT,
+    Choices,
+    add_arguments,
+    append,
+    distinct,
+    kept_lines,
+    legal,
+    of_every_column,
+    reached,
+)
+from stamp import stamp
+from tuned import answer, compared, json_lines, settings_of, side_by_side, told, tuned
 
-from tuner.records import Candidate, Choice, StudySettings
+from tuner.records import StudySettings
 
-Choices = dict[str, Choice]
 BEST_O1, BEST_PURE = "best by hand, O1", "best by hand, pure bf16"
 BLOCKS_O1 = "by hand, O1, compiled blocks"
-SLACK = 0.98
-"""The least median of "at least as fast"."""
 WANTED_MEAN = {"": 1.05, "lossy": 1.03}
 CHANNELS_LAST: Choices = {"memory_format": {"layout": "channels_last"}}
 
@@ -65,9 +74,7 @@ def compiled(mode: str) -> Choices:
     return {"compile": {"mode": mode}}
 
 
-_VIT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32&num_labels=10"
 _SWIN = "image_size=32&patch_size=4&window_size=4&embed_dim=8&depths=2,2&num_heads=2,4&num_labels=10"
-_RESNET = "image_size=32&embedding_size=8&hidden_sizes=16,32&depths=2,1&num_labels=10"
 _GPT = "sequence=32&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32"
 ROWS: tuple[Row, ...] = (
     Row(
@@ -75,7 +82,7 @@ ROWS: tuple[Row, ...] = (
         workload="zoo:vit_large?batch=128",
         best=compiled("default"),
         blocks=True,
-        small=f"zoo:vit_large?batch=8&{_VIT}",
+        small=f"zoo:vit_large?batch=8&{SMALL_VIT}",
     ),
     Row(
         name="swin_base",
@@ -94,14 +101,14 @@ ROWS: tuple[Row, ...] = (
         workload="zoo:resnet50?batch=256",
         best={**CHANNELS_LAST, **compiled("reduce-overhead")},
         pure=False,
-        small=f"zoo:resnet50?batch=8&{_RESNET}",
+        small=f"zoo:resnet50?batch=8&{SMALL_RESNET}",
     ),
     Row(
         name="resnet50_16",
         workload="zoo:resnet50?batch=16",
         best={**CHANNELS_LAST, **compiled("reduce-overhead")},
         pure=False,
-        small=f"zoo:resnet50?batch=4&{_RESNET}",
+        small=f"zoo:resnet50?batch=4&{SMALL_RESNET}",
     ),
     Row(
         name="gpt2_large",
@@ -123,9 +130,7 @@ ROWS: tuple[Row, ...] = (
 
 def by_hand(row: Row, *, on_cpu: bool = False) -> dict[str, Choices]:
     """The columns of the table, as choices; on a CPU, where there is no cuDNN, those that a dry run can try."""
-    common: Choices = {"optimizer_implementation": {"implementation": "fused"}}
-    if row.convolves and not on_cpu:
-        common["backend_flags"] = {"cudnn_benchmark": True}
+    common = of_every_column(convolves=row.convolves, on_cpu=on_cpu)
 
     def at(level: str, dtype: str | None, more: Choices | None = None) -> Choices:
         return {**common, "precision": {"level": level, "dtype": dtype}, **(more or {})}
@@ -151,15 +156,8 @@ def run(row: Row, settings: StudySettings, small: bool, minutes: float, trials: 
         if trials is not None:
             trials.write_text(json_lines(told(study)))
         ours = study.recommendation.candidate
-        columns: dict[str, Candidate] = {}
-        impossible: dict[str, str] = {}
         on_cpu = study.recommendation.hardware.device_kind == "cpu"
-        for name, choices in by_hand(row, on_cpu=on_cpu).items():
-            candidate, reason = study.candidate(choices)
-            if candidate is None:
-                impossible[name] = reason
-            else:
-                columns[name] = candidate
+        columns, impossible = legal(study, by_hand(row, on_cpu=on_cpu))
         first = [columns[name] for name in goals(bool(settings.allow)) if name in columns]
         contenders = distinct([ours, *first])
         others = [c for c in distinct(list(columns.values())) if c not in contenders]
@@ -174,10 +172,6 @@ def run(row: Row, settings: StudySettings, small: bool, minutes: float, trials: 
         }
 
 
-def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return list({candidate.key: candidate for candidate in candidates}.values())
-
-
 # --- the summary ------------------------------------------------------------------------------
 
 
@@ -190,11 +184,6 @@ def target(line: dict) -> dict | None:
     names = goals(line["allow"] == "lossy")
     found = [line["by_hand"][name] for name in names if line["by_hand"].get(name, {}).get("ratio")]
     return min(found, key=lambda row: row["ratio"], default=None)
-
-
-def reached(row: dict) -> bool:
-    """At least as fast: the interval does not lie below 1, and the ratio not below 0.98."""
-    return row["ratio"] >= SLACK and (row["interval"] is None or row["interval"][1] >= 1.0)
 
 
 def summary(lines: Sequence[dict]) -> str:
@@ -226,34 +215,25 @@ def summary(lines: Sequence[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
-    parser.add_argument("--allow", choices=["lossy"], default="")
-    parser.add_argument("--tune-minutes", type=float, default=6.0)
-    parser.add_argument("--minutes", type=float, default=9.5, help="for a row: the study, and what is timed beside it")
-    parser.add_argument("--small", action="store_true", help="shapes for a dry run")
-    add_foreign_load(parser)
-    parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
-    parser.add_argument("--out", type=Path, default=RESULTS / "single_gpu.jsonl")
-    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a row")
+    add_arguments(parser, [row.name for row in ROWS], tune_minutes=6.0, minutes=9.5, out="single_gpu.jsonl")
     arguments = parser.parse_args()
     if not arguments.summary:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", "benchmarks/single_gpu.py", *sys.argv[1:]])
-        for row in (row for row in ROWS if row.name in arguments.only):
-            settings = settings_of(arguments.tune_minutes, arguments.foreign_load, arguments.allow)
-            trials = arguments.trials and arguments.trials / f"{row.name}{arguments.allow}.jsonl"
-            found = run(row, settings, arguments.small, arguments.minutes, trials)
-            line = {"row": row.name, "allow": arguments.allow, "small": arguments.small, **stamp(command), **found}
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(
-                json.dumps(
-                    {"row": row.name, "recommended": found["recommended"], "by_hand": found["by_hand"]}, indent=1
-                ),
-                flush=True,
-            )
-    lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
-    print(summary([line for line in lines if line["small"] == arguments.small]))
+        tune(arguments)
+    print(summary(kept_lines(arguments.out, small=arguments.small)))
+
+
+def tune(arguments: argparse.Namespace) -> None:
+    """Runs the rows that were asked for, and appends a line for each as soon as it is known."""
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "benchmarks/single_gpu.py", *sys.argv[1:]])
+    for row in (row for row in ROWS if row.name in arguments.only):
+        settings = settings_of(arguments.tune_minutes, arguments.foreign_load, arguments.allow)
+        trials = arguments.trials and arguments.trials / f"{row.name}{arguments.allow}.jsonl"
+        found = run(row, settings, arguments.small, arguments.minutes, trials)
+        head = {"row": row.name, "allow": arguments.allow, "small": arguments.small, **stamp(command)}
+        append(arguments.out, {**head, **found})
+        shown = {"row": row.name, "recommended": found["recommended"], "by_hand": found["by_hand"]}
+        print(json.dumps(shown, indent=1), flush=True)
 
 
 if __name__ == "__main__":

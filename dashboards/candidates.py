@@ -121,38 +121,12 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
     memory_gib = info["peak_memory_bytes"] / (1 << 30)
     floor = min(1.0, *gains, 1.0) - 0.12 * max(max(1.0, *gains, 1.0) - min(1.0, *gains, 1.0), 0.4)
     edge = float(memory_gib.max()) * 1.06 if memory_gib.notna().any() else 1.0
-    front = info[info["on_front"]].sort_values("peak_memory_bytes")
-    if len(front) > 1:
-        figure.add_scatter(
-            name="nothing is faster in less memory",
-            mode="lines",
-            x=list(front["peak_memory_bytes"] / (1 << 30)),
-            y=list(front["gain"]),
-            line={"color": theme.GOOD, "width": 1.5, "dash": "dot", "shape": "hv"},
-            hoverinfo="skip",
-        )
+    _add_front(figure, info[info["on_front"]].sort_values("peak_memory_bytes"))
     for outcome, look in _MEMORY_LOOKS.items():
         rows = info[info["outcome"] == outcome]
         placed = rows if outcome == OUT_OF_MEMORY else rows[rows["peak_memory_bytes"].notna()]
-        if placed.empty:
-            continue
-        figure.add_scatter(
-            name=look.title,
-            mode="markers",
-            x=[
-                edge if math.isnan(row.peak_memory_bytes) else row.peak_memory_bytes / (1 << 30)
-                for row in rows_of(placed)
-            ],
-            y=[floor if math.isnan(gain) else gain for gain in placed["gain"]],
-            marker={
-                "color": look.colour,
-                "symbol": look.symbol,
-                "size": 10,
-                "line": {"width": 1.5, "color": look.colour},
-            },
-            customdata=[_hover(row) for row in rows_of(placed)],
-            hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
-        )
+        if not placed.empty:
+            _add_markers(figure, placed, look, floor=floor, edge=edge)
     for row in rows_of(info[info["name"] != ""]):
         if not math.isnan(row.gain) and not math.isnan(row.peak_memory_bytes):
             figure.add_annotation(
@@ -166,6 +140,41 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero" if spread > 2 else "normal")
     figure.update_yaxes(title={"text": "speed, today's settings = 1×"}, ticksuffix="×")
     return figure
+
+
+def _add_front(figure: go.Figure, front: pd.DataFrame) -> None:
+    """Steps through the configurations that nothing beats in both."""
+    if len(front) > 1:
+        figure.add_scatter(
+            name="nothing is faster in less memory",
+            mode="lines",
+            x=list(front["peak_memory_bytes"] / (1 << 30)),
+            y=list(front["gain"]),
+            line={"color": theme.GOOD, "width": 1.5, "dash": "dot", "shape": "hv"},
+            hoverinfo="skip",
+        )
+
+
+def _add_markers(figure: go.Figure, placed: pd.DataFrame, look: Look, *, floor: float, edge: float) -> None:
+    """
+    Args:
+        floor: Where those without a speed stand.
+        edge: Where those without a peak stand, in GiB.
+    """
+    figure.add_scatter(
+        name=look.title,
+        mode="markers",
+        x=[edge if math.isnan(row.peak_memory_bytes) else row.peak_memory_bytes / (1 << 30) for row in rows_of(placed)],
+        y=[floor if math.isnan(gain) else gain for gain in placed["gain"]],
+        marker={
+            "color": look.colour,
+            "symbol": look.symbol,
+            "size": 10,
+            "line": {"width": 1.5, "color": look.colour},
+        },
+        customdata=[_hover(row) for row in rows_of(placed)],
+        hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
+    )
 
 
 def _hover(row: Any) -> str:

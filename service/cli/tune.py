@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,7 @@ from tuner.records import MeasureSettings, Study, StudySettings, StudyState
 
 if TYPE_CHECKING:
     from service.isolation import Level
+    from service.studies import Results
 
 RESULTS = Path("steptune-results")
 """Holds a folder for each study that was given none."""
@@ -101,8 +103,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training."""
-    from service.running import chosen_level
-    from service.studies import begin_study, check_writable
+    from service.studies import begin_study
 
     check_platform()
     settings = StudySettings(
@@ -119,12 +120,10 @@ def tune(
         phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
         measure=MeasureSettings(foreign_cpu_share=foreign_load),
     )
-    service_settings = settings_with(database, isolation)
-    level = chosen_level(service_settings, python=str(python) if python else None)
-    check_writable(output_folder or RESULTS)
-    with opened_store(service_settings) as store:
-        study = begin_study(workload, settings, store, service_settings)
-        _run(study, store, service_settings, output_folder, python, level, as_json)
+    way = _way(database, isolation, python, output_folder, as_json=as_json)
+    with opened_store(way.settings) as store:
+        study = begin_study(workload, settings, store, way.settings)
+        _run(study, store, way)
 
 
 def resume(
@@ -137,64 +136,75 @@ def resume(
 ) -> None:
     """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
     from service.queue import StudyQueue
-    from service.running import chosen_level
-    from service.studies import check_unchanged, check_writable
+    from service.studies import check_unchanged
 
     check_platform()
-    service_settings = settings_with(database, isolation)
-    level = chosen_level(service_settings, python=str(python) if python else None)
-    check_writable(output_folder or RESULTS)
-    with opened_store(service_settings) as store:
+    way = _way(database, isolation, python, output_folder, as_json=as_json)
+    with opened_store(way.settings) as store:
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED:
             raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
         check_unchanged(study)
         StudyQueue(store.engine).take_over(study.study_id)
-        _run(study, store, service_settings, output_folder, python, level, as_json)
+        _run(study, store, way)
 
 
-def _run(
-    study: Study,
-    store: SqlStudyStore,
-    service_settings: Settings,
-    folder: Path | None,
-    python: Path | None,
-    level: Level,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How this command runs a study, begun here or gone on with."""
+
+    settings: Settings
+    level: Level
+    python: str | None
+    folder: Path | None
+    as_json: bool
+
+
+def _way(
+    database: str | None, isolation: str | None, python: Path | None, folder: Path | None, *, as_json: bool
+) -> _Way:
+    """Refuses what cannot be run here before anything is stored."""
+    from service.running import chosen_level
+    from service.studies import check_writable
+
+    settings, interpreter = settings_with(database, isolation), str(python) if python else None
+    level = chosen_level(settings, python=interpreter)
+    check_writable(folder or RESULTS)
+    return _Way(settings=settings, level=level, python=interpreter, folder=folder, as_json=as_json)
+
+
+def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
     from service.artifacts import open_artifacts
     from service.studies import run_study, write_results
     from service.trial_source import KeptTrials
 
-    folder = folder or RESULTS / study.study_id
     say(f"study {study.study_id}", style="dim")
     try:
-        with interruptible(), live_progress(errors, quiet=as_json) as progress:
+        with interruptible(), live_progress(errors, quiet=way.as_json) as progress:
             recommendation = run_study(
-                study,
-                store,
-                service_settings,
-                on_change=progress,
-                python=str(python) if python else None,
-                level=level,
+                study, store, way.settings, on_change=progress, python=way.python, level=way.level
             )
     except KeyboardInterrupt:
         say(f"interrupted before there was an answer: `steptune resume {study.study_id}` goes on")
         raise typer.Exit(INTERRUPTED) from None
     except StorageFull as error:
         raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
-    pages = KeptTrials(store, open_artifacts(service_settings))
-    results = write_results(study.study_id, pages, recommendation, folder)
-    if as_json:
+    pages = KeptTrials(store, open_artifacts(way.settings))
+    results = write_results(study.study_id, pages, recommendation, way.folder or RESULTS / study.study_id)
+    if way.as_json:
         print_json(recommendation)
-        return
+    else:
+        _print_answer(store, study.study_id, results)
+
+
+def _print_answer(store: SqlStudyStore, study_id: str, results: Results) -> None:
     from service.cli.summary import print_summary
 
-    print_summary(output, store, study.study_id)
+    print_summary(output, store, study_id)
     output.print()
     output.print(f"report   {results.report}", soft_wrap=True)
     for path in results.exports:
         output.print(f"export   {path}", soft_wrap=True)
-    output.print(f"study    {study.study_id}  (`steptune show {study.study_id[-8:]}`)", soft_wrap=True)
-    if store.get_study(study.study_id).state is StudyState.INTERRUPTED:
-        say(f"interrupted: `steptune resume {study.study_id}` goes on with the search", style="yellow")
+    output.print(f"study    {study_id}  (`steptune show {study_id[-8:]}`)", soft_wrap=True)
+    if store.get_study(study_id).state is StudyState.INTERRUPTED:
+        say(f"interrupted: `steptune resume {study_id}` goes on with the search", style="yellow")

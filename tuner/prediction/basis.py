@@ -20,9 +20,20 @@ from tuner.prediction.contention import default_contention, measured_contention
 from tuner.prediction.forecast import BasisFacts
 from tuner.prediction.model import Model
 from tuner.prediction.overheads import copies_ns
-from tuner.prediction.step import NO_PHASES, UPDATE_BYTES, backward_share, compute_step
+from tuner.prediction.step import NO_PHASES, UPDATE_BYTES, ComputeStep, backward_share, compute_step
 from tuner.prediction.volumes import volumes_of
-from tuner.records import Candidate, Choice, Environment, Link, Study, Trial, TrialResult, WorkloadFacts
+from tuner.records import (
+    Breakdown,
+    Candidate,
+    Choice,
+    Environment,
+    Link,
+    ModelFacts,
+    Study,
+    Trial,
+    TrialResult,
+    WorkloadFacts,
+)
 from tuner.strategies.composition import complete_choices
 
 
@@ -67,36 +78,17 @@ def basis_of(
         StoreError: The trial was not profiled, or the study has not looked at its workload.
         ChoiceError: The study ran on several ranks, whose links are not known.
     """
-    facts, environment, result = study.facts, study.environment, trial.result
-    if facts is None or environment is None:
-        raise StoreError(f"study {study.study_id} has not looked at its workload yet: wait for its first trial")
-    if result is None or not result.breakdowns or not result.ok:
-        raise StoreError(
-            f"trial {trial.sequence} of study {study.study_id} was not measured and profiled: choose another with "
-            "--from"
-        )
+    facts, environment, result = _profiled(study, trial)
     results = [t.result for t in trials if t.result is not None]
     assumptions: list[str] = []
     contention, is_measured = _contention(environment, results, contention, assumptions)
+    if backward_share(result.breakdowns[0]) is None:
+        assumptions.append(NO_PHASES)
     choices = complete_choices(result.candidate, facts)
     cluster = _own_cluster(environment, inside)
-    breakdown = result.breakdowns[0]
     measured_ns = measured_step_ns(results, result.candidate)
-    rate = environment.calibration.copy_bytes_per_s
-    step = compute_step(
-        breakdown,
-        moving_ns=UPDATE_BYTES * facts.model.num_parameters / rate * 1e9 if rate else 0.0,
-        num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
-        contention=contention,
-    )
-    if backward_share(breakdown) is None:
-        assumptions.append(NO_PHASES)
-    step = step.scaled(measured_ns / sum(breakdown.per_step_ns.values()))
-    if cluster.num_ranks > 1:
-        copies = copies_ns(choices, volumes_of(facts.model, choices["precision"]), environment.calibration)
-        step = replace(step, backward_ns=max(0.0, step.backward_ns - copies))
     model = Model(
-        step=step,
+        step=_bare_step(result.breakdowns[0], measured_ns, choices, facts.model, environment, contention),
         facts=facts.model,
         calibration=environment.calibration,
         contention=contention,
@@ -110,22 +102,66 @@ def basis_of(
         model=model,
         environment=environment,
         workload=facts,
-        facts=BasisFacts(
-            sequence=trial.sequence,
-            label=result.candidate.label,
-            num_ranks=cluster.num_ranks,
-            num_hosts=cluster.num_hosts,
-            step_time_ns=measured_ns,
-            before_ns=step.before_ns,
-            forward_ns=step.forward_ns,
-            backward_ns=step.backward_ns,
-            optimizer_ns=step.optimizer_ns,
-            unexplained_ns=model.unexplained_ns,
-            units_per_rank=units_per_step(result) / cluster.num_ranks,
-            contention=contention,
-            contention_measured=is_measured,
-        ),
+        facts=_told(trial.sequence, result, cluster, model, measured_ns, contention_measured=is_measured),
         assumptions=tuple(assumptions),
+    )
+
+
+def _profiled(study: Study, trial: Trial) -> tuple[WorkloadFacts, Environment, TrialResult]:
+    """What of the two a prediction needs."""
+    facts, environment, result = study.facts, study.environment, trial.result
+    if facts is None or environment is None:
+        raise StoreError(f"study {study.study_id} has not looked at its workload yet: wait for its first trial")
+    if result is None or not result.breakdowns or not result.ok:
+        raise StoreError(
+            f"trial {trial.sequence} of study {study.study_id} was not measured and profiled: choose another with "
+            "--from"
+        )
+    return facts, environment, result
+
+
+def _bare_step(
+    breakdown: Breakdown,
+    measured_ns: float,
+    choices: Mapping[str, Choice],
+    model: ModelFacts,
+    environment: Environment,
+    contention: float,
+) -> ComputeStep:
+    """As long as was measured without a profiler, without what exchanging adds: contention, and copies."""
+    rate = environment.calibration.copy_bytes_per_s
+    step = compute_step(
+        breakdown,
+        moving_ns=UPDATE_BYTES * model.num_parameters / rate * 1e9 if rate else 0.0,
+        num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
+        contention=contention,
+    )
+    step = step.scaled(measured_ns / sum(breakdown.per_step_ns.values()))
+    if environment.num_ranks == 1:
+        return step
+    copies = copies_ns(choices, volumes_of(model, choices["precision"]), environment.calibration)
+    return replace(step, backward_ns=max(0.0, step.backward_ns - copies))
+
+
+def _told(
+    sequence: int, result: TrialResult, cluster: Cluster, model: Model, measured_ns: float, *, contention_measured: bool
+) -> BasisFacts:
+    """The basis as a forecast shows it."""
+    step = model.step
+    return BasisFacts(
+        sequence=sequence,
+        label=result.candidate.label,
+        num_ranks=cluster.num_ranks,
+        num_hosts=cluster.num_hosts,
+        step_time_ns=measured_ns,
+        before_ns=step.before_ns,
+        forward_ns=step.forward_ns,
+        backward_ns=step.backward_ns,
+        optimizer_ns=step.optimizer_ns,
+        unexplained_ns=model.unexplained_ns,
+        units_per_rank=units_per_step(result) / cluster.num_ranks,
+        contention=model.contention,
+        contention_measured=contention_measured,
     )
 
 

@@ -42,8 +42,8 @@ from tuner.profiling.source_lines import SourceLines
 from tuner.profiling.timeline import timeline
 from tuner.profiling.trace import Trace, TraceError
 from tuner.profiling.what_if import what_ifs
-from tuner.records import Breakdown, Finding, TrialProfile
-from tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, Timeline, TraceAnalysis
+from tuner.records import Finding, TrialProfile
+from tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, TraceAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +119,20 @@ def analyse_trace(
         raise TraceError(f"{file}: its steps take no time: no event in them has a duration")
     calls = operator_calls(trace, capture.launches, capture.steps.span)
     source = SourceLines(trace, calls)
-    breakdowns: list[Breakdown] = []
-    timelines: list[Timeline] = []
+    tiles: dict[str, Segments] = {}
     gaps: dict[str, GapStats] = {}
     queues: dict[str, tuple[QueueStats, ...]] = {}
-    collectives: list[CollectiveCalls] = []
-    tiles: dict[str, Segments] = {}
     for device in capture.device_numbers:
         name = f"cuda:{device}"
-        segments, found = device_time(capture, device)
-        tiles[name] = segments
-        breakdowns.append(breakdown_of(capture, name, segments, unprofiled_step_time_ns))
-        timelines.append(timeline(capture, segments, name))
+        tiles[name], found = device_time(capture, device)
         gaps[name] = gap_stats(capture, device, found, calls, source, top)
         queues[name] = queue_stats(capture, device)
-        collectives.append(collective_calls(capture, segments, device))
-    if not breakdowns:
-        tiles["cpu"] = segments = cpu_time(capture)
-        breakdowns.append(breakdown_of(capture, "cpu", segments, unprofiled_step_time_ns))
-        timelines.append(timeline(capture, segments, "cpu"))
-        collectives.append(collective_calls(capture, segments, None))
-    most = max(collectives, key=len)
+    numbers: Sequence[int | None] = capture.device_numbers
+    if not tiles:
+        tiles, numbers = {"cpu": cpu_time(capture)}, [None]
+    breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
+    by_device = zip(tiles.values(), numbers, strict=True)
+    most = max((collective_calls(capture, tiled, number) for tiled, number in by_device), key=len)
     analysis = RankAnalysis(
         file=file,
         rank=trace.rank or 0,
@@ -149,7 +142,7 @@ def analyse_trace(
         num_lost=trace.num_lost,
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
-        timelines=tuple(timelines),
+        timelines=tuple(timeline(capture, tiled, name) for name, tiled in tiles.items()),
         lanes=lanes_of(capture, tiles, gaps),
         gaps=gaps,
         queues=queues,

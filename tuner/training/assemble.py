@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tuner.errors import WorkloadRejected
-from tuner.training.communication import attach as attach_hook
 from tuner.training.hosts import ring_group
 from tuner.training.job import TrainingJob, batch_mover
 from tuner.training.loader import build_loader
-from tuner.training.master_weights import MasterWeights
 from tuner.training.mesh.mesh import lay_over_mesh
-from tuner.training.optimizer import build_optimizer, check_rates
 from tuner.training.plan import WrapArguments
 from tuner.training.prefetcher import PrefetchingLoader, copy_stream
 from tuner.training.regrouping import LengthOf, regroup
 from tuner.training.sharding import shard
+from tuner.training.update import build_update
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +23,8 @@ if TYPE_CHECKING:
     from tuner.workloads.workload import Workload
 
 REGROUPING_SEED = 0
+
+_T = TypeVar("_T")
 
 
 def assemble(
@@ -49,10 +48,6 @@ def assemble(
             batches, the loader has one of the same samples in its place.
         worker_init: Runs in every loader worker before the workload's own `worker_init`.
     """
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tuner.training.ignored_parameters import IgnoredParameters
-
     # One rank has nobody to share or to reduce with, whatever several would.
     if num_ranks == 1:
         plan.wrap = WrapArguments()
@@ -61,73 +56,28 @@ def assemble(
     for setting in plan.environment:
         setting()
 
-    # 2. The model in its first precision on its device, then its layout: a layout change of 16-bit
-    #    copies would leave masters and parameters in different layouts.
-    model = (make_model or workload.model)().to(device)
-    for transform in plan.model:
-        model = transform(model, workload)
-
-    # 3. Cast before wrapping, so that wrappers see the dtype they communicate.
-    for transform in plan.cast:
-        model = transform(model, workload)
-
-    # 4. Checkpointing before compilation: the compiler must see the recomputation to schedule it.
-    for transform in plan.checkpointing:
-        model = transform(model, workload)
-
-    # 5. Blocks are compiled inside the wrapper, whose hooks must stay outside of the graphs.
-    for transform in plan.block_compilation:
-        model = transform(model, workload)
+    # 2. to 5. The model on its device, as each rank by itself trains it.
+    model = _transformed_model((make_model or workload.model)().to(device), workload, plan)
 
     # 6. Wrapped once, from the collected arguments; gradients are averaged from here on.
+    make_dataset = make_dataset or workload.dataset
     mesh = None
     if num_ranks > 1 and plan.wrap.mesh is not None:
-        mesh, model = lay_over_mesh(model, workload, plan, device, make_dataset or workload.dataset)
+        mesh, model = lay_over_mesh(model, workload, plan, device, make_dataset)
     elif num_ranks > 1:
         model = _wrapped(model, workload, plan, device)
 
     # 7. The optimizer after wrapping, so that its groups hold the parameters that are trained.
-    named = [(name, p) for name, p in _user_parameters(model) if p.requires_grad]
-    if not named:
-        raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
-    ignored = IgnoredParameters(named) if plan.wrap.ignores_parameters else None
-    named = ignored.named() if ignored else named
-    masters = MasterWeights(named) if plan.optimizer.master_weights else None
-    built = build_optimizer(workload, masters.named() if masters else named, plan, device)
-    if masters:
-        masters.check(built.optimizer)
-    other_rates = plan.optimizer.rate_factor != 1.0 or plan.optimizer.algorithm in workload.learning_rates
-    rates = [float(group["lr"]) for group in built.optimizer.param_groups] if other_rates else []
-    scheduler = workload.scheduler(built.optimizer)
-    if other_rates:
-        check_rates(built.optimizer, rates, scheduler)
-    if isinstance(model, DistributedDataParallel):
-        attach_hook(model, built.optimizer, scheduler, plan.wrap, workload.max_grad_norm)
+    update = build_update(model, workload, plan, device)
 
     # 8. The whole model is compiled last, over everything that was done to it.
-    for transform in plan.whole_compilation:
-        model = transform(model, workload)
+    model = _transformed(model, plan.whole_compilation, workload)
 
     # 9. The step is recorded as CUDA graphs when the first batch comes (`CapturedStep`), over all of the above.
 
     # 10. The loader: data transforms (caches) go under the workers.
-    own_dataset = dataset = (make_dataset or workload.dataset)()
-    for dataset_transform in plan.dataset:
-        dataset = dataset_transform(dataset, workload)
-
-    def length(index: int) -> int:
-        return workload.length(own_dataset, index)
-
-    loader = build_loader(
-        workload,
-        dataset,
-        plan.loader,
-        rank=rank,
-        num_ranks=num_ranks,
-        batch_sampler=_regrouped(batch_sampler, plan.batches, length, num_ranks),
-        worker_init=worker_init,
-        batches=plan.batches,
-        length=length,
+    loader = _loader(
+        workload, plan, make_dataset(), batch_sampler, rank=rank, num_ranks=num_ranks, worker_init=worker_init
     )
     if plan.loader.device_prefetch:
         loader = PrefetchingLoader(loader, batch_mover(workload, plan.loader, device), copy_stream(device))
@@ -136,15 +86,37 @@ def assemble(
         plan=plan,
         device=device,
         model=model,
-        optimizer=built.optimizer,
-        scheduler=scheduler,
-        masters=masters,
-        flat=built.flat,
-        ignored=ignored,
-        user_flags=built.user_flags,
+        optimizer=update.built.optimizer,
+        scheduler=update.scheduler,
+        masters=update.masters,
+        flat=update.built.flat,
+        ignored=update.ignored,
+        user_flags=update.built.user_flags,
         mesh=mesh,
         loader=loader,
     )
+
+
+def _transformed_model(model: torch.nn.Module, workload: Workload, plan: Plan) -> torch.nn.Module:
+    # 2. Layouts in the first precision: a layout change of 16-bit copies would leave masters and parameters in
+    #    different layouts.
+    model = _transformed(model, plan.model, workload)
+
+    # 3. Cast before wrapping, so that wrappers see the dtype they communicate.
+    model = _transformed(model, plan.cast, workload)
+
+    # 4. Checkpointing before compilation: the compiler must see the recomputation to schedule it.
+    model = _transformed(model, plan.checkpointing, workload)
+
+    # 5. Blocks are compiled inside the wrapper, whose hooks must stay outside of the graphs.
+    return _transformed(model, plan.block_compilation, workload)
+
+
+def _transformed(subject: _T, transforms: Sequence[Callable[[_T, Workload], _T]], workload: Workload) -> _T:
+    """A model or a dataset after all transforms of one stage."""
+    for transform in transforms:
+        subject = transform(subject, workload)
+    return subject
 
 
 def _wrapped(model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device) -> torch.nn.Module:
@@ -157,10 +129,32 @@ def _wrapped(model: torch.nn.Module, workload: Workload, plan: Plan, device: tor
     return DistributedDataParallel(model, device_ids=device_ids, process_group=ring_group(), **plan.wrap.ddp)
 
 
-def _user_parameters(model: torch.nn.Module) -> list[tuple[str, Any]]:
-    from tuner.training.job import unwrapped
+def _loader(
+    workload: Workload,
+    plan: Plan,
+    dataset: Any,
+    batch_sampler: EndlessBatches | None,
+    *,
+    rank: int,
+    num_ranks: int,
+    worker_init: Callable[[int], None] | None,
+) -> Any:
+    """Over the transformed dataset; the lengths of samples are asked of the workload's own."""
 
-    return list(unwrapped(model).named_parameters())
+    def length(index: int) -> int:
+        return workload.length(dataset, index)
+
+    return build_loader(
+        workload,
+        _transformed(dataset, plan.dataset, workload),
+        plan.loader,
+        rank=rank,
+        num_ranks=num_ranks,
+        batch_sampler=_regrouped(batch_sampler, plan.batches, length, num_ranks),
+        worker_init=worker_init,
+        batches=plan.batches,
+        length=length,
+    )
 
 
 def _regrouped(

@@ -31,21 +31,11 @@ def build_loader(
     shuffle (split over the ranks). An iterable dataset samples itself. All but the first are regrouped as
     `batches` says, by the `length` of samples where it needs that.
     """
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
     factor = batches.factor if batches else 1
     per_rank = workload.global_batch * factor // num_ranks
-    options: dict[str, Any] = {
-        "num_workers": arguments.num_workers,
-        "pin_memory": arguments.pin_memory and torch.cuda.is_available(),
-        "worker_init_fn": _worker_init(workload, worker_init),
-    }
-    if arguments.num_workers > 0:
-        options["prefetch_factor"] = arguments.prefetch_factor or 2
-        options["persistent_workers"] = arguments.persistent_workers
-    if workload.collate is not None:
-        options["collate_fn"] = workload.collate
+    options = _options(workload, arguments, worker_init)
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=per_rank, drop_last=workload.drop_last, **options)
     if batch_sampler is None and batches is not None and batches.pool_batches:
@@ -59,12 +49,29 @@ def build_loader(
         return DataLoader(dataset, batch_sampler=batch_sampler, **options)
     sampler = workload.sampler(dataset)
     if sampler is None and num_ranks > 1:
-        from torch.utils.data import DistributedSampler
-
         sampler = DistributedSampler(dataset, num_ranks, rank, drop_last=workload.drop_last)
     return DataLoader(
         dataset, batch_size=per_rank, sampler=sampler, shuffle=sampler is None, drop_last=workload.drop_last, **options
     )
+
+
+def _options(
+    workload: Workload, arguments: LoaderArguments, worker_init: Callable[[int], None] | None
+) -> dict[str, Any]:
+    """Whatever is sampled: who loads, ahead by how much, into which memory."""
+    import torch
+
+    options: dict[str, Any] = {
+        "num_workers": arguments.num_workers,
+        "pin_memory": arguments.pin_memory and torch.cuda.is_available(),
+        "worker_init_fn": _worker_init(workload, worker_init),
+    }
+    if arguments.num_workers > 0:
+        options["prefetch_factor"] = arguments.prefetch_factor or 2
+        options["persistent_workers"] = arguments.persistent_workers
+    if workload.collate is not None:
+        options["collate_fn"] = workload.collate
+    return options
 
 
 def _worker_init(workload: Workload, first: Callable[[int], None] | None) -> Callable[[int], None]:

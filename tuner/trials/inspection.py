@@ -37,7 +37,7 @@ from tuner.trials.dataset_look import look_at_dataset, size_of
 from tuner.trials.imports import imported_since, save_imports
 from tuner.trials.memory import limit_host_memory
 from tuner.trials.messages import Channel, TaskProgress
-from tuner.trials.model_look import look_at_model, look_at_optimizer
+from tuner.trials.model_look import ModelLook, look_at_model, look_at_optimizer
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import UserClock, rank_device
 from tuner.workloads.batches import draw_batches, save_batches
@@ -77,27 +77,23 @@ class _Inspection:
         self._files = StudyFiles(Path(request.study_directory))
         self._channel = channel
         self._padding_share: float | None = None
+        self._importing, self._preparing, self._modelling = UserClock(), UserClock(), UserClock()
 
     def run(self) -> WorkloadFacts:
-        import torch
+        import torch  # not one of the workload's modules: a trial server has it in any case
 
-        importing, preparing, modelling = UserClock(), UserClock(), UserClock()
         known_modules = set(sys.modules)
         limit_host_memory(self._request.memory_limit_bytes, self._request.device)
         self._say("loading the workload")
-        with importing():
+        with self._importing():
             workload = load_workload(self._request.workload)
         current = with_nccl(_checked_current(workload), self._request)
-        self._files.data.mkdir(parents=True, exist_ok=True)
-        workload.directory = self._files.data
         self._say("preparing its data")
-        with preparing():
-            workload.prepare(self._files.data)
-            dataset = workload.dataset()
-        data_facts = look_at_dataset(workload, dataset, self._request.seed)
-        batches = self._draw(workload, dataset, data_facts, current)
+        dataset = self._prepared_dataset(workload)
+        data = look_at_dataset(workload, dataset, self._request.seed)
+        batches = self._draw(workload, dataset, data, current)
         self._say("initialising the model")
-        with modelling():
+        with self._modelling():
             model, imports = self._initialised(workload, known_modules)
         if not isinstance(model, torch.nn.Module):
             raise WorkloadRejected(
@@ -108,18 +104,30 @@ class _Inspection:
         self._say("trying one step")
         job = _plain_job(workload, model, rank_device(self._request.device, 0, self._request.memory_limit_bytes))
         look = look_at_model(job, batches[0])
-        name = self._request.workload.rpartition(":")[2].partition("?")[0]
+        return self._facts(job, data, batches, current, look)
+
+    def _prepared_dataset(self, workload: Workload) -> Any:
+        self._files.data.mkdir(parents=True, exist_ok=True)
+        workload.directory = self._files.data
+        with self._preparing():
+            workload.prepare(self._files.data)
+            return workload.dataset()
+
+    def _facts(
+        self, job: TrainingJob, data: DatasetFacts, batches: list[Any], current: dict[str, Choice], look: ModelLook
+    ) -> WorkloadFacts:
+        workload = job.workload
         return WorkloadFacts(
             reference=self._request.workload,
-            name=name,
-            signature=_signature(workload, look.facts, data_facts, job),
+            name=self._request.workload.rpartition(":")[2].partition("?")[0],
+            signature=_signature(workload, look.facts, data, job),
             global_batch=workload.global_batch,
             sample_unit=SampleUnit(workload.sample_unit),
-            dataset=msgspec.structs.replace(data_facts, padding_share=self._padding_share),
+            dataset=msgspec.structs.replace(data, padding_share=self._padding_share),
             model=look.facts,
             optimizer=look_at_optimizer(job),
             current=_finding_unused(current, look.facts, self._request.num_ranks),
-            steps_per_epoch=_steps_per_epoch(workload, data_facts),
+            steps_per_epoch=_steps_per_epoch(workload, data),
             batch_bytes=size_of(batches[0]),
             batch_splittable=batch_length(batches[0]) is not None,
             varying_shapes=len({_shapes(batch) for batch in batches}) > 1,
@@ -136,9 +144,9 @@ class _Inspection:
             fits_memory=look.fits,
             look_samples=look.samples,
             look_peak_bytes=look.peak_bytes,
-            prepare_ns=preparing.total_ns,
-            import_ns=importing.total_ns,
-            model_ns=modelling.total_ns,
+            prepare_ns=self._preparing.total_ns,
+            import_ns=self._importing.total_ns,
+            model_ns=self._modelling.total_ns,
         )
 
     def _initialised(self, workload: Workload, known_modules: set[str]) -> tuple[Any, list[str]]:

@@ -15,14 +15,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.records import Window
+from tuner.records import DeviceReading, InputActivity, Window
 from tuner.training.loader import outstanding_batches, ready_batches
 from tuner.training.prefetcher import as_loaded
-from tuner.trials.contention import foreign_share, own_seconds, read_cpu
+from tuner.trials.contention import CpuReading, foreign_share, own_seconds, read_cpu
 from tuner.trials.device_watch import DeviceWatch
 from tuner.trials.input_activity import InputMeter
 from tuner.workloads.batches import EndlessBatches
@@ -107,16 +108,72 @@ def take_window(
         total: Sums values over the ranks.
         most: The largest of values over the ranks, which begin together when they have it.
     """
-    watch = watch or DeviceWatch()
     stepper.resume()
     stepper.move_to(position)
     stepper.synchronise()
+    num_steps = int(most([_num_steps(stepper, num_steps)])[0])
+    timed = _time_steps(stepper, num_steps, watch or DeviceWatch())
+    stepper.pause()
+    objected = float(timed.objection is not None)
+    own_s = own_seconds(timed.cpu_before, timed.cpu_after)
+    num_samples, num_units, own_s, objections = total([timed.num_samples, timed.num_units, own_s, objected])
+    share = foreign_share(timed.cpu_before, timed.cpu_after, own_s)
+    times = most([float(timed.duration_ns), *np.quantile(timed.steps_ns, (0.2, 0.5, 0.8)).tolist()])
+    duration, p20, p50, p80 = (int(value) for value in times)
+    return Window(
+        round=round_number,
+        position=position,
+        num_steps=num_steps,
+        num_samples=int(num_samples),
+        num_units=int(num_units),
+        duration_ns=duration,
+        step_p20_ns=p20,
+        step_p50_ns=p50,
+        step_p80_ns=p80,
+        queue_depth_start=timed.queue_depth_start,
+        queue_depth_end=timed.queue_depth_end,
+        foreign_cpu_share=share,
+        void=_why_void(share, foreign_limit, timed.objection, any_rank_objects=bool(objections)),
+        input=timed.input_activity,
+        device=timed.device,
+    )
+
+
+def _num_steps(stepper: Stepper, least: int) -> int:
+    """Of a window: several times the loader's queue where that is not full, and whole rounds."""
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
-        num_steps = max(num_steps, QUEUES_PER_WINDOW * capacity)
+        least = max(least, QUEUES_PER_WINDOW * capacity)
+    pool = stepper.order.pool if stepper.order is not None else 1
+    steps = math.lcm(pool, stepper.job.steps_per_round)
+    return -(-least // steps) * steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TimedSteps:
+    """What this rank saw of a window.
+
+    Attributes:
+        objection: Why its device voids the window, or None.
+    """
+
+    num_samples: float
+    num_units: float
+    duration_ns: int
+    steps_ns: np.ndarray
+    queue_depth_start: int
+    queue_depth_end: int
+    cpu_before: CpuReading | None
+    cpu_after: CpuReading | None
+    input_activity: InputActivity
+    device: DeviceReading | None
+    objection: str | None
+
+
+def _time_steps(stepper: Stepper, num_steps: int, watch: DeviceWatch) -> _TimedSteps:
+    """The timed stretch; what is read of the machine and the device lies outside of its two edges."""
     workload = stepper.job.workload
     num_samples = num_units = 0.0
-    num_steps = int(most([_whole_rounds(num_steps, stepper)])[0])
     ticks = np.empty(num_steps + 1, dtype=np.int64)
     depth_start = ready_batches(stepper.iterator)
     meter = InputMeter(stepper.iterator)
@@ -135,40 +192,27 @@ def take_window(
     after = read_cpu(time.perf_counter())
     activity = meter.finish()
     reading, objection = watch.end()
-    depth_end = ready_batches(stepper.iterator)
-    stepper.pause()
-    steps = np.diff(ticks)
-    objections = float(objection is not None)
-    num_samples, num_units, own_s, objections = total([num_samples, num_units, own_seconds(before, after), objections])
-    share = foreign_share(before, after, own_s)
-    void = f"others used {share:.0%} of the cores" if share > foreign_limit else objection
-    if void is None and objections:
-        void = "the device of another rank was throttled or shared"
-    times = most([float(end - ticks[0]), *np.quantile(steps, (0.2, 0.5, 0.8)).tolist()])
-    duration, p20, p50, p80 = (int(value) for value in times)
-    return Window(
-        round=round_number,
-        position=position,
-        num_steps=num_steps,
-        num_samples=int(num_samples),
-        num_units=int(num_units),
-        duration_ns=duration,
-        step_p20_ns=p20,
-        step_p50_ns=p50,
-        step_p80_ns=p80,
+    return _TimedSteps(
+        num_samples=num_samples,
+        num_units=num_units,
+        duration_ns=end - int(ticks[0]),
+        steps_ns=np.diff(ticks),
         queue_depth_start=depth_start,
-        queue_depth_end=depth_end,
-        foreign_cpu_share=share,
-        void=void,
-        input=activity,
+        queue_depth_end=ready_batches(stepper.iterator),
+        cpu_before=before,
+        cpu_after=after,
+        input_activity=activity,
         device=reading,
+        objection=objection,
     )
 
 
-def _whole_rounds(num_steps: int, stepper: Stepper) -> int:
-    pool = stepper.order.pool if stepper.order is not None else 1
-    steps = math.lcm(pool, stepper.job.steps_per_round)
-    return -(-num_steps // steps) * steps
+def _why_void(foreign_share: float, limit: float, objection: str | None, *, any_rank_objects: bool) -> str | None:
+    if foreign_share > limit:
+        return f"others used {foreign_share:.0%} of the cores"
+    if objection is None and any_rank_objects:
+        return "the device of another rank was throttled or shared"
+    return objection
 
 
 def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float) -> int:

@@ -60,10 +60,41 @@ def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
 
 
 def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
+    on_device = job.to_device(batch)
+    tried = _try_step(job, on_device)
+    own_step, num_samples = job.workload.has_custom_step, batch_length(batch)
+    return ModelLook(
+        facts=_model_facts(job, on_device, tried, pieces),
+        randomness=_randomness(job, on_device),
+        loss=tried.loss,
+        step_ns=pieces * tried.step_ns,
+        fits=pieces == 1,
+        host_read="" if own_step else tried.reads.found,
+        host_read_beside_masks="" if own_step else tried.reads.found_beside_masks,
+        samples=float(num_samples or 0),
+        peak_bytes=tried.peak_bytes if num_samples else 0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TriedStep:
+    """One forward and backward pass, and what watched it."""
+
+    loss: float
+    step_ns: int
+    peak_bytes: int
+    num_unused: int
+    flops: int
+    attention: _AttentionSeen
+    causal: CausalLook
+    unaligned: _UnalignedProducts
+    reads: HostReads
+
+
+def _try_step(job: TrainingJob, batch: Any) -> _TriedStep:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    on_device = job.to_device(batch)
     causal, reads = CausalLook(job.model), HostReads(job.device)
     attention = _AttentionSeen(causal)
     if job.device.type == "cuda":
@@ -72,62 +103,75 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
     unaligned = _UnalignedProducts(job.model)
     with attention.mode(), causal, unaligned, FlopCounterMode(display=False) as counter, reads.mode():
         if job.workload.has_custom_step:
-            loss = job.workload.training_step(job, on_device)
+            loss = job.workload.training_step(job, batch)
         else:
-            loss = job.loss(on_device)
+            loss = job.loss(batch)
             _check_loss(job, loss)
             loss.backward()
     step_ns = time.perf_counter_ns() - began
     peak_bytes = torch.cuda.max_memory_allocated(job.device) if job.device.type == "cuda" else 0
-    parameters = [p for p in job.model.parameters() if p.requires_grad]
-    if not job.workload.has_custom_step and all(p.grad is None for p in parameters):
+    tried = _TriedStep(
+        num_unused=0 if job.workload.has_custom_step else _num_unused_parameters(job.model),
+        loss=_finite(loss),
+        step_ns=step_ns,
+        peak_bytes=peak_bytes,
+        flops=int(counter.get_total_flops()),
+        attention=attention,
+        causal=causal,
+        unaligned=unaligned,
+        reads=reads,
+    )
+    job.optimizer.zero_grad(set_to_none=True)
+    return tried
+
+
+def _num_unused_parameters(model: Any) -> int:
+    """Trained ones that a backward pass has not reached."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    num_unused = sum(p.grad is None for p in parameters)
+    if num_unused == len(parameters):
         raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
-    num_unused = 0 if job.workload.has_custom_step else sum(p.grad is None for p in parameters)
+    return num_unused
+
+
+def _finite(loss: Any) -> float:
     value = float(loss.detach())
     if not math.isfinite(value):
         raise WorkloadRejected(
             f"the loss of the first batch is {value}: the workload cannot be trained as it is; check its data, "
             "its learning rate and its initialisation"
         )
-    job.optimizer.zero_grad(set_to_none=True)
+    return value
+
+
+def _model_facts(job: TrainingJob, batch: Any, tried: _TriedStep, pieces: int) -> ModelFacts:
     blocks = list(job.workload.blocks(job.model))
     state = list(job.model.parameters())
     tensor_units, tensor_refusal = shareable_units(blocks)
-    facts = ModelFacts(
+    return ModelFacts(
         num_parameters=sum(p.numel() for p in state),
         parameter_bytes=sum(p.numel() * p.element_size() for p in state),
         num_parameter_tensors=len(state),
         module_types=dict(Counter(type(module).__name__ for module in job.model.modules())),
         num_blocks=len(blocks),
         num_block_kinds=len(set(block_kinds(blocks))),
-        uses_attention=attention.seen,
-        mask_refusal=causal.refusal,
+        uses_attention=tried.attention.seen,
+        mask_refusal=tried.causal.refusal,
         has_batch_statistics=_has_batch_statistics(job.model),
         num_frozen=sum(p.numel() for p in state if not p.requires_grad),
-        num_unused_parameters=num_unused,
+        num_unused_parameters=tried.num_unused,
         expert_implementations=offered_implementations(job.model),
         expert_implementation=used_implementation(job.model),
         can_be_batch_second=can_be_batch_second(blocks),
-        flops_per_step=pieces * int(counter.get_total_flops()),
-        unaligned_linears=unaligned.layers,
-        unaligned_flops=unaligned.shares(counter.get_total_flops()),
+        flops_per_step=pieces * tried.flops,
+        unaligned_linears=tried.unaligned.layers,
+        unaligned_flops=tried.unaligned.shares(tried.flops),
         num_movable_experts=num_movable_experts(job.model),
         tensor_units=tensor_units,
         tensor_refusal=tensor_refusal,
-        chain_refusal=_chain_refusal(job, blocks, on_device),
+        chain_refusal=_chain_refusal(job, blocks, batch),
         has_class_token=job.workload.class_token(job.model) is not None,
         shard_units=_shard_units(job),
-    )
-    return ModelLook(
-        facts=facts,
-        randomness=_randomness(job, on_device),
-        loss=value,
-        step_ns=pieces * step_ns,
-        fits=pieces == 1,
-        host_read="" if job.workload.has_custom_step else reads.found,
-        host_read_beside_masks="" if job.workload.has_custom_step else reads.found_beside_masks,
-        samples=float(batch_length(batch) or 0),
-        peak_bytes=peak_bytes if batch_length(batch) else 0,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.records import Choice, Record
 from tuner.strategies.composition import make_plan
@@ -21,6 +22,11 @@ from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import fill_cache, loader_worker_init, rank_device
 from tuner.workloads.loading import load_workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.workloads.workload import Workload
 
 MAX_UNTIMED_STEPS = 10
 """At the beginning: compilation, the start of loader workers, the filling of their queue."""
@@ -59,13 +65,44 @@ class LossCurve(Record):
 
 def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) -> LossCurve:
     """Trains from the study's initial state through the configuration's own loader. Every rank has the same result."""
-    import torch
-
     files = StudyFiles(Path(request.study_directory))
     workload = load_workload(request.workload)
     workload.directory = files.data
     device = rank_device(request.device, rank)
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
+    stepper = _at_the_beginning(workload, request, files, device, rank, num_ranks)
+    num_untimed = min(MAX_UNTIMED_STEPS, request.num_steps // 2)
+    losses: list[float] = []
+    units = 0.0
+    began = last_said = time.monotonic()
+    for number in range(request.num_steps):
+        if number == num_untimed:
+            stepper.synchronise()
+            began, units = time.monotonic(), 0.0
+        batch = stepper.next_batch()
+        units += workload.num_units(as_loaded(stepper.iterator, batch))
+        losses.append(float(stepper.job.step(batch)))
+        if time.monotonic() - last_said > 1.0:
+            last_said = time.monotonic()
+            coordinator.send(TaskProgress(text=f"step {number + 1} of {request.num_steps}, loss {losses[-1]:.4g}"))
+    stepper.synchronise()
+    duration_s = coordinator.agree(time.monotonic() - began)
+    *losses, units = coordinator.total([*losses, units])
+    return LossCurve(
+        losses=tuple(loss / num_ranks for loss in losses),
+        duration_s=duration_s,
+        num_units=round(units),
+        num_untimed_steps=num_untimed,
+        skipped_steps=stepper.job.skipped_steps,
+    )
+
+
+def _at_the_beginning(
+    workload: Workload, request: TrainRequest, files: StudyFiles, device: torch.device, rank: int, num_ranks: int
+) -> Stepper:
+    """The study's initial state and order of batches, in a job of the configuration."""
+    import torch
+
     torch.manual_seed(request.seed)
     order = files.order(rank, num_ranks)
     job = assemble(
@@ -82,28 +119,4 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
         order = job.loader.batch_sampler  # in the batches of the plan
     fill_cache(job, files)
     torch.manual_seed(request.seed)
-    stepper = Stepper(job, order)
-    num_untimed = min(MAX_UNTIMED_STEPS, request.num_steps // 2)
-    losses: list[float] = []
-    units = 0.0
-    began = last_said = time.monotonic()
-    for number in range(request.num_steps):
-        if number == num_untimed:
-            stepper.synchronise()
-            began, units = time.monotonic(), 0.0
-        batch = stepper.next_batch()
-        units += workload.num_units(as_loaded(stepper.iterator, batch))
-        losses.append(float(job.step(batch)))
-        if time.monotonic() - last_said > 1.0:
-            last_said = time.monotonic()
-            coordinator.send(TaskProgress(text=f"step {number + 1} of {request.num_steps}, loss {losses[-1]:.4g}"))
-    stepper.synchronise()
-    duration_s = coordinator.agree(time.monotonic() - began)
-    *losses, units = coordinator.total([*losses, units])
-    return LossCurve(
-        losses=tuple(loss / num_ranks for loss in losses),
-        duration_s=duration_s,
-        num_units=round(units),
-        num_untimed_steps=num_untimed,
-        skipped_steps=job.skipped_steps,
-    )
+    return Stepper(job, order)

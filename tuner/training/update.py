@@ -1,0 +1,70 @@
+"""What updates a job's parameters: the user's optimizer over what the plan has it update, and the user's scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import WorkloadRejected
+from tuner.training.communication import attach as attach_hook
+from tuner.training.job import unwrapped
+from tuner.training.master_weights import MasterWeights
+from tuner.training.optimizer import BuiltOptimizer, build_optimizer, check_rates
+
+if TYPE_CHECKING:
+    import torch
+
+    from tuner.training.ignored_parameters import IgnoredParameters
+    from tuner.training.plan import Plan
+    from tuner.workloads.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """
+    Attributes:
+        scheduler: The user's, or None.
+        masters: FP32 copies that the optimizer updates, or None.
+        ignored: Parameters that sharding leaves out, or None.
+    """
+
+    built: BuiltOptimizer
+    scheduler: Any
+    masters: MasterWeights | None
+    ignored: IgnoredParameters | None
+
+
+def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device) -> Update:
+    """Over the parameters of a model that is wrapped already; DDP's hook, which may read the optimizer, comes after it.
+
+    Raises:
+        WorkloadRejected: Nothing of the model is trained.
+        UnsupportedHere: The user's optimizer or scheduler cannot be run as the plan has it.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tuner.training.ignored_parameters import IgnoredParameters
+
+    named = [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]
+    if not named:
+        raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
+    ignored = IgnoredParameters(named) if plan.wrap.ignores_parameters else None
+    named = ignored.named() if ignored else named
+    masters = MasterWeights(named) if plan.optimizer.master_weights else None
+    built = build_optimizer(workload, masters.named() if masters else named, plan, device)
+    if masters:
+        masters.check(built.optimizer)
+    scheduler = _scheduler(built.optimizer, workload, plan)
+    if isinstance(model, DistributedDataParallel):
+        attach_hook(model, built.optimizer, scheduler, plan.wrap, workload.max_grad_norm)
+    return Update(built=built, scheduler=scheduler, masters=masters, ignored=ignored)
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan) -> Any:
+    """Where the plan has changed the user's rates, only one that goes on from them."""
+    if plan.optimizer.rate_factor == 1.0 and plan.optimizer.algorithm not in workload.learning_rates:
+        return workload.scheduler(optimizer)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    scheduler = workload.scheduler(optimizer)
+    check_rates(optimizer, rates, scheduler)
+    return scheduler

@@ -205,7 +205,7 @@ class TrainingJob:
     def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
         """Of the whole model's; where ranks have parts of them, every rank calls it.
 
-        Summed in FP64: a CPU's sum of ten million squares in FP32 is 0.03 % off, and otherwise where they lie otherwise.
+        Summed in FP64: a CPU's FP32 sum of millions of squares is 0.1 % off, and otherwise where they lie otherwise.
         """
         import torch
 

@@ -75,6 +75,12 @@ class ByAdamW(Guarded):
         return torch.optim.AdamW([p for _, p in named_parameters], **self.options)
 
 
+class Counting(ByAdamW):
+    """With an update that counts its steps on the device."""
+
+    options: ClassVar[dict[str, Any]] = {**ByAdamW.options, "capturable": True}
+
+
 class Wide(ByAdamW):
     """A layer of a million elements."""
 

@@ -7,14 +7,18 @@ here too, where torch offers it to compilers alone.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guarded import PROTOCOL, ByAdamW, Study, Wide, make_study
+from guarded import PROTOCOL, ByAdamW, Counting, Study, Wide, make_study
 from msgspec.structs import replace
 
+from tuner.records import BASELINE, TrialSpec
 from tuner.training.job import TrainingJob
+from tuner.trials.coordination import Coordinator
+from tuner.trials.guard import run_guard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +56,7 @@ class TestSame:
     def test_every_implementation_passes(self, study: Study, implementation: str, contiguous: bool) -> None:
         assert study.failed(study.job(**running(implementation, contiguous=contiguous))) == []
 
-    def test_contiguous_parameters_of_large_layers_pass(self, tmp_path: Any) -> None:
+    def test_contiguous_parameters_of_large_layers_pass(self, tmp_path: Path) -> None:
         """A CPU's FP32 sum of the squares of a million gradients depends on where they lie."""
         wide = make_study(tmp_path / "study", Wide, protocol=replace(POINTWISE, num_pointwise=2))
         assert wide.failed(wide.job(optimizer_implementation={"contiguous": True})) == []
@@ -67,6 +71,20 @@ class TestSame:
         """Else what they do need not be measured."""
         unmeasured = Study(study.files, replace(study.reference, bias_corrections=None), ByAdamW)
         assert "size of the first update" in unmeasured.failed(counting(study.job(**running("foreach"))))
+
+    @pytest.mark.usefixtures("counting_on_cpu")
+    def test_exact_ones_pass_where_those_of_today_are_in_fp32(self, tmp_path: Path) -> None:
+        today = make_study(tmp_path / "study", Counting, protocol=replace(POINTWISE, num_pointwise=2))
+        assert today.failed(today.job(**running("fused"))) == []
+        assert today.failed(today.job(FAULTS["learning rate 1 % too high"]())) != []
+
+    @pytest.mark.usefixtures("counting_on_cpu")
+    def test_a_trial_sees_how_its_update_counts(self, study: Study, tmp_path: Path) -> None:
+        spec = TrialSpec(
+            trial_id="t", workload="w", candidate=BASELINE, choices={}, study_directory=str(study.files.directory)
+        )
+        coordinator = Coordinator(0, 1, None, tmp_path, torch.device("cpu"))  # type: ignore[arg-type]
+        assert run_guard(counting(study.job(**running("foreach"))), study.files, spec, 0, coordinator).passed
 
 
 def altered(**options: Any) -> type[ByAdamW]:
@@ -122,6 +140,6 @@ class TestReference:
         assert study.reference.repetition.is_zero
         assert study.failed(study.job(), exact=True) == []
 
-    def test_nothing_is_measured_where_no_candidate_counts_on_the_device(self, tmp_path: Any) -> None:
+    def test_nothing_is_measured_where_no_candidate_counts_on_the_device(self, tmp_path: Path) -> None:
         short = replace(POINTWISE, num_pointwise=2)
         assert make_study(tmp_path / "study", ByAdamW, protocol=short).reference.bias_corrections is None

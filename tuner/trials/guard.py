@@ -112,7 +112,7 @@ class GuardReference(Record):
     rounding: dict[str, Tolerance]
     """By unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None
-    """Of rounding those of the update, where candidates may do that and the reference does not."""
+    """Of rounding those of the update, where candidates or the reference may do that."""
     seed_means: tuple[float, ...] = ()
     """Mean loss of the curve part for each seed."""
     horizon_ends: tuple[float, ...] = ()

@@ -103,13 +103,16 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
             for number in range(request.protocol.num_disturbed)
         ]
         rounding[roundoff.hex()] = widest(rows)
+    corrections = runs.bias_corrections(reference, update)
+    if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
+        rounding = {key: widest([tolerance, corrections]) for key, tolerance in rounding.items()}
     result = GuardReference(
         protocol=request.protocol,
         curve=reference,
         repetition=repeated,
         bitwise=request.device == "cpu" and num_ranks == 1 and repeated.is_zero,
         rounding=rounding,
-        bias_corrections=runs.bias_corrections(reference, update),
+        bias_corrections=corrections,
         seed_means=runs.seed_means(reference),
         horizon_ends=runs.horizon_ends(),
     )
@@ -148,9 +151,10 @@ class _Runs:
         return averaged(curve, self._coordinator), update
 
     def bias_corrections(self, reference: Curve, update: dict[str, torch.Tensor]) -> Tolerance | None:
-        """What rounding those of the update does; None where no candidate does that, or the reference does too."""
+        """What rounding those of the update does; None where neither a candidate nor the reference does that."""
         optimizer = self._optimizer
-        if not self._request.bias_corrections or not corrects_biases(optimizer) or rounds_bias_corrections(optimizer):
+        wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
+        if not wanted or not corrects_biases(optimizer):
             return None
         with of_bias_corrections(optimizer):
             return deviations(*self.run(seed=self._request.protocol.seed), reference, update)

@@ -132,10 +132,10 @@ class TestAnother:
 
 class TestReference:
     def test_disturbed_bias_corrections_are_seen_and_leave_nothing_behind(self, study: Study) -> None:
-        """A unit roundoff of beta ** t is (9 + 999 / 2) as much of the first update, less what decay is of it."""
+        """What beta ** t is off by is (9 + 999 / 2) times as much of the first update, less what decay is of it."""
         found = study.reference.bias_corrections
         assert found is not None
-        assert found.update_norm == pytest.approx(2.0**-24 * 508.5, rel=0.1)
+        assert found.update_norm == pytest.approx(4 * 2.0**-24 * 508.5, rel=0.1)
         assert found.loss[0] == 0.0 < found.loss[-1]
         assert study.reference.repetition.is_zero
         assert study.failed(study.job(), exact=True) == []

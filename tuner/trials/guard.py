@@ -15,7 +15,7 @@ Tolerances are measured, not chosen: the reference is repeated with the same see
 deterministic shows itself) and disturbed by one unit roundoff of the arithmetic that a candidate
 computes with (what rounding does to this model shows itself). A candidate may differ by `FACTOR` times
 that. A candidate whose update computes its bias corrections in FP32, and no other, may also differ by what that
-does. An `exact` candidate may not differ at all where repetition gives the same bits; elsewhere it may
+does at most. An `exact` candidate may not differ at all where repetition gives the same bits; elsewhere it may
 differ as rounding at the baseline's own precision does. NaN never passes.
 """
 
@@ -112,7 +112,7 @@ class GuardReference(Record):
     rounding: dict[str, Tolerance]
     """By unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None
-    """Of rounding those of the update, where candidates or the reference may do that."""
+    """What rounding those of the update does at most, where candidates or the reference may do that."""
     seed_means: tuple[float, ...] = ()
     """Mean loss of the curve part for each seed."""
     horizon_ends: tuple[float, ...] = ()
@@ -262,6 +262,21 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
     )
 
 
+def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
+    """Such that `FACTOR` times the result allows what a bound does, which is no sample of it, just once more."""
+
+    def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(our + their / FACTOR for our, their in zip(ours, theirs, strict=True))
+
+    return Tolerance(
+        loss=plus(rounding.loss, bound.loss),
+        gradient_norm=plus(rounding.gradient_norm, bound.gradient_norm),
+        update_norm=rounding.update_norm + bound.update_norm / FACTOR,
+        update_direction=rounding.update_direction + bound.update_direction / FACTOR,
+        curve_loss=rounding.curve_loss + bound.curve_loss / FACTOR,
+    )
+
+
 def _running_max(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     result: list[float] = []
     for column in zip(*rows, strict=True):
@@ -296,7 +311,7 @@ def compare(
         return [_check_horizon(reference, curve)]
     rounding = _rounding(reference, unit_roundoff)
     if rounds_bias_corrections and reference.bias_corrections is not None:
-        rounding = widest([rounding, reference.bias_corrections])
+        rounding = widened(rounding, reference.bias_corrections)
     checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, exact, rounding)
     if reference.seed_means:
         checks.append(_check_curve(reference, curve, unit_roundoff, rounding))

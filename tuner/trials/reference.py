@@ -34,6 +34,7 @@ from tuner.trials.guard import (
     deviations,
     last_quarter,
     run_protocol,
+    widened,
     widest,
 )
 from tuner.trials.memory import limit_host_memory
@@ -105,7 +106,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         rounding[roundoff.hex()] = widest(rows)
     corrections = runs.bias_corrections(reference, update)
     if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
-        rounding = {key: widest([tolerance, corrections]) for key, tolerance in rounding.items()}
+        rounding = {key: widened(tolerance, corrections) for key, tolerance in rounding.items()}
     result = GuardReference(
         protocol=request.protocol,
         curve=reference,
@@ -151,13 +152,13 @@ class _Runs:
         return averaged(curve, self._coordinator), update
 
     def bias_corrections(self, reference: Curve, update: dict[str, torch.Tensor]) -> Tolerance | None:
-        """What rounding those of the update does; None where neither a candidate nor the reference does that."""
+        """What rounding those of the update does at most; None where nobody does that."""
         optimizer = self._optimizer
         wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
         if not wanted or not corrects_biases(optimizer):
             return None
         with of_bias_corrections(optimizer):
-            return deviations(*self.run(seed=self._request.protocol.seed), reference, update)
+            return widest([deviations(*self.run(seed=self._request.protocol.seed), reference, update)])
 
     def seed_means(self, reference: Curve) -> tuple[float, ...]:
         """Mean loss of the curve part over seeds; empty for a model without randomness."""

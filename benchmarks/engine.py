@@ -30,7 +30,7 @@ class Engine:
     def make_reference(self) -> None:
         """The guard's reference: needed by trials whose purpose is to explore."""
         space, study = self.space, self.study
-        roundoffs = space.unit_roundoffs()
+        roundoffs, corrections = space.unit_roundoffs(), space.rounds_bias_corrections()
         self.runner.make_reference(
             ReferenceRequest(
                 workload=study.workload,
@@ -41,10 +41,12 @@ class Engine:
                     space.workload,
                     seconds=GUARD_S,
                     num_roundoffs=len(roundoffs),
+                    bias_corrections=corrections,
                     lossy=bool(study.settings.allow),
                     seed=study.settings.seed,
                 ),
                 unit_roundoffs=roundoffs,
+                bias_corrections=corrections,
             )
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -22,6 +22,7 @@ from tuner.training.initial_state import build_initialised, save_initial_state
 from tuner.training.job import TrainingJob
 from tuner.training.plan import Plan
 from tuner.training.tensor_file import map_tensors
+from tuner.trials.disturbance import rounds_bias_corrections
 from tuner.trials.guard import GuardReference, Protocol, compare, run_protocol
 from tuner.trials.reference import ReferenceRequest, make_reference
 from tuner.trials.study_files import StudyFiles
@@ -64,6 +65,31 @@ class Guarded(Workload):
         return torch.optim.SGD([p for _, p in named_parameters], lr=self.learning_rate, momentum=0.9)
 
 
+class ByAdamW(Guarded):
+    """Without dropout, so that nothing but the update is in question."""
+
+    dropout = 0.0
+    options: ClassVar[dict[str, Any]] = {"lr": 1e-2, "weight_decay": 0.1}
+
+    def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([p for _, p in named_parameters], **self.options)
+
+
+class Counting(ByAdamW):
+    """With an update that counts its steps on the device."""
+
+    options: ClassVar[dict[str, Any]] = {**ByAdamW.options, "capturable": True}
+
+
+class Wide(ByAdamW):
+    """A layer of a million elements."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(16, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.LayerNorm(1024), nn.Linear(1024, 4)
+        )
+
+
 PROTOCOL = Protocol(num_pointwise=5, num_curve=24, num_horizon=48, randomness="switchable", seed=3)
 
 
@@ -84,6 +110,7 @@ class Study:
 
     files: StudyFiles
     reference: GuardReference
+    make_workload: type[Guarded]
 
     @property
     def batches(self) -> list[Any]:
@@ -92,7 +119,7 @@ class Study:
     def job(
         self, workload: Workload | None = None, change: Callable[[Plan], None] = lambda plan: None, **choices: Choice
     ) -> TrainingJob:
-        workload = workload or Guarded()
+        workload = workload or self.make_workload()
         plan = make_plan(neutral_choices(**choices))
         change(plan)
         return assemble(
@@ -118,7 +145,14 @@ class Study:
         )
         reference_update, _ = map_tensors(self.files.reference_update)
         found = compare(
-            self.reference, reference_update, curve, update, unit_roundoff=unit_roundoff, exact=exact, lossy=lossy
+            self.reference,
+            reference_update,
+            curve,
+            update,
+            unit_roundoff=unit_roundoff,
+            exact=exact,
+            lossy=lossy,
+            rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
         )
         return {check.name: check for check in found}
 
@@ -126,8 +160,14 @@ class Study:
         return [name for name, check in self.checks(job, **options).items() if not check.passed]
 
 
-def make_study(directory: Path) -> Study:
-    workload, files = Guarded(), StudyFiles(directory)
+def make_study(
+    directory: Path,
+    make_workload: type[Guarded] = Guarded,
+    *,
+    protocol: Protocol = PROTOCOL,
+    bias_corrections: bool = False,
+) -> Study:
+    workload, files = make_workload(), StudyFiles(directory)
     files.data.mkdir(parents=True)
     torch.manual_seed(11)
     save_initial_state(workload.model(), files.initial_state)
@@ -136,13 +176,14 @@ def make_study(directory: Path) -> Study:
     save_batches(files.order_file, batches)
     files.save_guard_batches([torch.utils.data.default_collate([dataset[i] for i in batch]) for batch in batches[:24]])
     request = ReferenceRequest(
-        workload=f"{__file__}:Guarded",
+        workload=f"{__file__}:{make_workload.__name__}",
         study_directory=str(directory),
         choices=neutral_choices(),
         device="cpu",
-        protocol=PROTOCOL,
+        protocol=protocol,
         unit_roundoffs=(FP32, BF16),
+        bias_corrections=bias_corrections,
     )
     reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
     assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
-    return Study(files=files, reference=reference)
+    return Study(files=files, reference=reference, make_workload=make_workload)

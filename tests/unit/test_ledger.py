@@ -1,5 +1,7 @@
 """The ledger and the specs: what is asked for, with which limits, and never twice."""
 
+from typing import Any
+
 import pytest
 from builders import sample_study
 from search_builders import SMALL, candidate, move, run_one, surface_space
@@ -89,11 +91,12 @@ class TestSpecs:
 
     @pytest.mark.parametrize("seconds", [0.0, 1.0, 1000.0])
     def test_the_guard_takes_what_steps_there_is_time_for_within_limits(self, seconds):
-        protocol = guard_protocol(fake_workload(), seconds=seconds, num_roundoffs=2, lossy=False, seed=0)
+        figures: dict[str, Any] = {"seconds": seconds, "num_roundoffs": 2, "bias_corrections": False, "seed": 0}
+        protocol = guard_protocol(fake_workload(), lossy=False, **figures)
         assert 2 <= protocol.num_pointwise <= 5
         assert protocol.num_horizon == 0
         assert protocol.num_disturbed == (2 if seconds >= 1 else 1)
-        lossy = guard_protocol(fake_workload(), seconds=seconds, num_roundoffs=2, lossy=True, seed=0)
+        lossy = guard_protocol(fake_workload(), lossy=True, **figures)
         assert 16 <= lossy.num_horizon <= 60
         assert (lossy.num_horizon == 60) is (seconds > 0)
 

@@ -277,11 +277,12 @@ class StudyDriver:
         """The guard's reference: the baseline, or the first candidate that needs less memory and fits."""
         facts, settings = self.study.facts, self.study.settings
         assert facts is not None
-        roundoffs = self._space.unit_roundoffs()
+        roundoffs, corrections = self._space.unit_roundoffs(), self._space.rounds_bias_corrections()
         protocol = guard_protocol(
             facts,
             seconds=REFERENCE_SHARE * settings.budget_s,
             num_roundoffs=len(roundoffs),
+            bias_corrections=corrections,
             lossy=bool({Numerics.LOSSY, Numerics.RECIPE} & set(settings.allow)),
             seed=settings.seed,
         )
@@ -298,6 +299,7 @@ class StudyDriver:
                 device=self._space.environment.hardware.device_kind,
                 protocol=protocol,
                 unit_roundoffs=roundoffs,
+                bias_corrections=corrections,
                 memory_limit_bytes=settings.memory_limit_bytes,
                 environment_variables=environment_variables(self._space.complete(candidate), self._strategies),
             )

@@ -105,6 +105,10 @@ class Space:
                 found.add(self.unit_roundoff(candidate))
         return tuple(sorted(found))
 
+    def rounds_bias_corrections(self) -> bool:
+        """Whether a candidate may keep its step count on the device, and compute in FP32 what Python did in FP64."""
+        return any(move.strategy == "cuda_graph" for move in self.moves)
+
     def strategy(self, name: str) -> Strategy:
         return strategy_named(name, self.strategies)
 

@@ -98,7 +98,9 @@ def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
     return msgspec.structs.replace(base, cap_s=min(base.cap_s, cap_s))
 
 
-def guard_protocol(facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, lossy: bool, seed: int) -> Protocol:
+def guard_protocol(
+    facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, bias_corrections: bool, lossy: bool, seed: int
+) -> Protocol:
     """As many guarded steps as the time allows, within limits that make the check worth having; where not even the
     fewest fit, what rounding does is measured once for each roundoff instead of twice.
     """
@@ -107,7 +109,7 @@ def guard_protocol(facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, 
     parts = 2 if is_random else 1
 
     def runs(num_disturbed: int) -> int:
-        return 2 + num_disturbed * num_roundoffs + (3 if is_random else 0)
+        return 2 + num_disturbed * num_roundoffs + bias_corrections + (3 if is_random else 0)
 
     fewest_s = parts * MIN_POINTWISE * runs(MAX_DISTURBED) * step_s
     num_disturbed = MAX_DISTURBED if fewest_s <= seconds else 1

@@ -60,6 +60,12 @@ class FlatParameters:
         for buffer in self._buffers():
             buffer.take_gradients()
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Those of the parameters, as parts of the buffers': their norm, summed part by part, is what it is without
+        buffers, and a sum over a whole buffer is not (by 0.03 % for ten million elements on a CPU).
+        """
+        return [view for buffer in self._buffers() for view in buffer.gradients]
+
     def split(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state of the optimizer over buffers as that of the user's own optimizer over the parameters."""
         numbers = self._numbers()
@@ -115,7 +121,7 @@ class _Buffer:
         first = parameters[0]
         self.flat = torch.nn.Parameter(torch.zeros(end, dtype=first.dtype, device=first.device))
         self._gradient = torch.zeros_like(self.flat)
-        self._views = self._views_of(self._gradient)
+        self.gradients = self._views_of(self._gradient)
         with torch.no_grad():
             for parameter, view in zip(parameters, self._views_of(self.flat.data), strict=True):
                 view.copy_(parameter)
@@ -139,7 +145,7 @@ class _Buffer:
                 f"a parameter of shape {tuple(missing.shape)} got no gradient, and contiguous parameters are updated "
                 "all together: give it one in every step, or train without contiguous parameters"
             )
-        torch._foreach_copy_(self._views, gradients)
+        torch._foreach_copy_(self.gradients, gradients)
         for parameter in self.parameters:
             parameter.grad = None
         self.flat.grad = self._gradient

@@ -14,7 +14,8 @@ same step function that is measured:
 Tolerances are measured, not chosen: the reference is repeated with the same seed (what is not
 deterministic shows itself) and disturbed by one unit roundoff of the arithmetic that a candidate
 computes with (what rounding does to this model shows itself). A candidate may differ by `FACTOR` times
-that. An `exact` candidate may not differ at all where repetition gives the same bits; elsewhere it may
+that. A candidate whose update computes its bias corrections in FP32, and no other, may also differ by what that
+does at most. An `exact` candidate may not differ at all where repetition gives the same bits; elsewhere it may
 differ as rounding at the baseline's own precision does. NaN never passes.
 """
 
@@ -31,6 +32,7 @@ from tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
 from tuner.training.structure import map_structure
 from tuner.training.tensor_file import map_tensors
 from tuner.trials.coordination import Coordinator
+from tuner.trials.disturbance import rounds_bias_corrections
 from tuner.trials.guard_batches import check_samples, guard_batches
 from tuner.trials.loader_check import check_loader
 from tuner.trials.study_files import StudyFiles
@@ -109,6 +111,8 @@ class GuardReference(Record):
     so do collectives."""
     rounding: dict[str, Tolerance]
     """By unit roundoff (as `float.hex`)."""
+    bias_corrections: Tolerance | None = None
+    """What rounding those of the update does at most, where candidates or the reference may do that."""
     seed_means: tuple[float, ...] = ()
     """Mean loss of the curve part for each seed."""
     horizon_ends: tuple[float, ...] = ()
@@ -258,6 +262,21 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
     )
 
 
+def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
+    """Such that `FACTOR` times the result allows what a bound does, which is no sample of it, just once more."""
+
+    def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(our + their / FACTOR for our, their in zip(ours, theirs, strict=True))
+
+    return Tolerance(
+        loss=plus(rounding.loss, bound.loss),
+        gradient_norm=plus(rounding.gradient_norm, bound.gradient_norm),
+        update_norm=rounding.update_norm + bound.update_norm / FACTOR,
+        update_direction=rounding.update_direction + bound.update_direction / FACTOR,
+        curve_loss=rounding.curve_loss + bound.curve_loss / FACTOR,
+    )
+
+
 def _running_max(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     result: list[float] = []
     for column in zip(*rows, strict=True):
@@ -274,6 +293,7 @@ def compare(
     unit_roundoff: float,
     exact: bool,
     lossy: bool,
+    rounds_bias_corrections: bool = False,
 ) -> list[GuardCheck]:
     """The checks of one candidate's run against the reference."""
     if not curve.finite:
@@ -289,9 +309,12 @@ def compare(
         ]
     if lossy:
         return [_check_horizon(reference, curve)]
-    checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, exact)
+    rounding = _rounding(reference, unit_roundoff)
+    if rounds_bias_corrections and reference.bias_corrections is not None:
+        rounding = widened(rounding, reference.bias_corrections)
+    checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, exact, rounding)
     if reference.seed_means:
-        checks.append(_check_curve(reference, curve, unit_roundoff))
+        checks.append(_check_curve(reference, curve, unit_roundoff, rounding))
     return checks
 
 
@@ -302,10 +325,11 @@ def _check_pointwise(
     update: dict[str, torch.Tensor],
     unit_roundoff: float,
     exact: bool,
+    rounding: Tolerance,
 ) -> list[GuardCheck]:
     found = deviations(curve, update, reference.curve, reference_update)
     bitwise = exact and reference.bitwise
-    allowed = reference.repetition if bitwise else _rounding(reference, unit_roundoff)
+    allowed = reference.repetition if bitwise else rounding
     floor = 0.0 if bitwise else max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
     pairs = {
         "loss": (found.loss, allowed.loss),
@@ -341,15 +365,15 @@ def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
     return widest([measured[-1][1], reference.repetition])
 
 
-def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float) -> GuardCheck:
+def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
     """Other back ends draw other masks, and round: a model whose masks hardly matter differs by its rounding alone."""
     means = reference.seed_means
     centre = _mean(means)
     spread = math.sqrt(sum((m - centre) ** 2 for m in means) / max(1, len(means) - 1))
     floor = max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
-    rounding = FACTOR * _rounding(reference, unit_roundoff).curve_loss + floor
+    relative = FACTOR * rounding.curve_loss + floor
     observed = abs(_mean(curve.curve_losses) - centre)
-    tolerance = SEED_SPREADS * spread + rounding * abs(centre)
+    tolerance = SEED_SPREADS * spread + relative * abs(centre)
     return GuardCheck(
         name="loss curve",
         kind="curve",
@@ -405,6 +429,7 @@ def run_guard(
         unit_roundoff=spec.unit_roundoff,
         exact=spec.exact,
         lossy=spec.lossy,
+        rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
     )
     if spec.checks_loader:
         checks += check_loader(job, files, spec.seed)

@@ -24,15 +24,17 @@ from tuner.training.plan import WrapArguments
 from tuner.training.sharding import holder_of_states, laid_out_as
 from tuner.training.tensor_file import map_tensors, save_tensors
 from tuner.trials.coordination import Coordinator
-from tuner.trials.disturbance import Disturbance
+from tuner.trials.disturbance import Disturbance, corrects_biases, of_bias_corrections, rounds_bias_corrections
 from tuner.trials.guard import (
     Curve,
     GuardReference,
     Protocol,
+    Tolerance,
     averaged,
     deviations,
     last_quarter,
     run_protocol,
+    widened,
     widest,
 )
 from tuner.trials.memory import limit_host_memory
@@ -58,6 +60,8 @@ class ReferenceRequest(Record):
     protocol: Protocol
     unit_roundoffs: tuple[float, ...]
     """Of the arithmetics that candidates may compute with."""
+    bias_corrections: bool = False
+    """Candidates may have an update that computes them in FP32."""
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     run_id: str = ""
@@ -67,7 +71,8 @@ class ReferenceRequest(Record):
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
     """Runs the protocol on the reference configuration and writes what candidates are compared with.
 
-    Runs: once; once more with the same seed; disturbed by each unit roundoff; over further seeds where
+    Runs: once; once more with the same seed; disturbed by each unit roundoff, and in the
+    update's bias corrections where candidates may round them; over further seeds where
     the model is random; over the longer horizon where lossy candidates are allowed. Every rank has the same
     result; rank 0 writes it.
     """
@@ -99,12 +104,16 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
             for number in range(request.protocol.num_disturbed)
         ]
         rounding[roundoff.hex()] = widest(rows)
+    corrections = runs.bias_corrections(reference, update)
+    if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
+        rounding = {key: widened(tolerance, corrections) for key, tolerance in rounding.items()}
     result = GuardReference(
         protocol=request.protocol,
         curve=reference,
         repetition=repeated,
         bitwise=request.device == "cpu" and num_ranks == 1 and repeated.is_zero,
         rounding=rounding,
+        bias_corrections=corrections,
         seed_means=runs.seed_means(reference),
         horizon_ends=runs.horizon_ends(),
     )
@@ -141,6 +150,15 @@ class _Runs:
         with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
             curve, update = run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
         return averaged(curve, self._coordinator), update
+
+    def bias_corrections(self, reference: Curve, update: dict[str, torch.Tensor]) -> Tolerance | None:
+        """What rounding those of the update does at most; None where nobody does that."""
+        optimizer = self._optimizer
+        wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
+        if not wanted or not corrects_biases(optimizer):
+            return None
+        with of_bias_corrections(optimizer):
+            return widest([deviations(*self.run(seed=self._request.protocol.seed), reference, update)])
 
     def seed_means(self, reference: Curve) -> tuple[float, ...]:
         """Mean loss of the curve part over seeds; empty for a model without randomness."""

@@ -191,15 +191,16 @@ class Mesh:
         for gradient in own:
             gradient /= dist.get_world_size()
 
-    def total_norm(self, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-        """Of the gradients of the whole model."""
+    def total_norm(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
+        """Of the gradients of the whole model, summed in this number format."""
         assert self.replica is not None
-        return self.replica.total_norm((self._names[id(p)], p.grad) for p in parameters if p.grad is not None)
+        gradients = ((self._names[id(p)], p.grad) for p in parameters if p.grad is not None)
+        return self.replica.total_norm(gradients, dtype)
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> None:
         import torch
 
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, self.total_norm(parameters))
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, self.total_norm(parameters, torch.float32))
 
     # --- state --------------------------------------------------------------------------------
 

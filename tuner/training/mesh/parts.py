@@ -134,14 +134,14 @@ class Replica:
         held = self.held[name]
         return held.cut.part(whole, self.rank % held.cut.num_parts) if held.cut else whole
 
-    def total_norm(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
+    def total_norm(self, gradients: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
         """Of the whole model's gradients; every rank of the replica calls it."""
         import torch
         import torch.distributed as dist
 
-        squares = torch.zeros((), device=self._device)
+        squares = torch.zeros((), device=self._device, dtype=dtype)
         for name, gradient in gradients:
-            squares += torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32) ** 2 / self.held[name].copies
+            squares += torch.linalg.vector_norm(gradient.detach(), dtype=dtype) ** 2 / self.held[name].copies
         dist.all_reduce(squares, group=self.group)
         return squares.sqrt()
 

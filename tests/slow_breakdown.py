@@ -203,6 +203,8 @@ def _device_category(span: Span, calls: dict[int, Span], optimizer: list[Span], 
     category = classify_copy(span.name) if span.kind in COPY_KINDS else _kernel_category(span.name)
     call = calls.get(span.correlation)
     if category in COMPUTE and call:
+        if "GraphLaunch" in call.name and "multi_tensor_apply" in span.name:  # a graph's phases are not on the host
+            return Category.OPTIMIZER
         for found, regions in ((Category.OPTIMIZER, optimizer), (Category.RECOMPUTE, again)):
             if any(a.thread == call.thread and a.start <= call.start < a.end for a in regions):
                 return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from tuner.records import Choice
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
 from tuner.training.assemble import assemble
+from tuner.training.captured_step import CapturedStep
 from tuner.training.causal_attention import CausalLook, use_causal_flag, uses_causal_flag
 from tuner.training.plan import Plan
+from tuner.training.recorder import Repeater
 from tuner.trials.model_look import look_at_model
 from tuner.workloads.loading import load_workload
 from tuner.workloads.workload import Workload
@@ -141,6 +144,21 @@ class TestWhatIsToldLater:
         with pytest.raises(IndexError):
             model(self.IDS + 256, attention_mask=PADDED)
         assert uses_causal_flag(model)
+
+    def test_a_recorded_step_trains_as_it_does_op_by_op(self) -> None:
+        """Nothing that the flag sets around a call is taken for state that a graph would freeze."""
+        losses = []
+        for recorded in (False, True):
+            complete = {s.name: {**s.defaults, **IS_CAUSAL.get(s.name, {})} for s in STRATEGIES}
+            torch.manual_seed(0)
+            job = assemble(load_workload(GPT), make_plan(complete), device=CPU)
+            if recorded:
+                job.captured = CapturedStep(job, Repeater())
+            torch.manual_seed(1)
+            losses.append([float(job.step(batch)) for batch in islice(job, 3)])
+        assert losses[0] == losses[1]
+        assert job.captured is not None
+        assert (job.captured.num_replays, job.captured.num_recordings) == (3, 1)
 
 
 class TestWhereItIsTheSame:

@@ -3,9 +3,8 @@
     python benchmarks/launch_bound.py                      # both workloads, 4 minutes of tuning each
     python benchmarks/launch_bound.py --small              # a dry run; a CPU has no kernel gaps
 
-`resnet`: ResNet-50 on six images. Its kernels take a few microseconds each, so that even a recorded step has gaps of a
-tenth. `rows`: a deep network of wide layers on 32 rows; its normalisations and activations are written out, and its
-update is fused already.
+`resnet`: ResNet-50 on six images, whose step keeps gaps of a tenth even recorded. `rows`: a deep network of wide layers
+on 32 rows; its normalisations and activations are written out, and its update is fused already.
 
 Kernel gaps are what no operator, copy or input accounts for: host, launch latency, dispatch, queue, synchronisation,
 allocation, the optimizer's host. Their share of the step, before and after; one JSON line is appended to the

@@ -79,6 +79,11 @@ class Candidate(Record):
             return "baseline"
         return "; ".join(f"{name}: {choice_label(choice)}" for name, choice in sorted(self.choices.items()))
 
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """One for each of its choices."""
+        return tuple(Move(strategy=strategy, choice=choice) for strategy, choice in self.choices.items())
+
     def with_choice(self, strategy: str, choice: Choice) -> Candidate:
         """The candidate with one strategy set to `choice` (an empty choice is the neutral one)."""
         choices = {name: value for name, value in self.choices.items() if name != strategy}
@@ -104,3 +109,8 @@ class Move(Record):
     @property
     def label(self) -> str:
         return f"{self.strategy}: {choice_label(self.choice)}"
+
+    @property
+    def key(self) -> str:
+        """Its identity, whatever the order of the parameters."""
+        return f"{self.strategy}:{tuple(sorted(self.choice.items()))}"

@@ -41,7 +41,7 @@ from tuner.records import (
     TrialResult,
 )
 from tuner.search.effects import Difference
-from tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, move_key, without_effect
+from tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, without_effect
 from tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
 from tuner.search.sampler import suggest_candidates
 from tuner.search.space import Space
@@ -216,8 +216,8 @@ class Designer:
 
     def _past(self) -> Story:
         for winner in self._priors.past_winners:
-            wanted = {move_key(Move(strategy=s, choice=c)) for s, c in winner.choices.items()}
-            moves = tuple(move for move in self.space.moves if move_key(move) in wanted)
+            wanted = {move.key for move in winner.moves}
+            moves = tuple(move for move in self.space.moves if move.key in wanted)
             candidate = self._proposals().fresh(moves)
             if candidate is not None:
                 reason = "won for a similar workload on such hardware"
@@ -236,7 +236,7 @@ class Designer:
             if verdict == "unaffordable":
                 return
             if alone:
-                self.knowledge.verdicts[move_key(proposal.moves[0])] = verdict
+                self.knowledge.verdicts[proposal.moves[0].key] = verdict
             else:
                 self._groups_tried += 1
                 if verdict == "accepted":
@@ -269,9 +269,8 @@ class Designer:
             candidate = next((c for c in likely if self._affordable(c)), None)
             if candidate is None:
                 return
-            moves = tuple(Move(strategy=s, choice=c) for s, c in candidate.choices.items())
             reason = "suggested by TPE from all trials so far"
-            yield from self._try_several(Proposal(candidate=candidate, moves=moves, reason=reason), "sampler")
+            yield from self._try_several(Proposal(candidate=candidate, moves=candidate.moves, reason=reason), "sampler")
 
     def _audit(self) -> Story:
         """Runs a few choices that their bound excluded: does the bound hold?"""

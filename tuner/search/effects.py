@@ -59,6 +59,7 @@ SURPRISING = 1.5
 WIDENING = 2.0
 """Of log-likelihood, that it must gain."""
 MOST_WIDENED = 6
+"""Choices with a wider prior, that the fit of one model looks for."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
 """On CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five. Taken for an unlikely fifth,
 such a factor would look like noise that all the other trials do not show."""
@@ -144,7 +145,7 @@ class EffectModel:
     def __init__(self, observations: Sequence[Observation]) -> None:
         self._observations = list(observations)
         self._candidates = _distinct(self._observations)
-        self._choices = list(dict.fromkeys(key for candidate in self._candidates for key in _keys(candidate)))
+        self._choices = list(dict.fromkeys(move.key for candidate in self._candidates for move in candidate.moves))
         self._design = self._design_matrix()
         self._by_choice = self._design @ np.array([self._features(candidate) for candidate in self._candidates])
         self._by_itself = self._design * [not candidate.is_baseline for candidate in self._candidates]
@@ -199,13 +200,14 @@ class EffectModel:
 
     def _features(self, candidate: Candidate) -> Floats:
         """1 for each of the known choices that a candidate makes."""
-        made = set(_keys(candidate))
+        made = {move.key for move in candidate.moves}
         features: Floats = np.array([float(key in made) for key in self._choices])
         return features
 
     def _unseen(self, candidate: Candidate, reference: Candidate) -> int:
         """Choices in which both differ, of which nothing is known."""
-        return len((set(_keys(candidate)) ^ set(_keys(reference))) - set(self._choices))
+        ours, theirs = ({move.key for move in c.moves} for c in (candidate, reference))
+        return len((ours ^ theirs) - set(self._choices))
 
     def _explained_by(self, prior: Prior, widths: Floats) -> Floats:
         main, alone = self._by_choice * widths, self._by_itself * prior.own_sd
@@ -304,11 +306,6 @@ def _centred(observations: Sequence[Observation]) -> Floats:
         if observation.reference is None:
             first.setdefault(observation.place, observation.value)
     return np.array([o.value - (first[o.place] if o.reference is None else 0.0) for o in observations])
-
-
-def _keys(candidate: Candidate) -> list[str]:
-    """Identities of its choices."""
-    return [f"{name}:{sorted(choice.items())}" for name, choice in candidate.choices.items()]
 
 
 def _with(widths: Floats, number: int, sd: float) -> Floats:

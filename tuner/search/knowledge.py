@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -53,7 +53,7 @@ class Knowledge:
         self.reference = reference
         self.results: dict[str, list[TrialResult]] = {}
         self.verdicts: dict[str, str] = {}
-        """Of single moves, by `move_key`."""
+        """Of single moves, by their keys."""
         self.num_trials = 0
         self.spent_s = 0.0
         self.unpaired_since_sentinel = 0
@@ -222,7 +222,7 @@ class Knowledge:
         """
         if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
-        return any(self._to_blame(Move(strategy=name, choice=choice)) for name, choice in candidate.choices.items())
+        return any(self._to_blame(move) for move in candidate.moves)
 
     def will_not_fit(self, candidate: Candidate) -> str | None:
         """Why the micro-batches of a candidate need more memory than there is; None where they may fit, or did."""
@@ -355,7 +355,7 @@ class Knowledge:
 
     def was_tried(self, move: Move) -> bool:
         """Whether a candidate with this very choice was run, alone or in company."""
-        return move_key(move) in self.verdicts or any(
+        return move.key in self.verdicts or any(
             results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values()
         )
 
@@ -376,12 +376,3 @@ def without_effect(result: TrialResult, candidate: Candidate) -> str:
     """Which of a candidate's choices were not carried out, and what was seen instead; empty where all were."""
     missing = (effect for effect in result.effects if not effect.took and effect.strategy in candidate.choices)
     return "; ".join(f"{effect.strategy} had no effect: {effect.detail}" for effect in missing)
-
-
-def move_key(move: Move) -> str:
-    """Identity of a move within a space."""
-    return f"{move.strategy}:{_frozen(move.choice)}"
-
-
-def _frozen(choice: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    return tuple(sorted(choice.items(), key=lambda item: item[0]))

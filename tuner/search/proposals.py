@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tuner.records import Candidate, Finding, Move
 from tuner.search.groups import covering_group
-from tuner.search.knowledge import WORTHWHILE, Knowledge, Priors, move_key
+from tuner.search.knowledge import WORTHWHILE, Knowledge, Priors
 from tuner.search.space import Space
 from tuner.strategies.composition import TOGETHER
 
@@ -135,7 +135,7 @@ class Proposals:
         found = []
         for move in self._space.moves:
             candidate = self.fresh([move])
-            if candidate is None or move_key(move) in self._knowledge.verdicts:
+            if candidate is None or move.key in self._knowledge.verdicts:
                 continue
             bound = self._knowledge.bound(move, self._incumbent)
             if bound > self._threshold:
@@ -257,7 +257,7 @@ class Proposals:
         run = [results[0].candidate for results in self._knowledge.results.values()]
         neutral = self._neutral_moves()
         names = {move.strategy for move in neutral}
-        kept = [Move(strategy=name, choice=c) for name, c in self._incumbent.choices.items() if name in names]
+        kept = [move for move in self._incumbent.moves if move.strategy in names]
         group = covering_group([*neutral, *kept], run, random.Random(self._seed + self._knowledge.num_trials))
         moves = [move for move in group if move not in kept]
         candidate = self.fresh(moves)
@@ -272,7 +272,7 @@ class Proposals:
         """Cheap choices that were tried alone without gain and without harm."""
         neutral = []
         for move in self._space.moves:
-            verdict = self._knowledge.verdicts.get(move_key(move))
+            verdict = self._knowledge.verdicts.get(move.key)
             alone = self._space.combine(self._incumbent, [move])
             if verdict not in ("no_gain", "inconclusive") or self._expensive(move) or alone is None:
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.errors import WorkloadRejected
 from tuner.records import DatasetFacts
+from tuner.workloads.batches import seed_generators
 from tuner.workloads.workload import Workload, leaves
 
 NUM_SAMPLES = 8
@@ -40,7 +41,7 @@ def look_at_dataset(workload: Workload, dataset: Any, seed: int) -> DatasetFacts
     splits = hasattr(dataset, "load") and hasattr(dataset, "augment")
     indices = random.Random(seed).sample(range(length), min(NUM_SAMPLES, length))
     first = _samples(dataset.__getitem__, indices, generator_seed=1)
-    _seed_generators(2)
+    seed_generators(2)
     began = time.perf_counter_ns()
     second = [dataset[index] for index in indices]
     sample_ns = (time.perf_counter_ns() - began) // len(indices)
@@ -76,17 +77,8 @@ def _iterable_facts(dataset: Any) -> DatasetFacts:
 
 
 def _samples(get: Any, indices: list[int], *, generator_seed: int) -> list[Any]:
-    _seed_generators(generator_seed)
+    seed_generators(generator_seed)
     return [get(index) for index in indices]
-
-
-def _seed_generators(seed: int) -> None:
-    import numpy as np
-    import torch
-
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 def _digests(samples: list[Any]) -> str:

@@ -16,6 +16,7 @@ from tuner.records import GuardCheck
 from tuner.training.job import moved
 from tuner.training.loader import build_loader
 from tuner.trials.study_files import StudyFiles
+from tuner.workloads.batches import seed_generators
 from tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
@@ -51,12 +52,7 @@ class SeededByIndex:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        import numpy as np
-        import torch
-
-        torch.manual_seed(index)
-        np.random.seed(index % 2**32)
-        random.seed(index)
+        seed_generators(index)
         return self.dataset[index]
 
 

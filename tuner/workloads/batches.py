@@ -43,7 +43,7 @@ def draw_batches(workload: Workload, dataset: Any, seed: int, limit: int = MAX_B
 
 def epoch_batches(workload: Workload, dataset: Any, seed: int, epoch: int) -> Iterator[list[int]]:
     """Batches of indices of one epoch, seeded by `seed` and `epoch`."""
-    _seed_generators(seed * 1_000_003 + epoch)
+    seed_generators(seed * 1_000_003 + epoch)
     batch_sampler = workload.batch_sampler(dataset)
     if batch_sampler is not None:
         _set_epoch(batch_sampler, epoch)
@@ -65,7 +65,8 @@ def _set_epoch(sampler: Any, epoch: int) -> None:
         sampler.set_epoch(epoch)
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
+    """Python's, NumPy's and torch's."""
     import torch
 
     seed %= 2**32

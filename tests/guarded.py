@@ -140,8 +140,9 @@ class Study:
         lossy: bool = False,
     ) -> dict[str, GuardCheck]:
         """Runs the protocol and compares, as a trial does."""
+        protocol = self.reference.protocol
         curve, update = run_protocol(
-            job, batches or self.batches, self.reference.protocol, seed=self.reference.protocol.seed, lossy=lossy
+            job, batches or self.batches, protocol, seed=protocol.seed, horizon_seed=protocol.seed if lossy else None
         )
         reference_update, _ = map_tensors(self.files.reference_update)
         found = compare(

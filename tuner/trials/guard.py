@@ -123,9 +123,13 @@ class GuardReference(Record):
 
 
 def run_protocol(
-    job: TrainingJob, batches: Sequence[Any], protocol: Protocol, *, seed: int, lossy: bool = False
+    job: TrainingJob, batches: Sequence[Any], protocol: Protocol, *, seed: int, horizon_seed: int | None = None
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Runs the guarded steps on a freshly built job.
+
+    Args:
+        seed: Of the curve part.
+        horizon_seed: Of the longer horizon; None for a run that does not go on over it.
 
     Returns:
         The curve, and the first update sampled by parameter name.
@@ -148,7 +152,10 @@ def run_protocol(
     job.on_gradients = None
     torch.manual_seed(seed)
     curve = [_loss_of(job, next(source)) for _ in range(protocol.num_curve)]
-    horizon = [_loss_of(job, next(source)) for _ in range(protocol.num_horizon)] if lossy else []
+    horizon: list[float] = []
+    if horizon_seed is not None:
+        torch.manual_seed(horizon_seed)
+        horizon = [_loss_of(job, next(source)) for _ in range(protocol.num_horizon)]
     return (
         Curve(
             losses=tuple(losses),
@@ -419,7 +426,10 @@ def run_guard(
     reference = msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
     reference_update, _ = map_tensors(files.reference_update)
     batches = guard_batches(job, files, rank, spec.num_ranks)
-    curve, update = run_protocol(job, batches, reference.protocol, seed=reference.protocol.seed, lossy=spec.lossy)
+    seed = reference.protocol.seed
+    curve, update = run_protocol(
+        job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None
+    )
     curve = averaged(curve, coordinator)
     checks = compare(
         reference,

@@ -73,8 +73,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
 
     Runs: once; once more with the same seed; disturbed by each unit roundoff, and in the
     update's bias corrections where candidates may round them; over further seeds where
-    the model is random; over the longer horizon where lossy candidates are allowed. Every rank has the same
-    result; rank 0 writes it.
+    the model is random. Where lossy candidates are allowed, the first run and those disturbed by the coarsest roundoff go
+    on over the longer horizon. Every rank has the same result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
     limit_host_memory(request.memory_limit_bytes, request.device)
@@ -95,12 +95,15 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         batch_sampler=files.order(rank, num_ranks),
     )
     runs = _Runs(job, files, request, coordinator)
-    reference, update = runs.run(seed=request.protocol.seed)
-    repeated = deviations(*runs.run(seed=request.protocol.seed), reference, update)
+    reference, update = runs.run(horizon=True)
+    repeated = deviations(*runs.run(), reference, update)
+    coarsest = max(request.unit_roundoffs)
     rounding = {}
     for roundoff in request.unit_roundoffs:
         rows = [
-            deviations(*runs.run(seed=request.protocol.seed, roundoff=roundoff, disturbance=number), reference, update)
+            deviations(
+                *runs.run(roundoff=roundoff, disturbance=number, horizon=roundoff == coarsest), reference, update
+            )
             for number in range(request.protocol.num_disturbed)
         ]
         rounding[roundoff.hex()] = widest(rows)
@@ -115,7 +118,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         rounding=rounding,
         bias_corrections=corrections,
         seed_means=runs.seed_means(reference),
-        horizon_ends=runs.horizon_ends(),
+        horizon_ends=runs.horizon_ends(coarsest),
     )
     if rank == 0:
         save_tensors(files.reference_update, update, {})
@@ -138,18 +141,27 @@ class _Runs:
         self._scheduler_state = copy.deepcopy(job.scheduler.state_dict()) if job.scheduler else None
         self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
         self._count = 0
+        self._horizon_ends: list[float] = []
 
     def run(
-        self, *, seed: int, roundoff: float = 0.0, disturbance: int = 0, lossy: bool = False
+        self, *, seed: int | None = None, roundoff: float = 0.0, disturbance: int = 0, horizon: bool = False
     ) -> tuple[Curve, dict[str, torch.Tensor]]:
+        """One run; over the horizon as well where that is asked for, lossy candidates are allowed and runs are wanting."""
+        protocol = self._request.protocol
+        seed = protocol.seed if seed is None else seed
+        on = horizon and protocol.num_horizon > 0 and len(self._horizon_ends) < NUM_HORIZON_RUNS
         self._count += 1
         self._coordinator.send(TaskProgress(text=f"reference run {self._count}"))
         disturb = Disturbance(roundoff, seed=1 + disturbance) if roundoff else None
         self._restore(disturb)
         rank = self._coordinator.rank
         with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
-            curve, update = run_protocol(self._job, self._batches, self._request.protocol, seed=seed, lossy=lossy)
-        return averaged(curve, self._coordinator), update
+            horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
+            curve, update = run_protocol(self._job, self._batches, protocol, seed=seed, horizon_seed=horizon_seed)
+        curve = averaged(curve, self._coordinator)
+        if on:
+            self._horizon_ends.append(last_quarter(curve.horizon_losses))
+        return curve, update
 
     def bias_corrections(self, reference: Curve, update: dict[str, torch.Tensor]) -> Tolerance | None:
         """What rounding those of the update does at most; None where nobody does that."""
@@ -158,7 +170,7 @@ class _Runs:
         if not wanted or not corrects_biases(optimizer):
             return None
         with of_bias_corrections(optimizer):
-            return widest([deviations(*self.run(seed=self._request.protocol.seed), reference, update)])
+            return widest([deviations(*self.run(), reference, update)])
 
     def seed_means(self, reference: Curve) -> tuple[float, ...]:
         """Mean loss of the curve part over seeds; empty for a model without randomness."""
@@ -169,20 +181,11 @@ class _Runs:
             curves.append(self.run(seed=self._request.protocol.seed + number)[0])
         return tuple(sum(c.curve_losses) / len(c.curve_losses) for c in curves)
 
-    def horizon_ends(self) -> tuple[float, ...]:
-        if not self._request.protocol.num_horizon:
-            return ()
-        coarsest = max(self._request.unit_roundoffs)
-        curves = [
-            self.run(
-                seed=self._request.protocol.seed + number,
-                roundoff=coarsest if number else 0.0,
-                disturbance=number,
-                lossy=True,
-            )[0]
-            for number in range(NUM_HORIZON_RUNS)
-        ]
-        return tuple(last_quarter(curve.horizon_losses) for curve in curves)
+    def horizon_ends(self, coarsest: float) -> tuple[float, ...]:
+        """Of the first run and of disturbed ones, of which there are more runs where there were too few."""
+        while self._request.protocol.num_horizon and len(self._horizon_ends) < NUM_HORIZON_RUNS:
+            self.run(roundoff=coarsest, disturbance=len(self._horizon_ends) - 1, horizon=True)
+        return tuple(self._horizon_ends)
 
     def _restore(self, disturb: Disturbance | None) -> None:
         """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
@@ -194,7 +197,8 @@ class _Runs:
         with torch.no_grad():
             for name, tensor in named_state(model):
                 value = state[name]
-                value = disturb(value) if disturb and id(tensor) in trainable else value
+                if disturb and id(tensor) in trainable:  # where the tensor is: a CPU draws seconds for a large model
+                    value = disturb(value.to(tensor.device))
                 tensor.copy_(laid_out_as(tensor, value))
         self._job.reload_masters()
         self._optimizer.state.clear()

@@ -83,10 +83,20 @@ class Step:
     modules: Mapping[str, int]
     host_read: str = ""
     mask_refusal: str = "masks of its own"
+    num_ranks: int = 1
+    num_hosts: int = 1
+
+    def topology(self, hardware: HardwareProfile) -> Topology | None:
+        """The links between its ranks."""
+        return None
+
+    def current(self) -> dict[str, Choice]:
+        """What is trained with today, beside the defaults."""
+        return {}
 
     def facts(self) -> WorkloadFacts:
         facts = sample_facts(
-            current={},
+            current=self.current(),
             custom_step=False,
             varying_shapes=False,
             host_read=self.host_read,
@@ -158,6 +168,10 @@ class Step:
             host *= 0.1 if graphs else 0.4 if compiled["scope"] == "whole" else 0.8
         return (0.3, 0.0) if choices["cuda_graph"]["scope"] else (host, update)
 
+    def hidden_ms(self, choices: Choices) -> float:
+        """Communication beside compute."""
+        return 0.0
+
     def step_ms(self, choices: Choices) -> float:
         return sum(self.times_ms(choices).values())
 
@@ -196,17 +210,18 @@ class GpuModel:
     def describe(self) -> Environment:
         environment = sample_environment(
             "cuda",
-            num_ranks=1,
+            num_ranks=self.step.num_ranks,
+            num_hosts=self.step.num_hosts,
             calibration=Calibration(
                 matmul_flops_per_s={"float32": 5e13, "tf32": 3.6e14, "bfloat16": 7.3e14, "float16": 7.3e14},
                 copy_bytes_per_s=3e12,
             ),
         )
-        hardware = replace(environment.hardware, devices=environment.hardware.devices[:1])
+        hardware = replace(environment.hardware, devices=environment.hardware.devices[: self.step.num_ranks])
         return replace(environment, hardware=hardware)
 
     def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
-        return None
+        return self.step.topology(hardware)
 
     def inspect(self) -> WorkloadFacts:
         self.now_s += self.step.prepare_s
@@ -271,7 +286,7 @@ class GpuModel:
                 compile_cold=cold,
             ),
             memory=(MemoryPeak(rank=0, resident_bytes=1 << 30, device_bytes=2 << 30),),
-            breakdowns=(self._breakdown(times, noise),) if spec.profile else (),
+            breakdowns=(self._breakdown(times, noise, self.step.hidden_ms(choices)),) if spec.profile else (),
             guard=GuardVerdict(passed=True, num_steps=4) if spec.guard else None,
             phases_ns={name: int(s * 1e9) for name, s in phases_s.items() if s},
         )
@@ -279,12 +294,13 @@ class GpuModel:
     def _window(self, number: int, step_ms: float, noise_sd: float) -> Window:
         return known_window(number, step_ms * 1e6 * math.exp(self._random.gauss(0, noise_sd / 4)))
 
-    def _breakdown(self, times_ms: Mapping[Category, float], noise: float) -> Breakdown:
+    def _breakdown(self, times_ms: Mapping[Category, float], noise: float, hidden_ms: float) -> Breakdown:
         categories = dict.fromkeys((category.value for category in Category), 0)
         for category, value in times_ms.items():
             own = math.exp(self._random.gauss(0, PROFILE_NOISE_SD))
             categories[category.value] = int(value * noise * own * 1e6)
-        return known_breakdown(categories, "cuda:0")
+        overlapped = {C.COMMUNICATION.value: int(hidden_ms * 1e6)} if hidden_ms else {}
+        return replace(known_breakdown(categories, "cuda:0"), overlapped=overlapped)
 
 
 def searched(
@@ -300,7 +316,7 @@ def searched(
     study = Study(
         study_id=new_id(),
         workload="model:step",
-        settings=StudySettings(budget_s=budget_s, allow=allow),
+        settings=StudySettings(budget_s=budget_s, allow=allow, num_ranks=step.num_ranks),
         created_at="2026-11-22T10:00:00+00:00",
         directory="",
     )

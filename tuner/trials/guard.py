@@ -427,9 +427,7 @@ def run_guard(
     reference_update, _ = map_tensors(files.reference_update)
     batches = guard_batches(job, files, rank, spec.num_ranks)
     seed = reference.protocol.seed
-    curve, update = run_protocol(
-        job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None
-    )
+    curve, update = run_protocol(job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None)
     curve = averaged(curve, coordinator)
     checks = compare(
         reference,

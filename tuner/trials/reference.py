@@ -73,8 +73,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
 
     Runs: once; once more with the same seed; disturbed by each unit roundoff, and in the
     update's bias corrections where candidates may round them; over further seeds where
-    the model is random. Where lossy candidates are allowed, the first run and those disturbed by the coarsest roundoff go
-    on over the longer horizon. Every rank has the same result; rank 0 writes it.
+    the model is random. Where lossy candidates are allowed, the first run and those disturbed by the coarsest
+    roundoff go on over the longer horizon. Every rank has the same result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
     limit_host_memory(request.memory_limit_bytes, request.device)
@@ -146,7 +146,7 @@ class _Runs:
     def run(
         self, *, seed: int | None = None, roundoff: float = 0.0, disturbance: int = 0, horizon: bool = False
     ) -> tuple[Curve, dict[str, torch.Tensor]]:
-        """One run; over the horizon as well where that is asked for, lossy candidates are allowed and runs are wanting."""
+        """One run; over the horizon as well where that is asked for and needed."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
         on = horizon and protocol.num_horizon > 0 and len(self._horizon_ends) < NUM_HORIZON_RUNS

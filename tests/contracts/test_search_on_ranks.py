@@ -1,0 +1,104 @@
+"""Four and a half minutes on two GPUs, as a model: as fast as what an expert would set by hand."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_model import by_hand, searched
+from predictions import RESNET_50, VIT_LARGE
+from ranks_model import RanksStep
+
+from tuner.profiling.categories import Category as C
+from tuner.records import Choice, Numerics
+
+BUDGET_S = 270.0
+TODAY: dict[str, Choice] = {
+    "precision": {"level": "O1", "dtype": "bfloat16"},
+    "optimizer_implementation": {"implementation": "fused"},
+}
+O2: Choice = {"level": "O2", "dtype": "bfloat16"}
+
+
+def vision(num_hosts: int) -> RanksStep:
+    """A large vision transformer, whose gradients are 1.2 GB."""
+    return RanksStep(
+        name="vision",
+        gpu_ms={
+            C.MATMUL: 445,
+            C.ATTENTION: 40,
+            C.NORMALISATION: 6,
+            C.REDUCTION: 6,
+            C.ELEMENTWISE: 12.5,
+            C.OPTIMIZER: 7,
+        },
+        host_ms=25,
+        optimizer_host_ms=10,
+        in_16_bits={C.MATMUL: 0.08, C.ATTENTION: 0.15},
+        whole_s=53,
+        regional_s=8,
+        prepare_s=30,
+        num_blocks=24,
+        num_block_kinds=1,
+        modules={"Conv2d": 1, "Linear": 145, "LayerNorm": 49},
+        parameters=VIT_LARGE,
+        current_choices=TODAY,
+        num_ranks=2,
+        num_hosts=num_hosts,
+    )
+
+
+def convolutions(num_hosts: int) -> RanksStep:
+    """A ResNet-50, whose gradients are 0.1 GB."""
+    return RanksStep(
+        name="convolutions",
+        gpu_ms={C.MATMUL: 14.4, C.NORMALISATION: 10.4, C.REDUCTION: 0.8, C.ELEMENTWISE: 9.2, C.OPTIMIZER: 0.7},
+        host_ms=15,
+        optimizer_host_ms=3,
+        in_16_bits={C.MATMUL: 0.6, C.NORMALISATION: 0.9},
+        channels_last={C.MATMUL: 0.7, C.NORMALISATION: 0.8},
+        whole_s=45,
+        regional_s=43,
+        prepare_s=30,
+        num_blocks=16,
+        num_block_kinds=8,
+        modules={"Conv2d": 53, "BatchNorm2d": 53, "Linear": 1},
+        parameters=RESNET_50,
+        current_choices=TODAY,
+        num_ranks=2,
+        num_hosts=num_hosts,
+    )
+
+
+def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:
+    """What experts set: buckets, sockets, sharding, compression."""
+    layout: dict[str, Choice] = {"memory_format": {"layout": "channels_last"}} if step.channels_last else {}
+    exact: list[dict[str, Choice]] = [
+        {},
+        {"ddp_buckets": {"bucket_cap_mb": 200}},
+        {"nccl_settings": {"socket_threads": 4, "sockets_per_thread": 4}},
+        *({"precision": O2, "sharding": {"mode": mode, "wrap": "block"}} for mode in ("full", "grad_op")),
+    ]
+    compressed: list[dict[str, Choice]] = [
+        {"gradient_compression": {"method": "bf16"}},
+        {"gradient_compression": {"method": "powersgd", "rank": 4}},
+    ]
+    return [{**TODAY, **layout, **more} for more in (exact + compressed if lossy else exact)]
+
+
+@pytest.mark.parametrize("lossy", [False, True], ids=["exact", "lossy"])
+@pytest.mark.parametrize("num_hosts", [1, 2])
+@pytest.mark.parametrize("workload", [vision, convolutions])
+def test_finds_within_minutes_what_an_expert_sets_by_hand(workload, num_hosts: int, lossy: bool) -> None:
+    step = workload(num_hosts)
+    answer, runner, driver = searched(step, budget_s=BUDGET_S, start_s=3.0, allow=(Numerics.LOSSY,) * lossy)
+    found = by_hand(step, driver, **answer.candidate.choices)
+    best = min(by_hand(step, driver, **choices) for choices in columns(step, lossy=lossy))
+    assert found <= 1.03 * best, answer.candidate.label
+    assert runner.now_s <= 1.05 * BUDGET_S
+
+
+@pytest.mark.parametrize(("lossy", "times"), [(False, 1.5), (True, 2.5)])
+def test_over_sockets_it_beats_plain_ddp_by_as_much_as_the_network_held_it_up(lossy: bool, times: float) -> None:
+    step = vision(2)
+    answer, _, driver = searched(step, budget_s=BUDGET_S, start_s=3.0, allow=(Numerics.LOSSY,) * lossy)
+    today = by_hand(step, driver, **TODAY)
+    assert today >= times * by_hand(step, driver, **answer.candidate.choices), answer.candidate.label

@@ -1,0 +1,111 @@
+"""Training steps on several GPUs as a model: the modelled step of one, and the exchange as predictions simulate it.
+
+Not a measurement. Links are those that were measured by hand on H200 (`predictions`); the tests of predictions say how
+far they are to be believed. What is tested with it is what a search makes of such steps within minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import predictions
+from gpu_model import C, Choices, Step
+from msgspec.structs import replace
+
+from tuner.prediction.cluster import Cluster
+from tuner.prediction.model import Model
+from tuner.prediction.step import UPDATE_BYTES, ComputeStep
+from tuner.prediction.timeline import Timeline
+from tuner.profiling.categories import Category
+from tuner.records import Choice, HardwareProfile, Link, ModelFacts, Topology, WorkloadFacts
+
+OFFLOAD_BYTES_PER_S = 25e9
+MESH_FACTOR = 2.0
+"""What tensor or pipeline degrees multiply a step by that fits on one device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksStep(Step):
+    """
+    Attributes:
+        parameters: Of the model.
+        current_choices: What is trained with today.
+        num_ranks: One for each GPU.
+        between, many_sockets: The network of a host, and with several sockets a channel.
+    """
+
+    parameters: ModelFacts
+    current_choices: dict[str, Choice]
+    inside: Link = predictions.NVLINK
+    between: Link = predictions.SOCKETS
+    many_sockets: Link = predictions.MANY_SOCKETS
+
+    def current(self) -> dict[str, Choice]:
+        return self.current_choices
+
+    def facts(self) -> WorkloadFacts:
+        facts = super().facts()
+        counts = ("num_parameters", "parameter_bytes", "num_parameter_tensors")
+        model = replace(facts.model, **{name: getattr(self.parameters, name) for name in counts})
+        optimizer = replace(facts.optimizer, state_bytes=2 * self.parameters.parameter_bytes)
+        return replace(facts, model=model, optimizer=optimizer)
+
+    def topology(self, hardware: HardwareProfile) -> Topology:
+        per_host = self.num_ranks // self.num_hosts
+        return Topology(
+            host_of_rank=tuple(rank // per_host for rank in range(self.num_ranks)),
+            inside=self.inside if per_host > 1 else None,
+            between=self.between if self.num_hosts > 1 else None,
+            whole=self.between if self.num_hosts > 1 else self.inside,
+            backend="nccl",
+            hardware_fingerprint=hardware.fingerprint,
+            measured_at="2026-11-23T10:00:00+00:00",
+        )
+
+    def times_ms(self, choices: Choices) -> dict[Category, float]:
+        alone = super().times_ms(choices)
+        factor = MESH_FACTOR if choices["parallel_mesh"] != _defaults("parallel_mesh") else 1.0
+        alone = {category: factor * ms for category, ms in alone.items()}
+        timeline = self._timeline(alone, choices)
+        exposed_ms = (timeline.step_ns / 1e6 - sum(alone.values())) / choices["local_sgd"]["every"]
+        if choices["sharding"]["cpu_offload"]:
+            alone[C.OPTIMIZER_HOST] += 16 * self.parameters.num_parameters / OFFLOAD_BYTES_PER_S * 1e3 / self.num_ranks
+        return {**alone, C.COMMUNICATION: max(0.0, exposed_ms)}
+
+    def hidden_ms(self, choices: Choices) -> float:
+        alone = super().times_ms(choices)
+        timeline = self._timeline(alone, choices)
+        return max(0.0, sum(timeline.work_ns.values()) - timeline.step_ns) / 1e6
+
+    def _timeline(self, alone_ms: dict[Category, float], choices: Choices) -> Timeline:
+        update_ms = alone_ms[C.OPTIMIZER] + alone_ms[C.OPTIMIZER_HOST]
+        passes_ns = (sum(alone_ms.values()) - update_ms) * 1e6
+        moved_ns = UPDATE_BYTES * self.parameters.num_parameters / predictions.H200.copy_bytes_per_s * 1e9
+        step = ComputeStep(
+            before_ns=0,
+            forward_ns=passes_ns / 3,
+            backward_ns=passes_ns * 2 / 3,
+            optimizer_ns=update_ms * 1e6,
+            divisible_ns=min(moved_ns, alone_ms[C.OPTIMIZER] * 1e6),
+        )
+        model = Model(step=step, facts=self.parameters, calibration=predictions.H200, contention=predictions.CONTENTION)
+        return model.timeline(choices, self._cluster(choices))
+
+    def _cluster(self, choices: Choices) -> Cluster:
+        per_host = self.num_ranks // self.num_hosts
+        sockets = (choices["nccl_settings"]["socket_threads"] or 1) * (
+            choices["nccl_settings"]["sockets_per_thread"] or 1
+        )
+        between = self.many_sockets if sockets > 1 else self.between
+        return Cluster(
+            num_hosts=self.num_hosts,
+            devices_per_host=per_host,
+            inside=self.inside if per_host > 1 else None,
+            between=between if self.num_hosts > 1 else None,
+        )
+
+
+def _defaults(name: str) -> Choice:
+    from tuner.strategies import strategy_named
+
+    return strategy_named(name).defaults

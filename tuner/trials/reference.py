@@ -191,6 +191,8 @@ class _Runs:
         """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
         import torch
 
+        self._job.optimizer.zero_grad(set_to_none=True)
+        self._optimizer.state.clear()  # before anything is disturbed, which needs memory for a while
         state, _ = map_tensors(self._files.initial_state)
         model = unwrapped(self._job.model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
@@ -201,11 +203,9 @@ class _Runs:
                     value = disturb(value.to(tensor.device))
                 tensor.copy_(laid_out_as(tensor, value))
         self._job.reload_masters()
-        self._optimizer.state.clear()
         self._optimizer.load_state_dict(self._optimizer_state)
         for ours, restored in zip(self._job.optimizer.param_groups, self._optimizer.param_groups, strict=True):
             ours.update({name: value for name, value in restored.items() if name != "params"})
-        self._job.optimizer.zero_grad(set_to_none=True)
         if self._job.scheduler:
             self._job.scheduler.load_state_dict(self._scheduler_state)
         self._job.skipped_steps = 0

@@ -4,13 +4,15 @@
 #
 #   benchmarks/many_gpus.sh results "row vit_large two lossy"                          # one group of all GPUs
 #   benchmarks/many_gpus.sh results "row vit_large one + tests" "memory gpt2_xl"       # two groups of half of them
+#   TOGETHER=1 benchmarks/many_gpus.sh results "memory gpt2_xl" "memory gpt2_large"    # two groups, all GPUs each
 #
 # Jobs: `row NAME [one|two|two_25gbit [exact|lossy [TUNE_MINUTES ROW_MINUTES]]]` of multi_gpu.py, `memory [NAME]` and `study
 # [NAME]` of memory.py (on two GPUs), `tests [PATHS]` (those marked gpu), `links` (what NCCL says of this host).
 # Writes results/GROUP/ (one JSON line a result, logs), and packs the folder into results.tgz every 15 seconds, so that a
 # sitting that is cut off leaves what it had. Where there is a .wheelhouse, `make offline-install` comes first.
-# TUNE_MINUTES and ROW_MINUTES limit a row (by default so that one fits into a command of 10 minutes), LIMIT_S all of it. GPUS says how many there are, where there is no nvidia-smi.
-# SMALL=1 tries it out without any GPU: small workloads over gloo.
+# TUNE_MINUTES and ROW_MINUTES limit a row (by default so that one fits into a command of 10 minutes), LIMIT_S all of it.
+# TOGETHER=1 lets groups share all GPUs, for what is not timed. GPUS says how many there are, where there is no
+# nvidia-smi. SMALL=1 tries it out without any GPU: small workloads over gloo.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,13 +20,15 @@ results=$1
 shift
 tune_minutes=${TUNE_MINUTES:-4.5} row_minutes=${ROW_MINUTES:-8.8} limit_s=${LIMIT_S:-1000000}
 gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l)}
-per_group=$((gpus / $#))
+groups_of_gpus=$#
+if [ -n "${TOGETHER:-}" ]; then groups_of_gpus=1; fi
+per_group=$((gpus / groups_of_gpus))
 cores=$(($(nproc) / $#))
 small=()
 if [ -n "${SMALL:-}" ]; then small=(--small --ranks 2 --foreign-load 1); fi
 if [ "$cores" -lt 1 ]; then cores=1; fi
 if [ -z "${SMALL:-}" ] && [ "$per_group" -lt 2 ]; then
-  echo "$gpus GPUs are too few for $# groups: every group needs two"
+  echo "$gpus GPUs are too few for $groups_of_gpus groups: every group needs two"
   exit 2
 fi
 # Multicast over NVLink can put GPUs that others share out of service; nothing here needs it.
@@ -88,7 +92,8 @@ small_words="${small[*]}"
 export small_words
 for group in $(seq 0 $(($# - 1))); do
   first=$((group * cores))
-  devices=$(seq -s, $((group * per_group)) $((group * per_group + per_group - 1)))
+  first_gpu=$((group % groups_of_gpus * per_group))
+  devices=$(seq -s, $first_gpu $((first_gpu + per_group - 1)))
   timeout -k 5 "$limit_s" taskset -c "$first-$((first + cores - 1))" \
     bash -c 'read -r -a small <<<"$small_words"; jobs_of "$0" "$1" "$2"' \
     "$group" "$devices" "${@:$((group + 1)):1}" &

@@ -135,6 +135,12 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 SMALL_PER_GPU, SMALL_MOST = 4, 16
+PLANNED = {
+    ("one", ""): [row.name for row in ROWS],
+    ("two", ""): ["vit_large"],
+    ("two", "lossy"): [row.name for row in ROWS if row.per_gpu],
+}
+"""Rows that the table is to have, by network and consent; it shows others, too, once they are measured."""
 
 
 def by_hand(row: Row, *, network: str, lossy: bool, on_cpu: bool) -> dict[str, Choices]:
@@ -376,8 +382,10 @@ def summary(lines: Sequence[dict]) -> str:
         for allow in ("", "lossy"):
             of_table = [line for line in lines if line["network"] == network and line["allow"] == allow]
             last = {line["row"]: line for line in of_table}
-            text.append(f"{network}, allowed: {allow or 'nothing'}")
-            text += [_told_row(row.name, last.get(row.name)) for row in ROWS]
+            shown = [row.name for row in ROWS if row.name in {*last, *PLANNED.get((network, allow), ())}]
+            if shown:
+                text.append(f"{network}, allowed: {allow or 'nothing'}")
+                text += [_told_row(name, last.get(name)) for name in shown]
     return "\n".join(text)
 
 

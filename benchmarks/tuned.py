@@ -42,7 +42,7 @@ from tuner.search.confirmation import judge, plan_blocks
 from tuner.search.driver import StudyDriver, StudyView
 from tuner.search.space import Space
 from tuner.search.specs import SpecMaker
-from tuner.search.starts import WARM_SHARE, cold_compile_s
+from tuner.search.starts import cold_compile_s, warm_compile_s
 from tuner.strategies import STRATEGIES, strategy_named
 from tuner.strategies.base import Unsupported
 from tuner.strategies.composition import conflict, normalise
@@ -188,7 +188,8 @@ def side_by_side(
             break
         began = time.monotonic()
         blocks.append(_block(study, block.order, blocks, block.number, deadline))
-        cold_s = sum((1 - WARM_SHARE) * cold_compile_s(result) for result in blocks[-1].values())
+        colds_s = [cold_compile_s(result) for result in blocks[-1].values()]
+        cold_s = sum(colds_s) - sum(map(warm_compile_s, colds_s))
         block_s = time.monotonic() - began - cold_s  # what was compiled is found in the cache the next time
         if len(blocks) in OTHERS_AFTER:
             _add_others(study, others, blocks[rounds_of_others], deadline)

@@ -55,8 +55,12 @@ def line(row: str = "vit_large", network: str = "one", allow: str = "", **change
 
 class TestRows:
     def test_are_missing_until_they_are_measured(self, multi_gpu: Any) -> None:
-        text = multi_gpu.summary([line()])
-        assert text.count("missing") == 6 * len(multi_gpu.ROWS) - 1
+        planned = sum(map(len, multi_gpu.PLANNED.values()))
+        assert multi_gpu.summary([]).count("missing") == planned
+        assert multi_gpu.summary([line()]).count("missing") == planned - 1
+
+    def test_others_than_those_planned_are_shown_once_measured(self, multi_gpu: Any) -> None:
+        assert multi_gpu.summary([line("vgg16", "two_25gbit")]).count("reached") == 1
 
     def test_the_last_of_a_row_counts(self, multi_gpu: Any) -> None:
         text = multi_gpu.summary([line(trials=77), line(trials=12)])

@@ -15,7 +15,7 @@ from tuner.search.effects import Difference, EffectModel, Observation, uncontrad
 from tuner.search.memory_model import memory_model, pieces_of
 from tuner.search.profile_evidence import profile_log_ratio
 from tuner.search.space import Space
-from tuner.search.starts import WARM_SHARE, cold_compile_s, usual_start_s
+from tuner.search.starts import cold_compile_s, usual_start_s, warm_compile_s
 
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
@@ -92,7 +92,7 @@ class Knowledge:
     def _note_cost(self, outcome: Outcome) -> None:
         """As it would be with what was compiled found in the cache; and what compiling it took."""
         key, cold_s = outcome.result.candidate.key, cold_compile_s(outcome.result)
-        self._costs.setdefault(key, []).append(outcome.spent_s - (1 - WARM_SHARE) * cold_s)
+        self._costs.setdefault(key, []).append(outcome.spent_s - cold_s + warm_compile_s(cold_s))
         self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
 
     def take_in_beside(self, result: TrialResult) -> None:

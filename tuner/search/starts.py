@@ -7,8 +7,14 @@ from statistics import fmean
 
 from tuner.records import Phase, TrialResult
 
-WARM_SHARE = 0.2
-"""Of a compilation's time is needed again where its code is in the study's cache (0.11 to 0.18 on an H200)."""
+
+def warm_compile_s(cold_s: float) -> float:
+    """Seconds that a compilation needs where its code is in the study's cache, of what it took without.
+
+    The longer it took the smaller the share: a power of it fits studies on an H200 (7 s: 2 to 3, 35 s: 6, 50 s: 6 to 8,
+    90 s: 5, 130 s: 8; `benchmarks/results/single_gpu_trials.jsonl`).
+    """
+    return min(cold_s, 1.3 * cold_s**0.4)
 
 
 def cold_compile_s(result: TrialResult) -> float:
@@ -30,5 +36,5 @@ def _start_s(result: TrialResult) -> float:
     compile_s = startup.compile_ns / 1e9
     # Compilation is part of the first steps: of the guard's where there is one, which the next start may not have.
     steps_s = max(0.0, startup.warm_up_ns / 1e9 - max(guard_s, compile_s))
-    warm_s = compile_s * (WARM_SHARE if startup.compile_cold else 1.0)
+    warm_s = warm_compile_s(compile_s) if startup.compile_cold else compile_s
     return startup.build_ns / 1e9 + steps_s + warm_s

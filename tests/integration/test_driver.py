@@ -392,6 +392,21 @@ class TestInterruption:
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
         assert [trial.state for trial in study.trials] == [TrialState.LOST]
 
+    @pytest.mark.parametrize("paired", [False, True])
+    def test_a_baseline_that_is_stored_is_reported_though_the_search_was_not_told_of_it(self, paired):
+        """Interrupts that come while a transaction is written are held back until its end."""
+
+        class Interrupted(MemoryStudyStore):
+            def complete_trials(self, results):
+                super().complete_trials(results)
+                raise KeyboardInterrupt
+
+        study = StudyRun(Machine(SMALL, paired=paired), store=Interrupted())
+        answer = study.run()
+        assert answer.candidate == candidate()
+        assert answer.certificate.ended == "interrupted"
+        assert {trial.state for trial in study.trials} == {TrialState.COMPLETED}
+
     def test_everything_measured_is_kept_and_the_best_so_far_reported(self):
         study = StudyRun(Machine(SMALL, interrupt_at=9))
         answer = study.run()

@@ -209,12 +209,17 @@ class StudyDriver:
         trials_s = self.study.settings.budget_s - self._prepared_s()
         cap = max(MIN_CAP_S, SEARCH_SHARE * trials_s / TRIALS_WANTED / 3)
         self._measure = measure_settings(self.study.settings.measure, cap)
-        self._designer = Designer(
+        self._designer = self._make_designer(reference, trials_s)
+
+    def _make_designer(self, reference: Candidate, trials_s: float) -> Designer:
+        """One that has been told nothing yet."""
+        settings = self.study.settings
+        return Designer(
             self._space,
             budget_s=trials_s,
-            confirm_blocks=self.study.settings.confirm_blocks,
-            max_trials=self.study.settings.max_trials or MANY_TRIALS,
-            seed=self.study.settings.seed,
+            confirm_blocks=settings.confirm_blocks,
+            max_trials=settings.max_trials or MANY_TRIALS,
+            seed=settings.seed,
             priors=self._priors(),
             reference=reference,
         )
@@ -547,10 +552,22 @@ class StudyDriver:
     def _finish_interrupted(self, state: StudyState) -> Recommendation:
         """The best so far, where a baseline was measured; else nothing can be said."""
         self._store.lose_running_trials(self.study.study_id)
+        if self._designer is not None and not self._baseline_results():
+            self._take_in_stored(self._designer.reference)
         if self._designer is None or not self._baseline_results():
             self._store.set_state(self.study.study_id, state, "before the baseline was measured")
             raise KeyboardInterrupt
         return self._finish(state)
+
+    def _take_in_stored(self, reference: Candidate) -> None:
+        """Tells a new designer what is stored: the interrupt may have come between storing the baseline and telling."""
+        self._ledger = Ledger(self._store, self.study.study_id)
+        designer = self._designer = self._make_designer(reference, self.study.settings.budget_s - self._prepared_s())
+        while (asked := designer.suggest()) is not None:
+            result = self._ledger.find(asked.candidate, asked.purpose, asked.replicate)
+            if result is None:
+                return
+            designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
 
     def _baseline_results(self) -> list[TrialResult]:
         assert self._designer is not None

@@ -296,6 +296,7 @@ def accelerate_python_means(found: dict, recommendation: Recommendation) -> None
     assert found["tf32"] == (flags["tf32"] or level == "tf32")
     assert found["cudnn_benchmark"] == flags["cudnn_benchmark"]
     own = recommendation.hardware.device_kind == "cpu" and recommendation.choices["cpu_threads"]["num_threads"] is None
+    own = own and recommendation.num_ranks == 1  # of several ranks each has one, as launchers do it
     assert (found["variables"]["OMP_NUM_THREADS"] is None) == own
 
 

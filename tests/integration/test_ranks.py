@@ -66,6 +66,21 @@ class TestTwoRanks:
         assert analysis.clock_offsets_ns.keys() == {0, 1}, "all on the clock of the first"
         assert all(collective.skew_ns is not None for collective in analysis.collectives)
 
+    @pytest.mark.parametrize(("variable", "threads"), [(None, 1), ("2", 2)])
+    def test_have_one_thread_each_unless_the_user_says_otherwise(
+        self, variable: str | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As under torchrun; in the reference as in trials."""
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if variable:
+            monkeypatch.setenv("OMP_NUM_THREADS", variable)
+        study = prepare(reference("regression", "CountsThreads", wanted=threads), tmp_path, num_ranks=2)
+        try:
+            (result,) = study.run(study.spec(profile=False))
+        finally:
+            study.runner.close()
+        assert result.ok, result.failure
+
     def test_train_as_one_process_does(self, study: Prepared, tmp_path: Path) -> None:
         """Without batch statistics, halves of every batch make the losses, gradients and update of the whole one."""
         alone = prepare(study.workload, tmp_path)

@@ -67,6 +67,19 @@ class Normalised(Regression):
         return parts[0] if self._deal == "first" else torch.cat(parts)[torch.distributed.get_rank() :: 2]
 
 
+class CountsThreads(Regression):
+    """Fails in a rank whose operators have another number of threads than this."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if torch.distributed.is_initialized() and torch.get_num_threads() != self._wanted:
+            raise RuntimeError(f"{torch.get_num_threads()} threads, not {self._wanted}")
+        return super().loss(model, batch)
+
+
 class DiesInStep(Regression):
     """One of several ranks ends in its first step."""
 

@@ -72,7 +72,6 @@ def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def threads_lost(recommendation: Recommendation) -> bool:
-    """Whether a launcher that sets OMP_NUM_THREADS changes what was measured."""
-    return (
-        recommendation.hardware.device_kind == "cpu" and choice_of(recommendation, "cpu_threads")["num_threads"] is None
-    )
+    """Whether a launcher that sets OMP_NUM_THREADS changes what was measured: of several ranks each had one thread."""
+    cpu = recommendation.hardware.device_kind == "cpu"
+    return cpu and recommendation.num_ranks == 1 and choice_of(recommendation, "cpu_threads")["num_threads"] is None

@@ -6,23 +6,18 @@ import shlex
 from string import Template
 
 from tuner.export.base import Exporter, one_line
-from tuner.export.settings import threads_lost
 from tuner.records import Recommendation
 
 _SCRIPT = Template("""\
 #!/usr/bin/env bash
 $header# What runs: $label
 set -euo pipefail
-$threads$variables$hosts
+$variables$hosts
 exec torchrun --standalone --nproc-per-node=$ranks "$$(dirname "$$0")/train_recommended.py" "$$@"
 """)
 _HOSTS = """
 # On several hosts replace --standalone by --nnodes and --rdzv-endpoint. torchrun numbers ranks host by host; a launcher
 # that deals them out to hosts in turn makes every edge of a ring cross the network.
-"""
-_THREADS = """
-# torchrun sets this to 1 for several ranks; it was measured with the number of threads that torch chooses.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(python -c 'import torch; print(torch.get_num_threads())')}"
 """
 
 
@@ -42,7 +37,6 @@ class TorchrunScript(Exporter):
         return _SCRIPT.substitute(
             header=self.header(recommendation),
             label=one_line(recommendation.candidate.label),
-            threads=_THREADS if several and threads_lost(recommendation) else "",
             variables="".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables),
             hosts=_HOSTS if several else "",
             ranks=recommendation.num_ranks,

@@ -13,13 +13,9 @@ from typing import Any, ClassVar
 
 from tuner.errors import RecommendationError
 from tuner.export.base import Exporter
-from tuner.export.settings import Setting, choice_of, grouped, sentence, settings_of, threads_lost
+from tuner.export.settings import Setting, choice_of, grouped, sentence, settings_of
 from tuner.records import Choice, Recommendation
 
-FEWER_THREADS = (
-    "threads: launchers give each of several ranks fewer than torch chooses, which it was measured with; "
-    "set OMP_NUM_THREADS"
-)
 Sections = dict[str, dict[str, Any]]
 
 
@@ -71,7 +67,7 @@ class TranslatingExporter(Exporter):
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
         """What the target does otherwise than it was measured, whatever the choices."""
-        return (FEWER_THREADS,) if recommendation.num_ranks > 1 and threads_lost(recommendation) else ()
+        return ()
 
     def checked(self, recommendation: Recommendation) -> Recommendation:
         """The recommendation, where the target can hold it.

@@ -7,6 +7,9 @@ Helps: small operators, where starting and joining threads costs more than it sa
 loader workers, which want the same cores (tried together with data_loading). Hurts: large operators
 with fewer threads.
 
+Of several ranks each begins with one thread, as torchrun starts them unless OMP_NUM_THREADS says otherwise; they may
+have a fair share of the cores.
+
 Numerics: `rounding`. A reduction split over other threads adds in another order.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html
@@ -39,7 +42,10 @@ class CpuThreads(Strategy):
     usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        cores = max(1, environment.hardware.num_cores // environment.num_ranks)
+        cores = environment.hardware.num_cores
+        if environment.num_ranks > 1:
+            share = cores // environment.num_ranks
+            return tuple({"num_threads": n, "bind": None} for n in (share, share // 2) if n > 1)
         fewer = [n for n in (cores - 1, cores // 2, 1) if 1 <= n < cores]
         counts: list[Choice] = [{"num_threads": n, "bind": None} for n in dict.fromkeys(fewer)]
         bound: list[Choice] = [{"num_threads": None, "bind": "close"}] if cores > 1 else []

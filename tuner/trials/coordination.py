@@ -6,6 +6,7 @@ broadcast over a CPU (gloo) group, so that no rank ever waits in a collective th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -36,9 +37,12 @@ class Coordinator:
             self._join(directory, device)
 
     def _join(self, directory: Path, device: torch.device) -> None:
+        import torch
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore
 
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)  # as torchrun does: ranks that all take all cores wait for one another
         enter_host_network(self.rank, self.num_ranks)
         directory.mkdir(parents=True, exist_ok=True)
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)

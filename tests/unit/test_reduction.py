@@ -75,6 +75,16 @@ class TestTwoLevels:
         assert expected("hierarchical_allreduce", situation, levels=2) == pytest.approx(0.6 / 3, rel=0.02)
         assert bound("hierarchical_allreduce", situation, levels=2) > 0.6 / 3
 
+    def test_are_expected_to_pay_a_little_where_the_links_are_known_badly(self):
+        """They did not pay by figures of links that were off by a half, so they were tried last, or not at all."""
+        slow = topology_of(SLOW_NETWORK)
+        assert slow.between is not None
+        seems_slower = replace(slow.between, bytes_per_s=0.6 * slow.between.bytes_per_s)
+        known, doubtful = (replace(slow, between=replace(seems_slower, fit_residual=error)) for error in (0.0, 0.5))
+        clean = replace(known, inside=replace(INSIDE, fit_residual=0.0), whole=replace(known.whole, fit_residual=0.0))
+        assert expected("hierarchical_allreduce", situation_on(clean), levels=2) == 0
+        assert 0.02 < expected("hierarchical_allreduce", situation_on(doubtful), levels=2) < 0.2
+
     def test_that_are_given_up_where_they_cost_save_what_they_cost(self):
         slow = situation_on(topology_of(FAST_NETWORK), hierarchical_allreduce=TWO_LEVELS)
         assert expected("hierarchical_allreduce", slow, levels=1) > 0

@@ -22,7 +22,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.reduction import most_saved, reduction, saved
+from tuner.strategies.reduction import likely_saved, most_saved, reduction
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -71,7 +71,7 @@ class HierarchicalAllreduce(Strategy):
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
-        return None if today is None or then is None else saved(situation, today, then)
+        return None if today is None or then is None else likely_saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from tuner.training.communication import hierarchy_of

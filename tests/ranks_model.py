@@ -6,7 +6,7 @@ far they are to be believed. What is tested with it is what a search makes of su
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import predictions
 from gpu_model import C, Choices, Step
@@ -18,6 +18,7 @@ from tuner.prediction.step import UPDATE_BYTES, ComputeStep
 from tuner.prediction.timeline import Timeline
 from tuner.profiling.categories import Category
 from tuner.records import Choice, HardwareProfile, Link, ModelFacts, Topology, WorkloadFacts
+from tuner.strategies import strategy_named
 
 OFFLOAD_BYTES_PER_S = 25e9
 MESH_FACTOR = 2.0
@@ -31,6 +32,7 @@ class RanksStep(Step):
         parameters: Of the model.
         current_choices: What is trained with today.
         num_ranks: One for each GPU.
+        inside: Between the GPUs of a host.
         between, many_sockets: The network of a host, and with several sockets a channel.
     """
 
@@ -64,7 +66,7 @@ class RanksStep(Step):
 
     def times_ms(self, choices: Choices) -> dict[Category, float]:
         alone = super().times_ms(choices)
-        factor = MESH_FACTOR if choices["parallel_mesh"] != _defaults("parallel_mesh") else 1.0
+        factor = MESH_FACTOR if choices["parallel_mesh"] != strategy_named("parallel_mesh").defaults else 1.0
         alone = {category: factor * ms for category, ms in alone.items()}
         timeline = self._timeline(alone, choices)
         exposed_ms = (timeline.step_ns / 1e6 - sum(alone.values())) / choices["local_sgd"]["every"]
@@ -93,10 +95,7 @@ class RanksStep(Step):
 
     def _cluster(self, choices: Choices) -> Cluster:
         per_host = self.num_ranks // self.num_hosts
-        sockets = (choices["nccl_settings"]["socket_threads"] or 1) * (
-            choices["nccl_settings"]["sockets_per_thread"] or 1
-        )
-        between = self.many_sockets if sockets > 1 else self.between
+        between = self.many_sockets if choices["nccl_settings"]["sockets_per_thread"] else self.between
         return Cluster(
             num_hosts=self.num_hosts,
             devices_per_host=per_host,
@@ -105,7 +104,11 @@ class RanksStep(Step):
         )
 
 
-def _defaults(name: str) -> Choice:
-    from tuner.strategies import strategy_named
-
-    return strategy_named(name).defaults
+def on_ranks(
+    step: Step, parameters: ModelFacts, *, batch: float, current: dict[str, Choice], num_ranks: int, num_hosts: int
+) -> RanksStep:
+    """A step of one GPU on each of several, with so many times its batch: all of its work but the update."""
+    gpu_ms = {category: ms if category is C.OPTIMIZER else batch * ms for category, ms in step.gpu_ms.items()}
+    same = {field.name: getattr(step, field.name) for field in fields(step)}
+    changed = {"gpu_ms": gpu_ms, "num_ranks": num_ranks, "num_hosts": num_hosts}
+    return RanksStep(**{**same, **changed}, parameters=parameters, current_choices=current)

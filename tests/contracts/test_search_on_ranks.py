@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from gpu_model import by_hand, searched
+from gpu_steps import CONVOLUTIONS, VISION
 from predictions import RESNET_50, VIT_LARGE
-from ranks_model import RanksStep
+from ranks_model import RanksStep, on_ranks
 
-from tuner.profiling.categories import Category as C
 from tuner.records import Choice, Numerics
 
 BUDGET_S = 270.0
@@ -19,53 +19,13 @@ O2: Choice = {"level": "O2", "dtype": "bfloat16"}
 
 
 def vision(num_hosts: int) -> RanksStep:
-    """A large vision transformer, whose gradients are 1.2 GB."""
-    return RanksStep(
-        name="vision",
-        gpu_ms={
-            C.MATMUL: 445,
-            C.ATTENTION: 40,
-            C.NORMALISATION: 6,
-            C.REDUCTION: 6,
-            C.ELEMENTWISE: 12.5,
-            C.OPTIMIZER: 7,
-        },
-        host_ms=25,
-        optimizer_host_ms=10,
-        in_16_bits={C.MATMUL: 0.08, C.ATTENTION: 0.15},
-        whole_s=53,
-        regional_s=8,
-        prepare_s=30,
-        num_blocks=24,
-        num_block_kinds=1,
-        modules={"Conv2d": 1, "Linear": 145, "LayerNorm": 49},
-        parameters=VIT_LARGE,
-        current_choices=TODAY,
-        num_ranks=2,
-        num_hosts=num_hosts,
-    )
+    """A large vision transformer on half the images, whose gradients are 1.2 GB."""
+    return on_ranks(VISION, VIT_LARGE, batch=0.5, current=TODAY, num_ranks=2, num_hosts=num_hosts)
 
 
 def convolutions(num_hosts: int) -> RanksStep:
-    """A ResNet-50, whose gradients are 0.1 GB."""
-    return RanksStep(
-        name="convolutions",
-        gpu_ms={C.MATMUL: 14.4, C.NORMALISATION: 10.4, C.REDUCTION: 0.8, C.ELEMENTWISE: 9.2, C.OPTIMIZER: 0.7},
-        host_ms=15,
-        optimizer_host_ms=3,
-        in_16_bits={C.MATMUL: 0.6, C.NORMALISATION: 0.9},
-        channels_last={C.MATMUL: 0.7, C.NORMALISATION: 0.8},
-        whole_s=45,
-        regional_s=43,
-        prepare_s=30,
-        num_blocks=16,
-        num_block_kinds=8,
-        modules={"Conv2d": 53, "BatchNorm2d": 53, "Linear": 1},
-        parameters=RESNET_50,
-        current_choices=TODAY,
-        num_ranks=2,
-        num_hosts=num_hosts,
-    )
+    """A ResNet-50 on four times the images, whose gradients are 0.1 GB."""
+    return on_ranks(CONVOLUTIONS, RESNET_50, batch=4.0, current=TODAY, num_ranks=2, num_hosts=num_hosts)
 
 
 def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:

@@ -205,18 +205,16 @@ class StudyDriver:
         self._check_budget(facts.sample_step_ns)
         reference = self._make_reference()
         self._specs = SpecMaker(self.study, self._space, reference)
-        # A resumed study tells its story with the seconds that it began with, however long the looks take this time.
-        trials_s = self.study.settings.budget_s - self._prepared_s()
-        cap = max(MIN_CAP_S, SEARCH_SHARE * trials_s / TRIALS_WANTED / 3)
+        cap = max(MIN_CAP_S, SEARCH_SHARE * self._trials_s() / TRIALS_WANTED / 3)
         self._measure = measure_settings(self.study.settings.measure, cap)
-        self._designer = self._make_designer(reference, trials_s)
+        self._designer = self._make_designer(reference)
 
-    def _make_designer(self, reference: Candidate, trials_s: float) -> Designer:
+    def _make_designer(self, reference: Candidate) -> Designer:
         """One that has been told nothing yet."""
         settings = self.study.settings
         return Designer(
             self._space,
-            budget_s=trials_s,
+            budget_s=self._trials_s(),
             confirm_blocks=settings.confirm_blocks,
             max_trials=settings.max_trials or MANY_TRIALS,
             seed=settings.seed,
@@ -256,6 +254,12 @@ class StudyDriver:
         priors = gather_priors(self._store, self._space)
         self._store.add_event(self.study.study_id, "priors", msgspec.to_builtins(priors))
         return priors
+
+    def _trials_s(self) -> float:
+        """What is there for trials. A resumed study tells its story with the seconds that it began with, however long
+        the looks take this time.
+        """
+        return self.study.settings.budget_s - self._prepared_s()
 
     def _prepared_s(self) -> float:
         """What was spent before the first trial when this study began, noted then."""
@@ -562,7 +566,7 @@ class StudyDriver:
     def _take_in_stored(self, reference: Candidate) -> None:
         """Tells a new designer what is stored: the interrupt may have come between storing the baseline and telling."""
         self._ledger = Ledger(self._store, self.study.study_id)
-        designer = self._designer = self._make_designer(reference, self.study.settings.budget_s - self._prepared_s())
+        designer = self._designer = self._make_designer(reference)
         while (asked := designer.suggest()) is not None:
             result = self._ledger.find(asked.candidate, asked.purpose, asked.replicate)
             if result is None:

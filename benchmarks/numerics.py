@@ -158,14 +158,14 @@ def main() -> None:
         return
     report = {
         "question": "share of FP32's fall in loss that each precision level has not made",
-        **stamp(" ".join(["python", "benchmarks/numerics.py", *sys.argv[1:]])),
         "num_steps": arguments.steps,
         "models": kept(arguments.out, arguments.steps),
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "benchmarks/numerics.py", *sys.argv[1:]])
     for name in arguments.only:
         row = train_all((SMALL if arguments.small else MODELS)[name], arguments.steps)
-        report["models"][name] = row
+        report["models"][name] = {**stamp(command), **row}
         arguments.out.write_text(json.dumps(report) + "\n")
         shown = {k: (v["missing"], v["skipped_steps"]) for k, v in row["levels"].items()}
         print(name, json.dumps(shown), flush=True)

@@ -14,7 +14,6 @@ One JSON line a workload is appended to the results file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -22,14 +21,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from stamp import RESULTS, ROOT, stamp
-from tuned import add_foreign_load, answer, json_lines, settings_of, told, tuned
+from bound_rows import measure_rows, parser_of
+from stamp import ROOT
+from tuned import Tuned
 
 from tuner.estimates import plain_mean
 from tuner.profiling.categories import Category
-from tuner.records import BASELINE, Choice, StudySettings
+from tuner.records import BASELINE, Choice
 
 WORKLOADS = ROOT / "benchmarks" / "workloads" / "jpeg_resnet.py"
 FULL = {"jpeg": f"{WORKLOADS}:JpegResNet", "epochs": f"{WORKLOADS}:ShortEpochs"}
@@ -41,18 +42,16 @@ WANTED_RATIO, WANTED_WAIT = 2.66, 0.02
 NUM_TURNS = 4
 
 
-def run(name: str, workload: str, settings: StudySettings, num_epochs: int, trials: Path | None) -> dict:
-    with tuned(workload, settings, say=f"{name}  ") as study:
-        found = answer(study)
-        if trials is not None:
-            (trials / f"{name}_trials.jsonl").write_text(json_lines(told(study)))
-        if name == "epochs":
-            space = study.space
-            ours = study.recommendation.candidate
-            found["whole_epochs"] = whole_epochs(workload, space.complete(BASELINE), space.complete(ours), num_epochs)
-        wait = found["shares_after"].get(Category.DATA_WAIT.value, 0.0)
-        restart = found["shares_after"].get(Category.EPOCH_RESTART.value, 0.0)
-        return {"workload": Path(workload).name, **found, "data_wait_after": wait, "epoch_restart_after": restart}
+def look(name: str, study: Tuned, found: dict, num_epochs: int) -> dict:
+    timed = {}
+    if name == "epochs":
+        ours = study.recommendation.candidate
+        timed["whole_epochs"] = whole_epochs(
+            study.study.workload, study.space.complete(BASELINE), study.space.complete(ours), num_epochs
+        )
+    wait = found["shares_after"].get(Category.DATA_WAIT.value, 0.0)
+    restart = found["shares_after"].get(Category.EPOCH_RESTART.value, 0.0)
+    return {**timed, "data_wait_after": wait, "epoch_restart_after": restart}
 
 
 def whole_epochs(workload: str, today: dict[str, Choice], ours: dict[str, Choice], num_epochs: int) -> dict:
@@ -97,25 +96,11 @@ def verdict(row: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=list(FULL), default=list(FULL))
-    parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, for each")
+    parser = parser_of(__doc__, FULL, "input_bound.jsonl")
     parser.add_argument("--epochs", type=int, default=20, help="whole epochs of each timed process")
-    parser.add_argument("--small", action="store_true")
-    add_foreign_load(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / "input_bound.jsonl")
-    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a study")
     arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", "benchmarks/input_bound.py", *sys.argv[1:]])
-    for name in arguments.only:
-        settings = settings_of(arguments.minutes, arguments.foreign_load)
-        found = run(name, (SMALL if arguments.small else FULL)[name], settings, arguments.epochs, arguments.trials)
-        row = {"row": name, "small": arguments.small, **stamp(command), **found}
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(name, json.dumps(row["recommended"]))
-        print(name, verdict(row), flush=True)
+    rows = SMALL if arguments.small else FULL
+    measure_rows("input_bound.py", arguments, rows, partial(look, num_epochs=arguments.epochs), verdict)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,11 @@ results file.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from stamp import RESULTS, ROOT, stamp
-from tuned import add_foreign_load, answer, json_lines, settings_of, told, tuned
+from bound_rows import measure_rows, parser_of
+from stamp import ROOT
+from tuned import Tuned
 
 from tuner.profiling.categories import CATEGORIES
 
@@ -38,21 +35,9 @@ def gaps(shares: Mapping[str, float]) -> float:
     return sum(shares.get(name, 0.0) for name in GAPS)
 
 
-def run(name: str, workload: str, arguments: argparse.Namespace, command: str) -> dict:
-    settings = settings_of(arguments.minutes, arguments.foreign_load)
-    with tuned(workload, settings, say=f"{name}  ") as study:
-        found = answer(study)
-        if arguments.trials is not None:
-            (arguments.trials / f"{name}_trials.jsonl").write_text(json_lines(told(study)))
+def look(name: str, study: Tuned, found: dict) -> dict:
     before, after = gaps(found["shares_before"]), gaps(found["shares_after"])
-    return {
-        "row": name,
-        "small": arguments.small,
-        **stamp(command),
-        **found,
-        "gaps_before": round(before, 4),
-        "gaps_after": round(after, 4),
-    }
+    return {"gaps_before": round(before, 4), "gaps_after": round(after, 4)}
 
 
 def verdict(row: dict) -> str:
@@ -65,22 +50,8 @@ def verdict(row: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=list(FULL), default=list(FULL))
-    parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, for each")
-    parser.add_argument("--small", action="store_true")
-    add_foreign_load(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / "launch_bound.jsonl")
-    parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a study")
-    arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", "benchmarks/launch_bound.py", *sys.argv[1:]])
-    for name in arguments.only:
-        row = run(name, (SMALL if arguments.small else FULL)[name], arguments, command)
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(name, json.dumps(row["recommended"]))
-        print(name, verdict(row), flush=True)
+    arguments = parser_of(__doc__, FULL, "launch_bound.jsonl").parse_args()
+    measure_rows("launch_bound.py", arguments, SMALL if arguments.small else FULL, look, verdict)
 
 
 if __name__ == "__main__":

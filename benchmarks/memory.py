@@ -298,6 +298,38 @@ def summary(lines: list[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def measure_rows(arguments: argparse.Namespace) -> None:
+    """Appends what was measured of each model; those that no time is left for are named."""
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "benchmarks/memory.py", *sys.argv[1:]])
+    end = time.monotonic() + 60 * arguments.minutes
+    device = "cpu" if arguments.small else "cuda"
+    for number, name in enumerate(arguments.only):
+        left = end - time.monotonic()
+        workload, cap = SMALL[name] if arguments.small else (WORKLOADS[name], CAP_BYTES)
+        head = {"small": arguments.small, "ranks": arguments.ranks, **stamp(command)}
+        try:
+            if left <= 0:
+                raise TimeoutError(f"no time is left for {name}")
+            if arguments.study:
+                found = study(name, workload, cap, arguments.ranks, STUDY_SHARE * left / 60, device)
+                with arguments.out.open("a") as file:
+                    file.write(json.dumps({"row": name, **head, **found}) + "\n")
+                continue
+            Bench(
+                name=name,
+                workload=workload,
+                cap_bytes=cap,
+                device=device,
+                num_ranks=arguments.ranks,
+                head=head,
+                out=arguments.out,
+                deadline=time.monotonic() + left / (len(arguments.only) - number),
+            ).run()
+        except TimeoutError as error:
+            print(error, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
@@ -309,37 +341,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "memory.jsonl")
     arguments = parser.parse_args()
     if not arguments.summary:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", "benchmarks/memory.py", *sys.argv[1:]])
-        began = time.monotonic()
-        for number, name in enumerate(arguments.only):
-            left = 60 * arguments.minutes - (time.monotonic() - began)
-            workload, cap = SMALL[name] if arguments.small else (WORKLOADS[name], CAP_BYTES)
-            device = "cpu" if arguments.small else "cuda"
-            head = {"small": arguments.small, "ranks": arguments.ranks, **stamp(command)}
-            if arguments.study:
-                line = {
-                    "row": name,
-                    **head,
-                    **study(name, workload, cap, arguments.ranks, STUDY_SHARE * left / 60, device),
-                }
-                with arguments.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                continue
-            bench = Bench(
-                name=name,
-                workload=workload,
-                cap_bytes=cap,
-                device=device,
-                num_ranks=arguments.ranks,
-                head=head,
-                out=arguments.out,
-                deadline=time.monotonic() + left / (len(arguments.only) - number),
-            )
-            try:
-                bench.run()
-            except TimeoutError as error:
-                print(error, flush=True)
+        measure_rows(arguments)
     lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     print(summary([line for line in lines if line["small"] == arguments.small]))
 

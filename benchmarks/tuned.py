@@ -39,10 +39,11 @@ from tuner.records import (
     new_id,
 )
 from tuner.search.confirmation import judge, plan_blocks
-from tuner.search.driver import StudyDriver, StudyView
+from tuner.search.driver import StudyDriver
 from tuner.search.space import Space
 from tuner.search.specs import SpecMaker
 from tuner.search.starts import cold_compile_s, warm_compile_s
+from tuner.search.view import StudyView
 from tuner.strategies import STRATEGIES, strategy_named
 from tuner.strategies.base import Unsupported
 from tuner.strategies.composition import conflict, normalise

@@ -18,7 +18,7 @@ from tuner.records import (
     Topology,
     WorkloadFacts,
 )
-from tuner.search.driver import LONGEST_LINKS_S
+from tuner.search.preparation import LONGEST_LINKS_S
 from tuner.workloads.reference import format_reference, parse_reference
 
 

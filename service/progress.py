@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tuner.records import Decision, Finding
-from tuner.search.driver import StudyView
+from tuner.search.view import StudyView
 
 EVENT = "progress"
 RECENT_DECISIONS = 6

@@ -27,8 +27,9 @@ from tuner.errors import RunnerError, StorageFull, StoreError
 from tuner.export import OWN
 from tuner.protocols import StudyStore
 from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
-from tuner.search.driver import StudyDriver, StudyView
+from tuner.search.driver import StudyDriver
 from tuner.search.space import check_names
+from tuner.search.view import StudyView
 from tuner.trials.runner import LocalRunner
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.untrusted import open_below

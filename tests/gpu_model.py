@@ -327,4 +327,5 @@ def searched(
 
 def by_hand(step: Step, driver: StudyDriver, **choices: Choice) -> float:
     """Milliseconds of a step with these choices beside what is run today."""
-    return step.step_ms(driver._space.complete(Candidate(choices=choices)))
+    assert driver.prepared is not None
+    return step.step_ms(driver.prepared.space.complete(Candidate(choices=choices)))

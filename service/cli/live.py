@@ -18,7 +18,7 @@ from dashboards import units
 from tuner.records import Decision, SampleUnit
 
 if TYPE_CHECKING:  # the search brings SciPy, which `steptune list` need not wait for
-    from tuner.search.driver import StudyView
+    from tuner.search.view import StudyView
 
 RECENT_DECISIONS = 6
 REFRESH_PER_S = 2.0

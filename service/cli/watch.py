@@ -17,7 +17,7 @@ from tuner.errors import BaselineFailed
 from tuner.records import Decision, Event, Recommendation, StudyState, choice_label
 
 if TYPE_CHECKING:
-    from tuner.search.driver import StudyView
+    from tuner.search.view import StudyView
 
 
 def register(app: typer.Typer) -> None:

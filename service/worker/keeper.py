@@ -17,7 +17,7 @@ from service.queue import StudyQueue
 from service.worker.clock import now_s
 from tuner.errors import LeaseLost, StoreError, StoreUnavailable
 from tuner.records import StudyState
-from tuner.search.driver import StudyInterrupt
+from tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
 """Of a lease; the rest is for killing what runs."""

@@ -41,7 +41,8 @@ from tuner.errors import (
 )
 from tuner.protocols import StudyStore
 from tuner.records import Study, StudyState
-from tuner.search.driver import StudyDriver, StudyInterrupt, StudyView
+from tuner.search.driver import StudyDriver
+from tuner.search.view import StudyInterrupt, StudyView
 from tuner.trials.processes import child_pids, kill_tree
 from tuner.trials.runner import LocalRunner
 

@@ -1,6 +1,14 @@
 """Tests that need a CUDA device: skipped elsewhere, and counted."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from ranks import Ranks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,3 +23,30 @@ def device() -> str:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return "cuda"
+
+
+@pytest.fixture(scope="module")
+def one_host() -> Iterator[Ranks]:
+    """Ranks on up to four devices."""
+    import torch
+    from device_ranks import LOOPBACK, needs
+    from ranks import Ranks
+
+    needs(2)
+    started = Ranks("cuda", min(4, torch.cuda.device_count()), lambda rank: LOOPBACK)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Ranks]:
+    """Half of the devices on each; NCCL reads the name of a host once in a process."""
+    import torch
+    from device_ranks import LOOPBACK, needs
+    from ranks import Ranks
+
+    needs(2)
+    count = 4 if torch.cuda.device_count() >= 4 else 2
+    started = Ranks("cuda", count, lambda rank: {**LOOPBACK, "NCCL_HOSTID": f"host{2 * rank // count}"})
+    yield started
+    started.close()

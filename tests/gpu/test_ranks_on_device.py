@@ -7,12 +7,12 @@ two hosts are emulated by a NCCL_HOSTID each, between which NCCL uses sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from builders import sample_environment, sample_facts
+from device_ranks import TOLERANCE, needs
 from rank_jobs import Trained, emulated, train
 from ranks import Ranks
 from tiny_workloads import Everything, TinyViT
@@ -23,16 +23,6 @@ from tuner.strategies import Supported, strategy_named
 from tuner.strategies.composition import conflict
 
 pytestmark = pytest.mark.xdist_group("ranks_on_device")
-
-LOOPBACK = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "NVIDIA_TF32_OVERRIDE": "0",
-}
-TOLERANCE = 2e-4
-"""Of a loss near one after 20 updates of AdamW; a device adds up products in an order of its own for each shape."""
 
 
 class Wide(Everything):
@@ -47,30 +37,6 @@ class Clipped(Wide):
 class Momentum(Wide):
     def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD([p for _, p in named_parameters], lr=0.02, momentum=0.9, weight_decay=0.01)
-
-
-def needs(num_devices: int) -> None:
-    found = torch.cuda.device_count()
-    if found < num_devices:
-        pytest.skip(f"needs {num_devices} CUDA devices, of which there are {found}")
-
-
-@pytest.fixture(scope="module")
-def one_host() -> Iterator[Ranks]:
-    needs(2)
-    started = Ranks("cuda", min(4, torch.cuda.device_count()), lambda rank: LOOPBACK)
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[Ranks]:
-    """Half of the devices on each; NCCL reads the name of a host once in a process."""
-    needs(2)
-    count = 4 if torch.cuda.device_count() >= 4 else 2
-    started = Ranks("cuda", count, lambda rank: {**LOOPBACK, "NCCL_HOSTID": f"host{2 * rank // count}"})
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tuner.memory_store import MemoryStudyStore
 from tuner.profiling.categories import Category
 from tuner.records import Environment, FailureKind, Numerics, Purpose, StudyState, Topology, TrialState, Verdict
 from tuner.search.designer import LEAST_RESERVE
-from tuner.search.driver import LINKS_SHARE, LONGEST_LINKS_S
+from tuner.search.preparation import LINKS_SHARE, LONGEST_LINKS_S
 from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
 
 ROUNDING_S = 1e-6

@@ -8,7 +8,7 @@ from search_builders import SMALL, Machine, StudyRun, candidate
 
 from tuner.errors import BaselineFailed, StoreError
 from tuner.records import Environment, FailureKind, Purpose, StudyState, TrialState, Verdict
-from tuner.search.driver import StudyInterrupt
+from tuner.search.view import StudyInterrupt
 from tuner.trials.fake import NOISE, PAIR, Surface, fake_environment
 
 BEST_OF_SMALL = candidate(loader=2, products=2)

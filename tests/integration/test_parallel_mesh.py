@@ -10,59 +10,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+from mesh_workloads import PIPELINE, SCHEDULES, Bert, Experts, Gpt2, Small, Vit, mesh
 from rank_jobs import Trained, build, train, train_alone
 from ranks import RankFailed, Ranks
-from torch.utils.data import SequentialSampler, Subset
+from torch.utils.data import Subset
 
 from tuner.training.job import TrainingJob
-from tuner.workloads.adapters.transformers import TransformersWorkload
-from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
 
 pytestmark = pytest.mark.xdist_group("ranks")
-
-SIZES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 16, "resid_pdrop": 0.0}
-    | {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0},
-    "bert": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
-    | {"vocab_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    "vit": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
-    | {"image_size": 8, "patch_size": 4, "num_labels": 4}
-    | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-}
-
-
-class Small(TransformersWorkload):
-    """A transformer of four blocks and a millisecond; samples in order."""
-
-    model_type = "gpt2"
-    fields: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self) -> None:
-        fields = {**SIZES[self.model_type], **self.fields}
-        super().__init__(self.model_type, batch=8, sequence=12, lr=1e-3, **fields)
-
-    def sampler(self, dataset: Any) -> Any:
-        return SequentialSampler(dataset)
-
-
-class Gpt2(Small):
-    pass
-
-
-class Bert(Small):
-    model_type = "bert"
-
-
-class Vit(Small):
-    model_type = "vit"
 
 
 class Clipped(Small):
     max_grad_norm = 0.1
-
-
-def mesh(**choice: Any) -> dict[str, Any]:
-    return {"parallel_mesh": choice}
 
 
 TOLERANCE = 2e-5
@@ -138,13 +97,7 @@ class Dropping(Small):
     fields: ClassVar[dict[str, Any]] = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
 
 
-SCHEDULES = [
-    {"schedule": "gpipe", "micro_batches": 2},
-    {"schedule": "1f1b", "micro_batches": 4},
-    {"schedule": "interleaved", "micro_batches": 4},
-]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda choice: choice["schedule"])
-PIPELINE = {"pipeline": 2, "micro_batches": 4}
 KINDS = [{"tensor": 2}, PIPELINE]
 each_kind = pytest.mark.parametrize("choice", KINDS, ids=lambda choice: next(iter(choice)))
 
@@ -221,19 +174,6 @@ class TestBoth:
         assert trained.losses == pytest.approx(alone.losses, rel=tolerance)
         for name in ("parallel_mesh", *other):
             assert trained.effects[name][0], trained.effects[name][1]
-
-
-class Experts(MixtureOfExperts):
-    """Four experts with room for every token, and no loss that depends on which tokens meet."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            **{"batch": 8, "sequence": 8, "vocabulary": 64, "width": 16, "depth": 2, "num_heads": 2}
-            | {"num_experts": 4, "capacity_factor": 4.0, "balance": 0.0, "lr": 1e-3}
-        )
-
-    def sampler(self, dataset: Any) -> Any:
-        return SequentialSampler(dataset)
 
 
 class Crowded(Experts):

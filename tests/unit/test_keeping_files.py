@@ -12,7 +12,7 @@ from service.worker.loop import _Watcher
 from tuner.errors import LeaseLost, StorageFull, StoreUnavailable
 from tuner.memory_store import MemoryStudyStore
 from tuner.records import Study
-from tuner.search.driver import StudyView
+from tuner.search.view import StudyView
 from tuner.trials.study_files import StudyFiles
 
 

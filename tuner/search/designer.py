@@ -114,6 +114,10 @@ class Designer:
     def reference(self) -> Candidate:
         return self.knowledge.reference
 
+    def baseline_results(self) -> list[TrialResult]:
+        """The good ones of the reference."""
+        return [result for result in self.knowledge.results.get(self.reference.key, []) if result.ok]
+
     def suggest(self) -> Suggestion | None:
         """The next trial, or None when the search has ended. Does not change anything."""
         return self._next

@@ -9,6 +9,7 @@ does.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.study_files import StudyFiles
 from tuner.trials.trial import rank_device
 from tuner.workloads.loading import load_workload
+from tuner.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import torch
@@ -82,31 +84,11 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     workload.directory = files.data
     device = rank_device(request.device, rank, request.memory_limit_bytes)
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
-    plan = make_plan(request.choices)
-    # Gradients are reduced whole and in full. Sharding stays: a model that is in parts today may fit in no other way.
-    plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
-    job = assemble(
-        workload,
-        plan,
-        device=device,
-        rank=rank,
-        num_ranks=num_ranks,
-        make_model=lambda: build_initialised(workload.model, files.initial_state),
-        batch_sampler=files.order(rank, num_ranks),
-    )
+    job = _build(workload, request.choices, files, device, rank, num_ranks)
     runs = _Runs(job, files, request, coordinator)
     reference, update = runs.run(horizon=True)
     repeated = deviations(*runs.run(), reference, update)
-    coarsest = max(request.unit_roundoffs)
-    rounding = {}
-    for roundoff in request.unit_roundoffs:
-        rows = [
-            deviations(
-                *runs.run(roundoff=roundoff, disturbance=number, horizon=roundoff == coarsest), reference, update
-            )
-            for number in range(request.protocol.num_disturbed)
-        ]
-        rounding[roundoff.hex()] = widest(rows)
+    rounding = runs.rounding(reference, update)
     corrections = runs.bias_corrections(reference, update)
     if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
         rounding = {key: widened(tolerance, corrections) for key, tolerance in rounding.items()}
@@ -118,12 +100,35 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         rounding=rounding,
         bias_corrections=corrections,
         seed_means=runs.seed_means(reference),
-        horizon_ends=runs.horizon_ends(coarsest),
+        horizon_ends=runs.horizon_ends(max(request.unit_roundoffs)),
     )
     if rank == 0:
         save_tensors(files.reference_update, update, {})
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
+
+
+def _build(
+    workload: Workload,
+    choices: Mapping[str, Choice],
+    files: StudyFiles,
+    device: torch.device,
+    rank: int,
+    num_ranks: int,
+) -> TrainingJob:
+    """The reference configuration from the saved initial state; the ranks have met already."""
+    plan = make_plan(choices)
+    # Gradients are reduced whole and in full. Sharding stays: a model that is in parts today may fit in no other way.
+    plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
+    return assemble(
+        workload,
+        plan,
+        device=device,
+        rank=rank,
+        num_ranks=num_ranks,
+        make_model=lambda: build_initialised(workload.model, files.initial_state),
+        batch_sampler=files.order(rank, num_ranks),
+    )
 
 
 class _Runs:
@@ -162,6 +167,23 @@ class _Runs:
         if on:
             self._horizon_ends.append(last_quarter(curve.horizon_losses))
         return curve, update
+
+    def rounding(self, reference: Curve, update: dict[str, torch.Tensor]) -> dict[str, Tolerance]:
+        """What disturbances by each unit roundoff do at most; those by the coarsest go on over the horizon."""
+        roundoffs = self._request.unit_roundoffs
+        return {
+            roundoff.hex(): widest(
+                [
+                    deviations(
+                        *self.run(roundoff=roundoff, disturbance=number, horizon=roundoff == max(roundoffs)),
+                        reference,
+                        update,
+                    )
+                    for number in range(self._request.protocol.num_disturbed)
+                ]
+            )
+            for roundoff in roundoffs
+        }
 
     def bias_corrections(self, reference: Curve, update: dict[str, torch.Tensor]) -> Tolerance | None:
         """What rounding those of the update does at most; None where nobody does that."""

@@ -1,0 +1,155 @@
+"""Running the confirmation: how many finalists and blocks the time that is left allows, then block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
+from tuner.search.confirmation import LEAST_BLOCKS, Block, Finalist, judge, num_blocks, plan_blocks
+from tuner.search.designer import Designer
+from tuner.search.group_runner import GroupRunner
+from tuner.search.ledger import Ledger
+from tuner.search.preparation import MIN_CAP_S
+from tuner.search.specs import measure_settings
+from tuner.search.starts import usual_start_s
+from tuner.search.view import StudyView
+
+CONFIRM_CAPS = 1.5
+"""Longest windows of the confirmation, in those of the search."""
+
+
+class ConfirmationRun:
+    """Measures the finalists of a search and its reference again. What an interrupted one measured can be judged."""
+
+    def __init__(
+        self,
+        designer: Designer,
+        trials: GroupRunner,
+        ledger: Ledger,
+        settings: StudySettings,
+        view: StudyView,
+        *,
+        place: str,
+    ) -> None:
+        self._designer = designer
+        self._trials = trials
+        self._ledger = ledger
+        self._settings = settings
+        self._view = view
+        self._place = place
+        self._finalists: list[Candidate] = []
+        self._short_of_time = False
+        """There are fewer blocks than were asked for."""
+        self.blocks: list[dict[str, TrialResult]] = []
+        """Of each block, the good results by candidate key."""
+
+    def run(self) -> None:
+        """Runs what is missing."""
+        self._choose_finalists()
+        if not self._finalists:
+            return
+        stored = self._num_stored()
+        # Slow starts leave fewer blocks than asked for; fewer than the least say nothing.
+        least = min(LEAST_BLOCKS, self._settings.confirm_blocks)
+        affordable = stored + int(self._view.left_s / self._least_block_s() + 1e-6)
+        count = max(least, stored, min(self._num_wanted(), affordable))
+        self._short_of_time = count < self._settings.confirm_blocks
+        self._set_windows(count - stored)
+        for block in plan_blocks(self._designer.reference, self._finalists, count, self._settings.seed):
+            if block.number >= max(least, stored) and self._view.left_s <= 0:
+                self._short_of_time = block.number < self._settings.confirm_blocks
+                break  # starts took longer than in the search
+            self._view.say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
+            self.blocks.append(self._run_block(block))
+
+    def judged(self, baseline: Sequence[TrialResult]) -> list[Finalist]:
+        """The finalists, the best first; none before the first block.
+
+        Args:
+            baseline: What the search saw of the reference.
+        """
+        return judge(self._designer.reference, self._finalists, self.blocks, baseline) if self.blocks else []
+
+    def decisions(self, judged: Sequence[Finalist]) -> list[Decision]:
+        """One a finalist, after those of the search."""
+        first = len(self._designer.decisions) + 1
+        return [
+            Decision(
+                sequence=first + number,
+                stage="confirm",
+                verdict="confirmed" if finalist.is_faster else "not_confirmed",
+                reason=self._how_confirmed(len(finalist.log_ratios)),
+                candidate=finalist.candidate,
+                measured_gain=finalist.gain.ratio - 1 if finalist.gain else None,
+            )
+            for number, finalist in enumerate(judged)
+        ]
+
+    def _how_confirmed(self, num_starts: int) -> str:
+        wanted = self._settings.confirm_blocks
+        short = f": not the {wanted} asked for, because the budget was spent" if self._short_of_time else ""
+        return f"{num_starts} starts against the baseline in random order{short}"
+
+    # --- how much -----------------------------------------------------------------------------
+
+    def _choose_finalists(self) -> None:
+        """Fewer finalists rather than fewer blocks: an interval needs its replicates."""
+        self._finalists = self._designer.finalists(self._settings.num_finalists)
+        while len(self._finalists) > 1:
+            missing = self._settings.confirm_blocks - self._num_stored()
+            if missing * self._least_block_s() <= self._view.left_s:
+                break
+            self._finalists.pop()
+
+    def _num_wanted(self) -> int:
+        """Blocks that the gain, as the search saw it, needs beside the noise."""
+        knowledge, reference = self._designer.knowledge, self._designer.reference
+        return num_blocks(
+            at_least=self._settings.confirm_blocks,
+            noise_sd=knowledge.noise_sd(reference, self._finalists[0]),
+            expected_gain=knowledge.difference(self._finalists[0], reference).ratio - 1,
+            num_finalists=len(self._finalists),
+        )
+
+    def _set_windows(self, num_missing: int) -> None:
+        """As long as the time that is left allows; starts differ more than windows of one start."""
+        measuring_s = self._view.left_s / max(1, num_missing) - self._starts_s()
+        cap_s = max(MIN_CAP_S, measuring_s / len(self._trials.together(self._all())))
+        cap_s = min(cap_s, CONFIRM_CAPS * self._trials.measure.cap_s)
+        self._trials.measure = measure_settings(self._settings.measure, cap_s)
+
+    def _all(self) -> list[Candidate]:
+        return [self._designer.reference, *self._finalists]
+
+    def _least_block_s(self) -> float:
+        """Seconds of a block with the shortest windows."""
+        return self._starts_s() + MIN_CAP_S * len(self._trials.together(self._all()))
+
+    def _starts_s(self) -> float:
+        results = self._designer.knowledge.results
+        return sum(usual_start_s(results.get(candidate.key, [])) for candidate in self._all())
+
+    def _num_stored(self) -> int:
+        """Blocks of these finalists that were complete before a restart."""
+        number = 0
+        while _is_whole(self._ledger.find(c, Purpose.CONFIRM, number) for c in self._all()):
+            number += 1
+        return number
+
+    # --- a block ------------------------------------------------------------------------------
+
+    def _run_block(self, block: Block) -> dict[str, TrialResult]:
+        """One start of each; in turns where all fit together."""
+        found = {c.key: self._ledger.find(c, Purpose.CONFIRM, block.number) for c in block.order}
+        if not _is_whole(found.values()):  # a block is of one place
+            found = {key: result if result and result.place == self._place else None for key, result in found.items()}
+        for group in self._trials.together([c for c in block.order if found[c.key] is None]):
+            for result in self._trials.run(group, [Purpose.CONFIRM] * len(group), block.number):
+                found[result.candidate.key] = result
+        return {key: result for key, result in found.items() if result is not None and result.ok}
+
+
+def _is_whole(found: Iterable[TrialResult | None]) -> bool:
+    """Whether all of a block was measured, in one place."""
+    places = {None if result is None else result.place for result in found}
+    return len(places) == 1 and None not in places

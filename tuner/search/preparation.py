@@ -1,0 +1,250 @@
+"""Before the first trial of a study: looking at the machine and the workload, the links between ranks, the guard's
+reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
+from tuner.protocols import StudyStore, TrialRunner
+from tuner.records import BASELINE, Candidate, Environment, MeasureSettings, Numerics, Study, WorkloadFacts
+from tuner.search.designer import Designer
+from tuner.search.knowledge import Priors
+from tuner.search.memory_model import MemoryModel, memory_model, pieces_of
+from tuner.search.priors import gather_priors
+from tuner.search.space import Space
+from tuner.search.specs import SpecMaker, guard_protocol, measure_settings
+from tuner.search.view import StudyView
+from tuner.strategies import STRATEGIES, Strategy
+from tuner.strategies.composition import environment_variables
+from tuner.trials.guard import Protocol
+from tuner.trials.reference import ReferenceRequest
+
+SEARCH_SHARE = 0.62
+"""Of the budget left after looking at the workload that windows are planned for."""
+TRIALS_WANTED = 20
+MIN_CAP_S = 1.0
+REFERENCE_SHARE = 0.06
+"""Of the budget that the guard's reference runs may take."""
+LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
+"""Of the budget, and in seconds at most: for timing the links between ranks."""
+MANY_TRIALS = 500
+STEPS_OF_A_TRIAL = 12
+"""A trial takes at least this many steps: guard, warm-up, windows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a search begins with.
+
+    Args:
+        study: With its facts and environment.
+        reference: What gains are measured against and the guard compares with.
+        trials_s: Of the budget, what is there for trials.
+    """
+
+    study: Study
+    space: Space
+    reference: Candidate
+    priors: Priors
+    trials_s: float
+
+    def designer(self) -> Designer:
+        """One that has been told nothing yet."""
+        settings = self.study.settings
+        return Designer(
+            self.space,
+            budget_s=self.trials_s,
+            confirm_blocks=settings.confirm_blocks,
+            max_trials=settings.max_trials or MANY_TRIALS,
+            seed=settings.seed,
+            priors=self.priors,
+            reference=self.reference,
+        )
+
+    def specs(self) -> SpecMaker:
+        return SpecMaker(self.study, self.space, self.reference)
+
+    def measure(self) -> MeasureSettings:
+        """Windows of which as many trials as are wanted fit into the search."""
+        cap_s = max(MIN_CAP_S, SEARCH_SHARE * self.trials_s / TRIALS_WANTED / 3)
+        return measure_settings(self.study.settings.measure, cap_s)
+
+
+class Preparation:
+    """Prepares one study.
+
+    Args:
+        has_trials: Whether something was measured already, before a restart.
+        other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        store: StudyStore,
+        runner: TrialRunner,
+        view: StudyView,
+        *,
+        has_trials: bool = False,
+        other_hardware: bool = False,
+        strategies: Sequence[Strategy] = STRATEGIES,
+    ) -> None:
+        self._study = study
+        self._store = store
+        self._runner = runner
+        self._view = view
+        self._has_trials = has_trials
+        self._other_hardware = other_hardware
+        self._strategies = tuple(strategies)
+
+    def prepare(self) -> Prepared:
+        """Looks, measures links, and makes the reference.
+
+        Raises:
+            BaselineFailed: The user's own configuration cannot be run, nor one that needs less memory.
+            BudgetError: The budget is too short for one trial.
+            StoreError: The study was begun on other hardware.
+            WorkloadError: Something about the workload is missing or wrong.
+        """
+        environment, facts = self._look()
+        study = msgspec.structs.replace(self._study, facts=facts, environment=environment)
+        self._store.update_study(study)
+        space = Space(environment, facts, study.settings, self._strategies)
+        self._view.unit = facts.sample_unit.value
+        self._check_budget(facts.sample_step_ns)
+        reference = self._make_reference(space, facts)
+        # A resumed study tells its story with the seconds that it began with, however long the looks take this time.
+        trials_s = study.settings.budget_s - self._prepared_s()
+        return Prepared(study=study, space=space, reference=reference, priors=self._priors(space), trials_s=trials_s)
+
+    def _look(self) -> tuple[Environment, WorkloadFacts]:
+        self._view.say(stage="looking at the machine")
+        environment = self._runner.describe()
+        known = self._study.environment
+        if known and known.hardware != environment.hardware and not self._other_hardware:
+            raise StoreError(
+                f"study {self._study.study_id} was begun on {known.hardware.label}; this is "
+                f"{environment.hardware.label}, or has other versions. Figures of different machines are not "
+                "compared: begin a new study"
+            )
+        self._view.say(stage="looking at the workload")
+        facts = self._runner.inspect()
+        # Figures that change from one look to the next (free memory, measured peaks, links) stay as they were.
+        environment = known if known and known.hardware == environment.hardware else self._with_topology(environment)
+        return environment, self._study.facts or facts
+
+    def _with_topology(self, environment: Environment) -> Environment:
+        """With the links between ranks: those that an earlier study measured, where they still are as they were.
+
+        Links that cannot be measured are noted and leave the search to know nothing of them.
+        """
+        settings, hardware = self._study.settings, environment.hardware
+        if settings.num_ranks == 1:
+            return environment
+        self._view.say(stage="measuring the links between ranks")
+        known = (
+            None
+            if settings.remeasure_links
+            else self._store.topology(hardware, settings.num_ranks, environment.num_hosts)
+        )
+        seconds = min(LONGEST_LINKS_S, LINKS_SHARE * settings.budget_s)
+        try:
+            topology = self._runner.measure_topology(hardware, known, seconds)
+        except RunnerError as error:
+            self._store.add_event(self._study.study_id, "links_unknown", {"reason": str(error)})
+            return environment
+        if topology is not None and topology != known:
+            self._store.save_topology(topology)
+        return msgspec.structs.replace(environment, topology=topology)
+
+    def _priors(self, space: Space) -> Priors:
+        """What earlier studies had taught when this one began, noted then: a resumed study begins as it did."""
+        for event in self._store.events(self._study.study_id):
+            if event.kind == "priors":
+                return msgspec.convert(event.data, Priors)
+        priors = gather_priors(self._store, space)
+        self._store.add_event(self._study.study_id, "priors", msgspec.to_builtins(priors))
+        return priors
+
+    def _prepared_s(self) -> float:
+        """What was spent before the first trial when this study began, noted then."""
+        for event in self._store.events(self._study.study_id):
+            if event.kind == "prepared":
+                return float(event.data["seconds"])
+        seconds = self._view.elapsed_s
+        self._store.add_event(self._study.study_id, "prepared", {"seconds": seconds})
+        return seconds
+
+    def _check_budget(self, step_ns: int) -> None:
+        """A study that has measured something goes on to its answer, however little time is left."""
+        if self._has_trials:
+            return
+        needed = STEPS_OF_A_TRIAL * step_ns / 1e9
+        if self._view.left_s < needed:
+            raise BudgetError(
+                f"the budget of {self._study.settings.budget_s:g} s is too short: {max(0, self._view.left_s):.0f} s "
+                f"are left after looking at the workload, and one trial takes at least {needed:.0f} s "
+                f"({STEPS_OF_A_TRIAL} steps of {step_ns / 1e9:.2g} s). Give a larger --budget"
+            )
+
+    # --- the guard's reference ----------------------------------------------------------------
+
+    def _make_reference(self, space: Space, facts: WorkloadFacts) -> Candidate:
+        """Of the baseline, or of the first candidate that needs less memory and fits."""
+        problem: BaselineFailed | None = None
+        protocol = self._protocol(space, facts)
+        memory = memory_model(space, self._study.settings)
+        ladder = space.memory_ladder()
+        candidate: Candidate | None = BASELINE
+        while candidate is not None:
+            self._view.say(stage="running the reference", current=candidate.label)
+            try:
+                self._runner.make_reference(self._request(space, candidate, protocol))
+                return candidate
+            except BaselineFailed as error:
+                problem = problem or error
+                if not error.out_of_memory:
+                    raise
+                memory.ran_out_with(candidate, pieces_of(space, candidate))
+                candidate = _next_on(ladder, memory, space)
+        raise BaselineFailed(
+            f"the workload does not fit into memory, as it is or with less of it kept: {problem}. Use a smaller "
+            "global_batch or model, or a machine with more memory",
+            out_of_memory=True,
+        )
+
+    def _protocol(self, space: Space, facts: WorkloadFacts) -> Protocol:
+        settings = self._study.settings
+        return guard_protocol(
+            facts,
+            seconds=REFERENCE_SHARE * settings.budget_s,
+            num_roundoffs=len(space.unit_roundoffs()),
+            bias_corrections=space.rounds_bias_corrections(),
+            lossy=bool({Numerics.LOSSY, Numerics.RECIPE} & set(settings.allow)),
+            seed=settings.seed,
+        )
+
+    def _request(self, space: Space, candidate: Candidate, protocol: Protocol) -> ReferenceRequest:
+        choices = space.complete(candidate)
+        return ReferenceRequest(
+            workload=self._study.workload,
+            study_directory=self._study.directory,
+            choices=choices,
+            device=space.environment.hardware.device_kind,
+            protocol=protocol,
+            unit_roundoffs=space.unit_roundoffs(),
+            bias_corrections=space.rounds_bias_corrections(),
+            memory_limit_bytes=self._study.settings.memory_limit_bytes,
+            environment_variables=environment_variables(choices, self._strategies),
+        )
+
+
+def _next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
+    """Takes the first that may fit; what is expected not to comes last, because expectations may be wrong."""
+    ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(space, candidate)))
+    return ladder.pop(0) if ladder else None

@@ -1,0 +1,126 @@
+"""Running a search: what the designer suggests is looked up or measured, and told to it."""
+
+from __future__ import annotations
+
+from tuner.errors import BaselineFailed
+from tuner.estimates import units_per_s
+from tuner.protocols import StudyStore
+from tuner.records import Candidate, Purpose, Suggestion, TrialResult
+from tuner.search.designer import Designer, why_not
+from tuner.search.group_runner import GroupRunner
+from tuner.search.knowledge import Outcome
+from tuner.search.ledger import Ledger
+from tuner.search.view import StudyView
+
+MOVED_STARTS = 2
+"""Starts of the reference and of the incumbent in each place to which a study moves."""
+
+
+class SearchRun:
+    """Runs the search of one study to its end."""
+
+    def __init__(
+        self,
+        designer: Designer,
+        trials: GroupRunner,
+        ledger: Ledger,
+        view: StudyView,
+        *,
+        store: StudyStore,
+        study_id: str,
+        place: str,
+    ) -> None:
+        self._designer = designer
+        self._trials = trials
+        self._ledger = ledger
+        self._view = view
+        self._store = store
+        self._study_id = study_id
+        self._place = place
+
+    def run(self) -> None:
+        """Tells the designer the stored part of its story again, and runs what is missing.
+
+        Raises:
+            BaselineFailed: The configuration that gains are measured against could not be measured.
+        """
+        designer = self._designer
+        while (suggestion := designer.suggest()) is not None:
+            self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
+            result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
+            self._learn_of_moves(before=result)
+            if result is None:
+                self._measure_here()
+                result = self._measure(suggestion)
+            if suggestion.purpose is Purpose.BASELINE:
+                self._trials.specs.learn(result)
+            designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
+            self._show_progress()
+        if designer.failed is not None:
+            raise BaselineFailed(
+                f"the configuration that you run today could not be measured: {why_not(designer.failed)}"
+            )
+
+    def _measure(self, suggestion: Suggestion) -> TrialResult:
+        """In turns with its companion, where that is worth it."""
+        companion = suggestion.companion
+        if companion is not None and self._trials.takes_turns(suggestion.candidate, companion):
+            pair, purposes = [companion, suggestion.candidate], [Purpose.COMPANION, suggestion.purpose]
+        else:
+            pair, purposes = [suggestion.candidate], [suggestion.purpose]
+        longest_s = None if suggestion.purpose is Purpose.BASELINE else self._designer.left_s
+        return self._trials.run(pair, purposes, suggestion.replicate, longest_s)[-1]
+
+    # --- studies that move from one place to another ------------------------------------------
+
+    def _learn_of_moves(self, *, before: TrialResult | None) -> None:
+        """Tells the designer what was measured again elsewhere, at the point of its story at which that happened:
+        before the result that is stored next, or the first that is missing.
+        """
+        for moved in self._ledger.take_moved(before=before):
+            self._designer.learn(moved)
+
+    def _measure_here(self) -> None:
+        """Where earlier figures are of another place: the reference and the incumbent again, so that what follows has
+        something of this place to be compared with.
+        """
+        designer = self._designer
+        wanted = [designer.reference]
+        if designer.incumbent != designer.reference:
+            wanted.append(designer.incumbent)
+        while again := self._not_arrived(wanted):
+            self._view.say(
+                stage="measuring again", current=again[0].label, activity="the study goes on in another place"
+            )
+            for group in self._trials.together(again):
+                results = self._trials.run(group, [Purpose.MOVED] * len(group), self._ledger.num_moved)
+                self._check_reference(results[0])
+        self._learn_of_moves(before=None)
+
+    def _not_arrived(self, wanted: list[Candidate]) -> list[Candidate]:
+        return [candidate for candidate in wanted if not self._ledger.has_arrived(candidate, self._place, MOVED_STARTS)]
+
+    def _check_reference(self, result: TrialResult) -> None:
+        if result.candidate == self._designer.reference and not result.ok:
+            raise BaselineFailed(
+                "the study goes on in another place, where the configuration that gains are measured against could not "
+                f"be measured: {why_not(result)}"
+            )
+
+    # --- telling ------------------------------------------------------------------------------
+
+    def _show_progress(self) -> None:
+        designer, view = self._designer, self._view
+        baseline = designer.baseline_results()
+        if baseline:
+            here = [result for result in baseline if result.place == baseline[-1].place]
+            view.baseline_units_per_s = sum(units_per_s(r) for r in here) / len(here)
+            best = designer.best()
+            view.best_label = best.label
+            view.best_gain = designer.knowledge.difference(best, designer.reference).ratio - 1
+        view.num_trials = self._ledger.num_trials
+        view.findings = designer.findings
+        if len(view.decisions) != len(designer.decisions):
+            view.decisions = tuple(designer.decisions)
+            self._store.replace_decisions(self._study_id, designer.decisions)
+        view.say()

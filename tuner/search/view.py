@@ -1,0 +1,73 @@
+"""What a person who waits for a study wants to know, and how a study is ended early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tuner.protocols import Progress
+from tuner.records import Decision, Finding, StudyState
+
+
+@dataclass
+class StudyView:
+    """Where a study is; whoever runs a part of it keeps this up to date.
+
+    Args:
+        spent_before_s: What trials took before a restart: it is off the budget, and not in `elapsed_s`.
+        on_change: Called with the view whenever something was said.
+        clock: Seconds that only grow.
+    """
+
+    budget_s: float
+    spent_before_s: float = 0.0
+    on_change: Callable[[StudyView], None] = lambda view: None
+    clock: Callable[[], float] = time.monotonic
+    began_s: float = field(init=False)
+    stage: str = "starting"
+    current: str = ""
+    activity: str = ""
+    unit: str = "sample"
+    baseline_units_per_s: float | None = None
+    best_label: str = ""
+    best_gain: float | None = None
+    num_trials: int = 0
+    max_trials: int | None = None
+    findings: tuple[Finding, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.began_s = self.clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.clock() - self.began_s
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget."""
+        return self.budget_s - self.elapsed_s - self.spent_before_s
+
+    def say(self, **changes: str) -> None:
+        """Sets what it names, and tells."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.on_change(self)
+
+    def on_progress(self, progress: Progress) -> None:
+        self.say(activity=progress.text)
+
+
+class StudyInterrupt(KeyboardInterrupt):
+    """Ends a study before its end, wherever it is.
+
+    Args:
+        state: The study's from then on.
+        recommends: Whether the best so far is recommended, where a baseline was measured.
+    """
+
+    def __init__(self, state: StudyState = StudyState.INTERRUPTED, *, recommends: bool = False) -> None:
+        super().__init__(state.value)
+        self.state = state
+        self.recommends = recommends

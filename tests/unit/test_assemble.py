@@ -123,6 +123,42 @@ class TestOrder:
             build(Frozen())
 
 
+class TestWhatAStepGives:
+    """An optimizer and a scheduler that want more are refused by name before the first step."""
+
+    class Plateau(Line):
+        def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    class SecondOrder(Line):
+        def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+            return torch.optim.LBFGS([p for _, p in named_parameters])
+
+    @pytest.mark.parametrize(
+        ("workload", "message"),
+        [
+            (Plateau(), r"ReduceLROnPlateau.step needs metrics, and it is called after every update without"),
+            (SecondOrder(), r"LBFGS.step needs closure, and it is called once after every backward pass without"),
+        ],
+    )
+    def test_is_not_enough_for(self, workload: Workload, message: str) -> None:
+        with pytest.raises(WorkloadRejected, match=message):
+            build(workload)
+
+    def test_is_for_a_step_of_the_users_own_to_say(self) -> None:
+        class Own(self.Plateau):  # type: ignore[name-defined, misc]
+            def training_step(self, job: TrainingJob, batch: Any) -> torch.Tensor:
+                job.optimizer.zero_grad()
+                loss = job.loss(batch)
+                job.backward(loss)
+                job.optimizer.step()
+                job.scheduler.step(loss.detach())
+                return loss
+
+        job = build(Own())
+        assert job.step(first_batch(job)) > 0
+
+
 class TestOptimizer:
     @pytest.mark.parametrize("implementation", ["for_loop", "foreach", "fused"])
     def test_keeps_class_groups_and_options_under_another_implementation(self, implementation: str) -> None:

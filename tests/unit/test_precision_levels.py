@@ -343,6 +343,34 @@ class TestLossScale:
         assert effect.took
         assert "loss scaled by 16384, 2 steps skipped" in effect.detail
 
+    @pytest.mark.parametrize("dampening", [0.0, 0.5])
+    def test_momentum_begins_with_the_first_update_that_is_not_skipped(self, dampening: float) -> None:
+        """Of fused SGD too, which makes it when skipped and leaves it unwritten; torch fills it with NaN here."""
+
+        class Momentum(Task):
+            factor = 1e30
+
+            def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+                return super().loss(model, batch) * self.factor
+
+            def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+                return torch.optim.SGD([p for _, p in named_parameters], lr=0.1, momentum=0.9, dampening=dampening)
+
+        def losses(implementation: str) -> list[float]:
+            workload = Momentum()
+            how = {"implementation": implementation, "contiguous": False}
+            job = build(workload, "O2", "float16", optimizer_implementation=how)
+            first, *rest = batches()
+            job.step(first)
+            workload.factor = 1.0
+            return [float(job.step(batch)) for batch in rest]
+
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert losses("fused") == pytest.approx(losses("for_loop"), rel=1e-3)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
     def test_doubles_after_two_thousand_clean_steps(self) -> None:
         job = build(Sparse(), "O2", "float16")
         batch = next(iter(job))

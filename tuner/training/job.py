@@ -394,8 +394,11 @@ class TrainingJob:
             self.optimizer.step()
             return True
         found = sum(self.scaler._found_inf_per_device(self.optimizer).values())
+        is_first = not any(self.optimizer.state.values())
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if is_first and any(self.optimizer.state.values()) and bool(found):
+            self.optimizer.state.clear()  # a skipped first update of fused SGD leaves momentum that nobody has written
         self._skipped_steps = self._skipped_steps + (found > 0)
         return self.scheduler is None or not bool(found)  # else the device need not be waited for
 

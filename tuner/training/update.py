@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
     """Over the parameters of a model that is wrapped already; DDP's hook, which may read the optimizer, comes after it.
 
     Raises:
-        WorkloadRejected: Nothing of the model is trained.
+        WorkloadRejected: Nothing of the model is trained; the optimizer or the scheduler needs what a step has not.
         UnsupportedHere: The user's optimizer or scheduler cannot be run as the plan has it.
     """
     from torch.nn.parallel import DistributedDataParallel
@@ -55,6 +56,9 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
     if masters:
         masters.check(built.optimizer)
     scheduler = _scheduler(built.optimizer, workload, plan)
+    if not workload.has_custom_step:
+        _check_step(built.optimizer, "once after every backward pass")
+        _check_step(scheduler, "after every update")
     if isinstance(model, DistributedDataParallel):
         attach_hook(model, built.optimizer, scheduler, plan.wrap, workload.max_grad_norm)
     return Update(built=built, scheduler=scheduler, masters=masters, ignored=ignored)
@@ -68,3 +72,18 @@ def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan)
     scheduler = workload.scheduler(optimizer)
     check_rates(optimizer, rates, scheduler)
     return scheduler
+
+
+def _check_step(subject: Any, when: str) -> None:
+    """Of an optimizer or a scheduler, or None. A scheduler of torch wraps the optimizer's, which then shows `self`."""
+    if subject is None:
+        return
+    parameters = inspect.signature(subject.step).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
+    wanted = [name for name in needed if name != "self"]
+    if wanted:
+        raise WorkloadRejected(
+            f"{type(subject).__name__}.step needs {', '.join(wanted)}, and it is called {when} without: return one "
+            "that needs nothing, or define training_step and give it what it needs there"
+        )

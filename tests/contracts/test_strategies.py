@@ -392,6 +392,13 @@ UNSUPPORTED = [
     ("micro_batch", {"num_micro_batches": 2}, CPU, changed(custom_step=True), "training_step"),
     ("micro_batch", {"num_micro_batches": 2}, CPU, changed(batch_splittable=False), "no common first dimension"),
     ("micro_batch", {"num_micro_batches": 2}, CPU, changed(model={"has_batch_statistics": True}), "batch norm"),
+    (
+        "activation_checkpointing",
+        {"every": 1},
+        CPU,
+        changed(model={"block_state": "average"}),
+        "blocks change average in their forward pass",
+    ),
 ]
 
 

@@ -357,6 +357,19 @@ class TestExchange:
             job_with(algorithm, implementation=implementation)
 
     @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
+    def test_an_optimizer_without_a_rate_of_that_name_is_refused(self, arguments: dict[str, Any]) -> None:
+        class Named(torch.optim.Optimizer):
+            def __init__(self, parameters: Any) -> None:
+                super().__init__(parameters, {"speed": 0.1})
+
+        class Own(Everything):
+            def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+                return Named([p for _, p in named_parameters])
+
+        with pytest.raises(UnsupportedHere, match=r"Named has a group without lr \(it has: speed\)"):
+            assemble(Own(), Plan(optimizer=OptimizerArguments(**arguments)), device=torch.device("cpu"))
+
+    @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
     def test_a_scheduler_with_rates_of_its_own_is_refused_where_the_rate_is_another(
         self, arguments: dict[str, Any]
     ) -> None:

@@ -79,6 +79,8 @@ class ModelFacts(Record):
     uses_attention: bool = False
     """`scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
+    block_state: str = ""
+    """A buffer that its repeated blocks change in their forward pass, running statistics of torch's norms apart."""
     num_frozen: int = 0
     """Elements of parameters that are not trained."""
     num_unused_parameters: int = 0

@@ -71,6 +71,11 @@ class ActivationCheckpointing(Strategy):
             return Unsupported(
                 f"the model has {workload.model.num_blocks} repeated blocks; name them in Workload.blocks"
             )
+        if choice["every"] is not None and workload.model.block_state:
+            return Unsupported(
+                f"its blocks change {workload.model.block_state} in their forward pass, and a recomputation would "
+                "change it again: keep such state outside of the blocks"
+            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

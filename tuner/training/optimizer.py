@@ -46,6 +46,8 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
     again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
     if again or plan.wrap.shards_optimizer:
         _check_new(optimizer)
+    if arguments.algorithm is not None or arguments.rate_factor != 1.0:
+        _check_has_rates(optimizer)
     if arguments.algorithm is not None:
         from tuner.training.optimizers.exchange import exchanged
 
@@ -57,8 +59,8 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
     flat = FlatParameters(optimizer) if arguments.contiguous else None
     if flat is not None:
         optimizer = _rebuilt(optimizer, flat.groups, {})
-    for group in optimizer.param_groups:
-        if arguments.rate_factor != 1.0:
+    if arguments.rate_factor != 1.0:
+        for group in optimizer.param_groups:
             group["lr"] = group["lr"] * arguments.rate_factor
     if arguments.capturable:
         make_capturable(optimizer, device)
@@ -83,6 +85,17 @@ def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], schedu
                 f"{type(scheduler).__name__} begins with a learning rate of its own, {first:g}, instead of the "
                 f"optimizer's, {rate:g}, so that no other rate can be given to it: compute its rates from the "
                 "optimizer's groups, or leave the learning rate as it is (larger_global_batch: rule none)"
+            )
+
+
+def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if "lr" not in group:
+            held = ", ".join(key for key in group if key != "params")
+            raise UnsupportedHere(
+                f"{type(optimizer).__name__} has a group without lr (it has: {held}), so that its learning rate can be "
+                "neither scaled nor given to another optimizer: name it lr, or leave out optimizer_algorithm and "
+                "larger_global_batch"
             )
 
 

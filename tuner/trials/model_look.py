@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,7 @@ class _TriedStep:
     causal: CausalLook
     unaligned: _UnalignedProducts
     reads: HostReads
+    block_state: str
 
 
 def _try_step(job: TrainingJob, batch: Any) -> _TriedStep:
@@ -101,6 +103,8 @@ def _try_step(job: TrainingJob, batch: Any) -> _TriedStep:
         torch.cuda.reset_peak_memory_stats(job.device)
     began = time.perf_counter_ns()
     unaligned = _UnalignedProducts(job.model)
+    blocks = job.workload.blocks(job.model)
+    before = _buffers(blocks)
     with attention.mode(), causal, unaligned, FlopCounterMode(display=False) as counter, reads.mode():
         if job.workload.has_custom_step:
             loss = job.workload.training_step(job, batch)
@@ -120,6 +124,7 @@ def _try_step(job: TrainingJob, batch: Any) -> _TriedStep:
         causal=causal,
         unaligned=unaligned,
         reads=reads,
+        block_state=_changed(before, _buffers(blocks)),
     )
     job.optimizer.zero_grad(set_to_none=True)
     return tried
@@ -158,6 +163,7 @@ def _model_facts(job: TrainingJob, batch: Any, tried: _TriedStep, pieces: int) -
         uses_attention=tried.attention.seen,
         mask_refusal=tried.causal.refusal,
         has_batch_statistics=_has_batch_statistics(job.model),
+        block_state=tried.block_state,
         num_frozen=sum(p.numel() for p in state if not p.requires_grad),
         num_unused_parameters=tried.num_unused,
         expert_implementations=offered_implementations(job.model),
@@ -178,7 +184,37 @@ def _model_facts(job: TrainingJob, batch: Any, tried: _TriedStep, pieces: int) -
 def _has_batch_statistics(model: Any) -> bool:
     import torch
 
-    return any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for m in model.modules())
+    kinds = torch.nn.modules.batchnorm
+    return any(
+        isinstance(m, kinds._BatchNorm) or (isinstance(m, kinds._NormBase) and m.track_running_stats)
+        for m in model.modules()
+    )
+
+
+_Buffers = dict[tuple[int, str], tuple[Any, int]]
+
+
+def _buffers(blocks: Sequence[Any]) -> _Buffers:
+    """Of blocks, by their number and name, with their versions; without the statistics of torch's norms."""
+    import torch
+
+    return {
+        (number, f"{name}.{own}".lstrip(".")): (buffer, buffer._version)
+        for number, block in enumerate(blocks)
+        for name, module in block.named_modules()
+        if not isinstance(module, torch.nn.modules.batchnorm._NormBase)
+        for own, buffer in module.named_buffers(recurse=False)
+        if not buffer.is_inference()
+    }
+
+
+def _changed(before: _Buffers, after: _Buffers) -> str:
+    """The name of the first one that is another tensor now or was changed in place; empty where none is."""
+    for key, (buffer, version) in after.items():
+        old, old_version = before.get(key, (None, 0))
+        if buffer is not old or version != old_version:
+            return key[1]
+    return ""
 
 
 def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:

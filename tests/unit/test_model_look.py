@@ -1,0 +1,75 @@
+"""What one step of a model shows of the state that it keeps from step to step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_workloads import Everything, TinyViT
+from torch import nn
+
+from tuner.records import ModelFacts
+from tuner.training.assemble import assemble
+from tuner.training.plan import Plan
+from tuner.trials.model_look import look_at_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Averaging(nn.Module):
+    """Keeps a moving average of its inputs, in place or in a new tensor, and a table that stays as it is."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("average", torch.zeros(()))
+        self.register_buffer("table", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = 0.1 * x.detach().mean()
+        if self.in_place:
+            self.average.mul_(0.9).add_(mean)
+        else:
+            self.average = 0.9 * self.average + mean
+        return x * self.table[0]
+
+
+def facts(*, in_blocks: nn.Module | None = None, at_the_end: nn.Module | None = None) -> ModelFacts:
+    class Keeping(Everything):
+        def model(self) -> nn.Module:
+            model = TinyViT()
+            for block in model.blocks:
+                block.mlp.append(in_blocks or nn.Identity())
+            model.head = nn.Sequential(model.head, at_the_end or nn.Identity())
+            return model
+
+    job = assemble(Keeping(), Plan(), device=torch.device("cpu"))
+    return look_at_model(job, next(iter(job))).facts
+
+
+class TokenNorm(nn.Module):
+    """Batch normalisation over tokens."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_buffers_that_blocks_change_are_named(in_place: bool) -> None:
+    assert facts(in_blocks=Averaging(in_place=in_place)).block_state == "mlp.3.average"
+
+
+def test_buffers_elsewhere_and_running_statistics_are_none() -> None:
+    assert facts(at_the_end=Averaging(in_place=True)).block_state == ""
+    assert facts(in_blocks=TokenNorm()).block_state == ""
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_batch_normalisation_is_one_over_the_batch_whether_it_keeps_statistics_or_not(tracked: bool) -> None:
+    assert facts(in_blocks=TokenNorm(track_running_stats=tracked)).has_batch_statistics
+    assert not facts().has_batch_statistics

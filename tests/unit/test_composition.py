@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from builders import sample_environment, sample_facts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,6 +152,23 @@ class TestConflict:
 
     def test_depends_on_the_hardware(self) -> None:
         assert conflict(self.FLASH, CPU, PLAIN) is None
+
+    @pytest.mark.parametrize("today", ["for_loop", "fused"])
+    def test_fused_sgd_on_a_cpu_does_not_update_16_bit_parameters(self, today: str) -> None:
+        """What torch's kernel does, and so no candidate; whether the plan has it fused or the user."""
+        parameter = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+        parameter.grad = torch.ones_like(parameter)
+        torch.optim.SGD([parameter], lr=0.5, fused=True).step()
+        assert parameter.detach().eq(1).all(), "torch is mended: take the row out"
+        pure = Candidate(choices={"precision": {"level": "O3", "dtype": "bfloat16"}})
+        sgd = replace(PLAIN, optimizer=replace(PLAIN.optimizer, name="SGD", implementation=today))
+        assert bool(conflict(pure, CPU, sgd)) == (today == "fused")
+        fused = pure.with_choice("optimizer_implementation", {"implementation": "fused"})
+        assert "leaves 16-bit parameters as they are" in str(conflict(fused, CPU, sgd))
+        assert conflict(fused, CUDA, sgd) is None
+        assert conflict(fused, CPU, PLAIN) is None
+        masters = fused.with_choice("precision", {"level": "O2", "dtype": "bfloat16"})
+        assert conflict(masters, CPU, sgd) is None
 
     @pytest.mark.parametrize(
         ("others", "reason"),

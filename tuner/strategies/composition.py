@@ -62,6 +62,12 @@ def _is_fsdp(choices: Choices) -> bool:
     return "sharding" in choices and choices["sharding"]["mode"] in FSDP
 
 
+def _fused_sgd(choices: Choices, facts: WorkloadFacts) -> bool:
+    implementation = choices["optimizer_implementation"]["implementation"] or facts.optimizer.implementation
+    own = choices.get("optimizer_algorithm", {}).get("algorithm") is None
+    return own and facts.optimizer.name == "SGD" and implementation == "fused"
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("attention_backend", "precision"),
@@ -71,6 +77,13 @@ CONFLICTS: tuple[Conflict, ...] = (
             and c["precision"]["level"] in ("fp32", "tf32")
         ),
         reason="flash and cuDNN attention on CUDA need 16-bit inputs",
+    ),
+    Conflict(
+        strategies=("optimizer_implementation", "precision"),
+        applies=lambda c, e, w: (
+            e.hardware.device_kind == "cpu" and c["precision"]["level"] == "O3" and _fused_sgd(c, w)
+        ),
+        reason="torch's fused SGD on a CPU leaves 16-bit parameters as they are, without a word",
     ),
     Conflict(
         strategies=("compile", "cuda_graph"),

@@ -458,6 +458,15 @@ class TestWhoLooksOn:
         assert job.skipped_steps == 0
         assert job.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
+    def test_so_has_that_of_the_scheduler(self) -> None:
+        job, batch = captured_job(Overflowing(), Plan(step=StepArguments(loss_scaler=True)))
+        job.step([*batch, torch.tensor(1.0)])
+        state = job.scheduler.state_dict()
+        assert state["last_epoch"] == 1
+        job.step([*batch, torch.tensor(1.0)])
+        job.scheduler.load_state_dict(state)
+        assert job.scheduler.state_dict()["last_epoch"] == 1
+
 
 class TestLimits:
     def test_hooks_of_the_optimizer_are_refused(self) -> None:

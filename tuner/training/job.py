@@ -33,7 +33,6 @@ class TrainingJob:
     Attributes:
         model: The user's model, transformed and wrapped.
         optimizer: The user's optimizer (over FP32 masters or contiguous buffers where the plan has them).
-        scheduler: The user's scheduler or None.
         loader: Iterable over batches.
         masters: FP32 copies of 16-bit parameters, where the plan has them.
         ignored: Parameters that sharding leaves out, where the plan has them.
@@ -69,7 +68,7 @@ class TrainingJob:
         self.device = device
         self.model = model
         self.optimizer = optimizer
-        self.scheduler = scheduler
+        self._scheduler = scheduler
         self.loader = loader
         self.on_gradients: Callable[[list[torch.Tensor]], None] | None = None
         self.masters = masters
@@ -89,6 +88,13 @@ class TrainingJob:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
+
+    @property
+    def scheduler(self) -> Any:
+        """The user's scheduler or None, after every step that was due."""
+        if self.captured:
+            self.captured.settle()
+        return self._scheduler
 
     # --- one step -----------------------------------------------------------------------------
 

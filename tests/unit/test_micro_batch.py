@@ -142,6 +142,19 @@ class TestSplit:
         with pytest.raises(WorkloadRejected, match="cannot be cut into 2 pieces"):
             split_batch(Line(), batch, 2)
 
+    def test_texts_and_objects_of_samples_go_with_them(self) -> None:
+        """What there is one of for the whole batch stays whole."""
+        batch = {
+            "x": torch.arange(4.0),
+            "names": ("a", "b", "c", "d"),
+            "sizes": [{"h": n} for n in range(4)],
+            "of": "all",
+        }
+        (first, second), _ = split_batch(Line(), [batch, ["one", "two", "three"]], 2)
+        assert (first[0]["names"], second[0]["names"]) == (("a", "b"), ("c", "d"))
+        assert second[0]["sizes"] == [{"h": 2}, {"h": 3}]
+        assert (second[0]["of"], second[1]) == ("all", ["one", "two", "three"])
+
     def test_more_pieces_than_samples_are_refused(self) -> None:
         with pytest.raises(WorkloadRejected, match="cannot be cut into 5 pieces"):
             split_batch(Line(), [torch.ones(4)], 5)

@@ -37,10 +37,21 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
 
 
 def split_at(workload: Workload, batch: Any, bounds: Sequence[int]) -> tuple[list[Any], list[float]]:
-    """The pieces between bounds along the first dimension, and their weights, as `split_batch` has them."""
+    """The pieces between bounds along the first dimension, and their weights, as `split_batch` has them.
+
+    Lists and tuples of as many texts or objects are cut too: torch's `default_collate` makes such of texts.
+    """
+    length = batch_length(batch)
+
+    def is_column(value: Any) -> bool:
+        plain = isinstance(value, list | tuple) and not hasattr(value, "_fields") and len(value) == length
+        return plain and not any(hasattr(leaf, "shape") for leaf in leaves(value))
 
     def piece(start: int, end: int) -> Any:
-        return map_structure(lambda leaf: leaf[start:end] if hasattr(leaf, "shape") else leaf, batch)
+        def cut(leaf: Any) -> Any:
+            return leaf[start:end] if hasattr(leaf, "shape") or is_column(leaf) else leaf
+
+        return map_structure(cut, batch, is_column)
 
     pieces = [piece(start, end) for start, end in itertools.pairwise(bounds)]
     units = [workload.num_units(piece) for piece in pieces]

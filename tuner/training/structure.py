@@ -19,19 +19,27 @@ if TYPE_CHECKING:
     import torch
 
 
-def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
-    """Applies a function to every leaf and rebuilds the containers."""
+def map_structure(
+    function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda value: False
+) -> Any:
+    """Applies a function to every leaf and rebuilds the containers.
+
+    Args:
+        is_leaf: Containers that are taken as leaves.
+    """
+    if is_leaf(value):
+        return function(value)
     if isinstance(value, Mapping):
-        items = {key: map_structure(function, item) for key, item in value.items()}
+        items = {key: map_structure(function, item, is_leaf) for key, item in value.items()}
         if isinstance(value, defaultdict):
             return type(value)(value.default_factory, items)
         return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_structure(function, item) for item in value))
+        return type(value)(*(map_structure(function, item, is_leaf) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(map_structure(function, item) for item in value)
+        return type(value)(map_structure(function, item, is_leaf) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: map_structure(function, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: map_structure(function, getattr(value, f.name), is_leaf) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
     return function(value)
 

@@ -249,6 +249,15 @@ class TestAsked:
         given = self.asked(*two_ranks(), hosts=2, network="25gbps", inside="100GBps").inside
         assert (given.bytes_per_s, given.latency_ns, given.call_ns) == (100e9, LINK.latency_ns, LINK.call_ns)
 
+    def test_what_other_hosts_have_inside_is_not_what_the_study_ran_on(self) -> None:
+        """Its own steps are explained, and compared, with the links on which they were measured."""
+        ran = two_ranks(9_000_000, result_of("b", BF16, 80_000_000, num_ranks=2))
+        measured = self.asked(*ran, hosts=2, network="25gbps")
+        given = self.asked(*ran, hosts=2, network="25gbps", inside="1MBps")
+        assert given.checks == measured.checks
+        assert given.basis.unexplained_ns == measured.basis.unexplained_ns
+        assert given.forecasts[0].step_time_ns > measured.forecasts[0].step_time_ns
+
     @pytest.mark.parametrize(
         ("question", "said"),
         [

@@ -70,7 +70,7 @@ def basis_of(
     """
     Args:
         trial: The configuration, profiled; other starts of it count for its step time.
-        inside: Link between devices of a host, where it is known better than from the study.
+        inside: Link between devices of a host, for a study that ran on several and has not measured it.
         contention: The same of the share of its speed that compute loses while communication runs.
         own_costs: What compressions were measured to take by themselves.
 
@@ -210,4 +210,4 @@ def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:
         raise ChoiceError(
             f"the study ran on {hosts} hosts and has not measured the link between them: begin with a study of one host"
         )
-    return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=inside or measured_inside, between=between)
+    return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=measured_inside or inside, between=between)

@@ -169,7 +169,7 @@ class TestTransformers:
 
     def test_an_unknown_field_is_refused(self) -> None:
         """Configs keep whatever they are given: a misspelt `batch` would run with eight samples."""
-        with pytest.raises(WorkloadRejected, match="'bach' is none of batch, .* a config of gpt2 has no such field"):
+        with pytest.raises(WorkloadRejected, match=r"'bach' is none of batch, .* a config of gpt2 has no such field"):
             load_workload("zoo:gpt2?bach=3")
 
     def test_other_names_of_fields_and_options_of_building_are_fields(self) -> None:

@@ -138,7 +138,8 @@ def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
     unknown = [n for n in fields if hasattr(config, n) and not hasattr(usual, n) and n != "image_size"]
     if unknown:
         raise WorkloadRejected(
-            f"{unknown[0]!r} is none of batch, sequence, task and lr, and a config of {usual.model_type} has no such field"
+            f"{unknown[0]!r} is none of batch, sequence, task and lr, and a config of {usual.model_type} has no such "
+            "field"
         )
 
 

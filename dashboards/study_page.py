@@ -182,11 +182,13 @@ def _unit(study: Study, recommendation: Recommendation | None) -> SampleUnit:
 def top_rows(r: Recommendation) -> list[TopRow]:
     """The recommendation and the next best, as far as they were measured."""
     mildest = max((part.numerics for part in r.parts), key=lambda numerics: numerics.rank, default=Numerics.EXACT)
+    today = r.candidate.is_baseline
+    gain = None if today else r.gain  # else that of the best which was not confirmed
     first = TopRow(
-        name="recommended" if not r.candidate.is_baseline else "recommended: today's settings",
-        label="" if r.candidate.is_baseline else r.candidate.label,
-        gain=r.gain.ratio if r.gain else r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0,
-        interval=r.gain.interval if r.gain else None,
+        name="recommended: today's settings" if today else "recommended",
+        label="" if today else r.candidate.label,
+        gain=gain.ratio if gain else r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0,
+        interval=gain.interval if gain else None,
         peak_memory_bytes=r.peak_memory_bytes,
         numerics=mildest.value,
         guard=r.guard.reason if r.guard else "",

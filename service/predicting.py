@@ -8,13 +8,14 @@ from dashboards.starts import leading_candidate
 from service.comparing import trial_in
 from service.quantities import parse_bandwidth, parse_latency_ns
 from tuner.errors import ChoiceError
-from tuner.prediction.basis import basis_of
+from tuner.prediction.basis import basis_of, why_not_predicted
 from tuner.prediction.cluster import Cluster
 from tuner.prediction.extrapolate import MAX_HOSTS, MAX_RANKS, checks_of, extrapolate
 from tuner.prediction.forecast import Extrapolation
 from tuner.prediction.links import between_link, inside_link
 from tuner.protocols import StudyStore
 from tuner.records import Study
+from tuner.strategies.composition import complete_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,8 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
         parse_bandwidth(question.network) if question.network else None,
         parse_latency_ns(question.latency) if question.latency else None,
     )
-    best_is_today = question.which == "best" and leading_candidate(store, study.study_id) is None
-    trial = trial_in(store, study, "baseline" if best_is_today else question.which)
+    which, assumed_start = _start(store, study, question.which)
+    trial = trial_in(store, study, which)
     basis = basis_of(study, trials, trial, inside=inside, contention=question.contention)
     devices = question.devices if question.devices is not None else basis.cluster.devices_per_host
     if question.hosts > MAX_HOSTS or question.hosts * devices > MAX_RANKS:
@@ -71,7 +72,20 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
     if against is not None:
         theirs = _cluster_of(against, cluster)
         checks += checks_of(basis, against, store.trials(against.study_id), theirs)
-    return extrapolate(study.study_id, basis, cluster, checks, assumed=(*assumed, *assumed_between))
+    return extrapolate(study.study_id, basis, cluster, checks, assumed=(*assumed_start, *assumed, *assumed_between))
+
+
+def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]:
+    """The trial to begin with: today's where it is the best, or the best is not predicted, which is said."""
+    if which != "best":
+        return which, []
+    leading = leading_candidate(store, study.study_id)
+    if leading is None or study.facts is None:
+        return "baseline", []
+    reason = why_not_predicted(complete_choices(leading[1], study.facts))
+    if not reason:
+        return which, []
+    return "baseline", [f"today's settings are begun with: the best {reason}, which is not predicted"]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:

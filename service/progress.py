@@ -16,6 +16,7 @@ RECENT_DECISIONS = 6
 MIN_INTERVAL_S = 2.0
 _FIELDS = (
     "budget_s",
+    "spent_before_s",
     "stage",
     "current",
     "activity",
@@ -39,8 +40,8 @@ def data_of(view: StudyView) -> dict[str, Any]:
 
 
 def view_of(data: dict[str, Any]) -> StudyView:
-    """The view that an event tells of; its time goes on from there."""
-    view = StudyView(**{name: data[name] for name in _FIELDS})
+    """The view that an event tells of; its time goes on from there. Older workers tell of fewer fields."""
+    view = StudyView(**{name: data[name] for name in _FIELDS if name in data})
     view.began_s = view.clock() - data["elapsed_s"]
     view.findings = msgspec.convert(data["findings"], tuple[Finding, ...])
     view.decisions = msgspec.convert(data["decisions"], tuple[Decision, ...])

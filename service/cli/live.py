@@ -97,10 +97,11 @@ def draw(view: StudyView) -> RenderableType:
         )
     if view.findings:
         facts.add_row("finding", Text(view.findings[0].message))
-    left = max(0.0, view.budget_s - view.elapsed_s)
+    left_s = max(0.0, view.left_s)
     trials = f"{view.num_trials}" + (f" of {view.max_trials}" if view.max_trials else "")
-    facts.add_row("time left", f"{units.duration(left)} of {units.duration(view.budget_s)}, {trials} trials done")
-    bar = ProgressBar(total=view.budget_s, completed=min(view.elapsed_s, view.budget_s), width=60)
+    facts.add_row("time left", f"{units.duration(left_s)} of {units.duration(view.budget_s)}, {trials} trials done")
+    bar = Table.grid()  # a bar by itself does not end its line
+    bar.add_row(ProgressBar(total=view.budget_s, completed=view.budget_s - left_s, width=60))
     recent = [
         Text(decision_text(d), style=_VERDICT_STYLES.get(d.verdict, "dim"), overflow="ellipsis", no_wrap=True)
         for d in view.decisions[-RECENT_DECISIONS:]

@@ -185,7 +185,10 @@ def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
                 study, store, way.settings, on_change=progress, python=way.python, level=way.level
             )
     except KeyboardInterrupt:
-        say(f"interrupted before there was an answer: `steptune resume {study.study_id}` goes on")
+        before = "before there was an answer"
+        if store.recommendation(study.study_id) is not None:
+            before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
+        say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
         raise typer.Exit(INTERRUPTED) from None
     except StorageFull as error:
         raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error

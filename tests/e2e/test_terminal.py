@@ -90,6 +90,12 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune):
     assert (steptune.folder / "steptune-results" / study["study_id"] / "report.html").exists()
     listed = steptune("list").out
     assert "interrupted" in listed
+    with Terminal(steptune, "resume", study["study_id"]) as terminal:
+        terminal.read_until("looking at the machine")
+        terminal.press_ctrl_c()
+        end = " ".join(terminal.read_until().split())
+        assert terminal.status() == 130
+    assert f"`steptune show {study['study_id']}` has the earlier one" in end
 
 
 def test_ctrl_c_before_anything_was_measured_says_how_to_go_on(steptune):

@@ -392,6 +392,19 @@ class TestInterruption:
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
         assert [trial.state for trial in study.trials] == [TrialState.LOST]
 
+    def test_a_resumed_study_interrupted_as_it_looks_again_keeps_its_earlier_answer(self):
+        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        earlier = study.run()
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        study.machine.inspect = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            study.run()
+        assert study.store.get_study(study.study_id).message == "before the search went on"
+        assert study.store.recommendation(study.study_id) == earlier
+
     @pytest.mark.parametrize("paired", [False, True])
     def test_a_baseline_that_is_stored_is_reported_though_the_search_was_not_told_of_it(self, paired):
         """Interrupts that come while a transaction is written are held back until its end."""

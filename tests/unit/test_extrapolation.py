@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec import structs
 from predictions import ALONE_NS, LINK, choices, profile_of, result_of, study_of, topology_of
@@ -18,7 +20,7 @@ from tuner.prediction.corrections import correction
 from tuner.prediction.extrapolate import checks_of, extrapolate, host_counts
 from tuner.prediction.plans import WAYS, Family
 from tuner.prediction.step import BACKWARD_SHARE, NO_PHASES, compute_step
-from tuner.records import BASELINE, Candidate, CollectiveTiming, Link, Numerics, SampleUnit
+from tuner.records import BASELINE, Candidate, CollectiveTiming, Decision, Link, Numerics, SampleUnit
 
 STEP_NS = sum(ALONE_NS.values())
 NETWORK = Link(kind="given", latency_ns=20_000, bytes_per_s=3.125e9)
@@ -166,6 +168,13 @@ class TestExtrapolation:
         times = [forecast.step_time_ns for forecast in found.forecasts]
         assert times == sorted(times)
 
+    def test_a_model_with_unused_parameters_can_communicate_in_as_many_ways(self) -> None:
+        """DDP looks for them in every step, as it does today."""
+        study, trials = one_rank()
+        model = structs.replace(study.facts.model, num_unused_parameters=2)
+        unused = structs.replace(study, facts=structs.replace(study.facts, model=model))
+        assert on_hosts(study_and_trials=(unused, trials)).refused == on_hosts().refused
+
     def test_the_best_drops_no_information(self) -> None:
         """On a network of 25 Gbit/s compressions are faster, and are named beside it."""
         found = on_hosts()
@@ -248,6 +257,36 @@ class TestAsked:
         assert (found.devices_per_host, found.inside) == (2, LINK)
         given = self.asked(*two_ranks(), hosts=2, network="25gbps", inside="100GBps").inside
         assert (given.bytes_per_s, given.latency_ns, given.call_ns) == (100e9, LINK.latency_ns, LINK.call_ns)
+
+    def test_what_other_hosts_have_inside_is_not_what_the_study_ran_on(self) -> None:
+        """Its own steps are explained, and compared, with the links on which they were measured."""
+        ran = two_ranks(9_000_000, result_of("b", BF16, 80_000_000, num_ranks=2))
+        measured = self.asked(*ran, hosts=2, network="25gbps")
+        given = self.asked(*ran, hosts=2, network="25gbps", inside="1MBps")
+        assert given.checks == measured.checks
+        assert given.basis.unexplained_ns == measured.basis.unexplained_ns
+        assert given.forecasts[0].step_time_ns > measured.forecasts[0].step_time_ns
+
+    @pytest.mark.parametrize(
+        ("other", "said"),
+        [
+            ({"local_sgd": {"every": 16}}, r"averages models between its steps \(local_sgd\)"),
+            ({"parallel_mesh": {"tensor": 2}}, r"divides the model among ranks \(parallel_mesh\)"),
+        ],
+    )
+    def test_what_does_more_than_reducing_gradients_is_not_begun_with(self, other, said) -> None:
+        """The model would put an exchange of all gradients into each of its steps."""
+        fast = result_of("b", Candidate(choices=other), STEP_NS, num_ranks=2, breakdown=profile_of())
+        study, trials = two_ranks(9_000_000, fast)
+        accepted = Decision(
+            sequence=1, stage="move", verdict="accepted", reason="", candidate=trials[1].candidate, measured_gain=0.1
+        )
+        store = stored(study, trials, [accepted])
+        best = predicted(store, study, Question(hosts=2, network="25gbps"))
+        assert best.basis.sequence == 1
+        assert any(re.search(f"the best {said}", text) for text in best.assumptions)
+        with pytest.raises(StoreError, match=f"trial 2 {said}, which is not predicted.*--from baseline"):
+            self.asked(study, trials, hosts=2, network="25gbps", which="2")
 
     @pytest.mark.parametrize(
         ("question", "said"),

@@ -76,6 +76,7 @@ class TestHealthyHost:
         assert {finding.subject for finding in findings} == {check.name for check in CHECKS}
 
     def test_a_host_without_any_of_it_has_no_problem(self, tmp_path: Path) -> None:
+        (tmp_path / "sys").mkdir()
         findings = examine_host(tmp_path)
         assert {finding.level for finding in findings} <= {Level.OK, Level.NOTE}
         assert of(tmp_path, "RDMA ports")[0].effect == "hosts exchange through TCP sockets"
@@ -83,6 +84,10 @@ class TestHealthyHost:
     def test_what_is_no_directory_is_refused_with_the_way_out(self, tmp_path: Path) -> None:
         with pytest.raises(ChoiceError, match="no directory: name one that holds a host's sys, proc"):
             examine_host(tmp_path / "missing")
+
+    def test_a_directory_that_holds_no_host_is_not_taken_for_one_without_anything(self, tmp_path: Path) -> None:
+        with pytest.raises(ChoiceError, match="holds no sys: name a directory that holds a host's sys, proc"):
+            examine_host(tmp_path)
 
 
 class TestPeerMemory:

@@ -228,7 +228,11 @@ class TestPage:
         rows = top_rows(make_recommendation())
         assert [(row.name, row.numerics) for row in rows] == [("recommended", "rounding"), ("", "rounding")]
         assert rows[1].label == WORKERS_AND_THREADS.label
-        assert top_rows(without_gain())[0].name == "recommended: today's settings"
+
+    def test_todays_settings_are_as_fast_as_themselves(self) -> None:
+        """The recommendation's gain is then that of the best of those that were not confirmed."""
+        today = top_rows(without_gain())[0]
+        assert (today.name, today.gain, today.interval) == ("recommended: today's settings", 1.0, None)
 
     def test_a_service_links_to_trials_and_a_report_only_to_those_that_it_holds(self) -> None:
         served = render("study.html", Site(), **study_context(complete_study(), STUDY_ID, Site()))

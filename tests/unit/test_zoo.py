@@ -167,6 +167,15 @@ class TestTransformers:
         with pytest.raises(WorkloadRejected, match="no model type 'gtp2'"):
             load_workload("zoo:transformers?model_type=gtp2")
 
+    def test_an_unknown_field_is_refused(self) -> None:
+        """Configs keep whatever they are given: a misspelt `batch` would run with eight samples."""
+        with pytest.raises(WorkloadRejected, match=r"'bach' is none of batch, .* a config of gpt2 has no such field"):
+            load_workload("zoo:gpt2?bach=3")
+
+    def test_other_names_of_fields_and_options_of_building_are_fields(self) -> None:
+        workload = load_workload("zoo:gpt2?hidden_size=64&num_labels=4&attn_implementation=eager")
+        assert (workload.config.n_embd, workload.config._attn_implementation) == (64, "eager")
+
     def test_an_unknown_task_is_named_with_those_that_exist(self) -> None:
         with pytest.raises(WorkloadRejected, match="task is 'speech': it must be one of causal, masked, image"):
             load_workload("zoo:transformers?model_type=gpt2&task=speech")

@@ -16,10 +16,12 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
     """What the checks say of the host whose files are under `root`.
 
     Raises:
-        ChoiceError: `root` is no directory.
+        ChoiceError: `root` is no directory, or holds no host: that nothing is there would say nothing of one.
     """
     if not root.is_dir():
         raise ChoiceError(f"{root} is no directory: name one that holds a host's sys, proc, etc and dev")
+    if not (root / "sys").is_dir():
+        raise ChoiceError(f"{root} holds no sys: name a directory that holds a host's sys, proc, etc and dev")
     host = Host(root)
     return [finding for check in CHECKS for finding in _examined(check, host)]
 

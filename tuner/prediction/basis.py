@@ -35,6 +35,7 @@ from tuner.records import (
     WorkloadFacts,
 )
 from tuner.strategies.composition import complete_choices
+from tuner.strategies.parallel_mesh import model_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,13 @@ def basis_of(
     """
     Args:
         trial: The configuration, profiled; other starts of it count for its step time.
-        inside: Link between devices of a host, where it is known better than from the study.
+        inside: Link between devices of a host, for a study that ran on several and has not measured it.
         contention: The same of the share of its speed that compute loses while communication runs.
         own_costs: What compressions were measured to take by themselves.
 
     Raises:
-        StoreError: The trial was not profiled, or the study has not looked at its workload.
+        StoreError: The trial was not profiled, or the study has not looked at its workload, or its ranks do not reduce
+            their gradients in every step.
         ChoiceError: The study ran on several ranks, whose links are not known.
     """
     facts, environment, result = _profiled(study, trial)
@@ -85,6 +87,10 @@ def basis_of(
     if backward_share(result.breakdowns[0]) is None:
         assumptions.append(NO_PHASES)
     choices = complete_choices(result.candidate, facts)
+    if reason := why_not_predicted(choices):
+        raise StoreError(
+            f"trial {trial.sequence} {reason}, which is not predicted: choose another, as with --from baseline"
+        )
     cluster = _own_cluster(environment, inside)
     measured_ns = measured_step_ns(results, result.candidate)
     model = Model(
@@ -118,6 +124,17 @@ def _profiled(study: Study, trial: Trial) -> tuple[WorkloadFacts, Environment, T
             "--from"
         )
     return facts, environment, result
+
+
+def why_not_predicted(choices: Mapping[str, Choice]) -> str:
+    """What a configuration does besides reducing the gradients of the whole model over all ranks in every step, which
+    is what the model is of; empty where that is all.
+    """
+    if choices["local_sgd"]["every"] != 1:
+        return "averages models between its steps (local_sgd)"
+    if model_ranks(choices["parallel_mesh"]) > 1:
+        return "divides the model among ranks (parallel_mesh)"
+    return ""
 
 
 def _bare_step(
@@ -210,4 +227,4 @@ def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:
         raise ChoiceError(
             f"the study ran on {hosts} hosts and has not measured the link between them: begin with a study of one host"
         )
-    return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=inside or measured_inside, between=between)
+    return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=measured_inside or inside, between=between)

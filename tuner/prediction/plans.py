@@ -96,6 +96,8 @@ def candidate_of(way: WayToCommunicate, base: Candidate, facts: WorkloadFacts) -
     complete = complete_choices(base, facts)
     for name in COMMUNICATION:
         complete[name] = {**strategy_named(name).defaults, **way.changes.get(name, {})}
+    if facts.model.num_unused_parameters:  # DDP would refuse to run without
+        complete["ddp_buckets"] = {**complete["ddp_buckets"], "find_unused": True}
     return normalise(Candidate(choices=complete), facts)
 
 

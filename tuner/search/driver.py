@@ -181,7 +181,10 @@ class StudyDriver:
         if self.prepared is not None and (designer is None or not designer.baseline_results()):
             designer = self._told_again(self.prepared)
         if designer is None or not designer.baseline_results():
-            self._store.set_state(self.study.study_id, state, "before the baseline was measured")
+            again = self.prepared is None and self._ledger.num_trials > 0
+            self._store.set_state(
+                self.study.study_id, state, f"before the {'search went on' if again else 'baseline was measured'}"
+            )
             raise KeyboardInterrupt
         return self._finish(designer, state)
 

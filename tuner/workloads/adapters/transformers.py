@@ -61,6 +61,7 @@ class TransformersWorkload(Workload):
             self.config = transformers.AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise WorkloadRejected(f"transformers has no model type {model_type!r}: {error}") from None
+        _refuse_unknown(fields, self.config, transformers.AutoConfig.for_model(model_type))
         if hasattr(self.config, "use_cache"):
             self.config.use_cache = False  # of keys and values, for generating text
         self.task = task or _task_of(model_type, self.config)
@@ -127,6 +128,19 @@ def _task_of(model_type: str, config: Any) -> str:
     if hasattr(config, "image_size") or hasattr(config, "num_channels"):
         return "image"
     return "masked" if model_type in _MASKED else "causal"
+
+
+def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
+    """A config keeps whatever it is given, so that what it does not know would change nothing and go unnoticed.
+
+    The size of images is read from it here, whether the model has one or not.
+    """
+    unknown = [n for n in fields if hasattr(config, n) and not hasattr(usual, n) and n != "image_size"]
+    if unknown:
+        raise WorkloadRejected(
+            f"{unknown[0]!r} is none of batch, sequence, task and lr, and a config of {usual.model_type} has no such "
+            "field"
+        )
 
 
 def _field(value: Any) -> Any:

@@ -1,0 +1,42 @@
+"""The panel of a study that runs, as a person sees it."""
+
+from rich.console import Console
+
+from service.cli.live import draw
+from service.progress import data_of, view_of
+from tuner.records import Decision
+from tuner.search.view import StudyView
+
+
+def _lines(view: StudyView) -> list[str]:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(draw(view))
+    return capture.get().splitlines()
+
+
+def _view(*, spent_before_s: float = 0.0) -> StudyView:
+    view = StudyView(budget_s=90.0, spent_before_s=spent_before_s, clock=lambda: 0.0)
+    view.decisions = (Decision(sequence=1, stage="baseline", verdict="measured", reason="2 starts"),)
+    return view
+
+
+def test_decisions_have_lines_of_their_own() -> None:
+    bar, first = _lines(_view(spent_before_s=45.0))[-3:-1]
+    assert "━" in bar
+    assert "measured" not in bar
+    assert first.split() == ["│", "measured", "baseline", "│"]
+
+
+def test_what_was_spent_before_a_restart_is_not_left() -> None:
+    assert any("30 s of 1 min 30 s" in line for line in _lines(_view(spent_before_s=60.0)))
+
+
+def test_a_remote_watcher_sees_the_same_time_left() -> None:
+    assert view_of(data_of(_view(spent_before_s=60.0))).spent_before_s == 60.0
+
+
+def test_a_view_of_an_older_worker_can_be_read() -> None:
+    data = data_of(_view())
+    del data["spent_before_s"]
+    assert view_of(data).budget_s == 90.0

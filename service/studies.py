@@ -67,7 +67,7 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
     reference = parse_reference(workload)
     if reference.kind == "zoo":
         zoo_entry(reference.name)
-    check_names((*settings.only, *settings.skip))
+    check_names(settings.only, settings.skip)
     study_id = new_id()
     directory = (service_settings.data_directory / "studies" / study_id).resolve()
     study = Study(

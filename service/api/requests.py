@@ -120,8 +120,13 @@ class StudyRequest(Body):
     @field_validator("only", "skip")
     @classmethod
     def _known(cls, names: list[str]) -> list[str]:
-        check_names(names)
+        check_names(names, ())
         return names
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_names(self.only, self.skip)
+        return self
 
     @model_validator(mode="after")
     def _one_workload(self) -> Self:

@@ -248,7 +248,7 @@ class Worker:
         except StudyInterrupt as interrupt:
             return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
-            return Outcome(state=StudyState.CANCELLED, message="before the baseline was measured")
+            return Outcome(state=StudyState.CANCELLED, message="before there was a new answer")
         except LeaseLost:
             raise
         except (RunnerError, StoreError, IsolationUnavailable) as error:

@@ -113,6 +113,8 @@ def test_a_strategy_or_zoo_entry_that_does_not_exist_is_refused(quick: Served) -
         quick("POST", "/studies", json={"workload": "zoo:synthetic", "only": ["magic"]}), 422, "invalid-request"
     )
     assert "magic" in unknown["detail"]
+    both = {"workload": "zoo:synthetic", "only": ["compile"], "skip": ["compile"]}
+    assert "compile" in problem(quick("POST", "/studies", json=both), 422, "invalid-request")["detail"]
     problem(quick("POST", "/studies", json={"workload": "zoo:none"}), 422, "invalid-workload")
 
 

@@ -11,7 +11,7 @@ from tuner.errors import BaselineFailed, BudgetError, ChoiceError, RunnerError, 
 from tuner.memory_store import MemoryStudyStore
 from tuner.profiling.categories import Category
 from tuner.records import Environment, FailureKind, Numerics, Purpose, StudyState, Topology, TrialState, Verdict
-from tuner.search.designer import LEAST_RESERVE
+from tuner.search.designer import LEAST_RESERVE, Designer
 from tuner.search.preparation import LINKS_SHARE, LONGEST_LINKS_S
 from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
 
@@ -404,6 +404,22 @@ class TestInterruption:
             study.run()
         assert study.store.get_study(study.study_id).message == "before the search went on"
         assert study.store.recommendation(study.study_id) == earlier
+
+    def test_a_resumed_study_interrupted_as_it_tells_its_story_again_forgets_nothing(self, monkeypatch):
+        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        earlier = study.run()
+        told, update = [], Designer.update
+
+        def interrupted(designer, outcome):
+            told.append(outcome)
+            if len(told) == 3:
+                raise KeyboardInterrupt
+            update(designer, outcome)
+
+        monkeypatch.setattr(Designer, "update", interrupted)
+        again = study.run()
+        assert again.candidate == earlier.candidate
+        assert again.units_per_s == pytest.approx(earlier.units_per_s)
 
     @pytest.mark.parametrize("paired", [False, True])
     def test_a_baseline_that_is_stored_is_reported_though_the_search_was_not_told_of_it(self, paired):

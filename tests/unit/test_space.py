@@ -63,6 +63,10 @@ class TestLegality:
         with pytest.raises(ChoiceError, match="no strategy 'lodaer': the strategies are loader, products, update"):
             surface_space(SMALL, **{name: ("loader", "lodaer")})
 
+    def test_one_that_is_to_be_tried_and_left_out_is_refused(self):
+        with pytest.raises(ChoiceError, match="loader: among the only strategies to try, and among those to skip"):
+            surface_space(SMALL, only=("loader", "update"), skip=("loader",))
+
     @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
     def test_every_strategy_is_accounted_for(self, device_kind):
         """A family is in the space, or excluded with a reason, or has no choice but the neutral one."""

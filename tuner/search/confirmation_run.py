@@ -61,6 +61,7 @@ class ConfirmationRun:
                 break  # starts took longer than in the search
             self._view.say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
             self.blocks.append(self._run_block(block))
+            self._view.num_trials = self._ledger.num_trials
 
     def judged(self, baseline: Sequence[TrialResult]) -> list[Finalist]:
         """The finalists, the best first; none before the first block.

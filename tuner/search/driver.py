@@ -18,7 +18,6 @@ from tuner.records import Recommendation, Study, StudyState
 from tuner.search.confirmation_run import ConfirmationRun
 from tuner.search.designer import Designer
 from tuner.search.group_runner import GroupRunner
-from tuner.search.knowledge import Outcome
 from tuner.search.ledger import Ledger
 from tuner.search.preparation import Preparation, Prepared
 from tuner.search.recommend import recommend
@@ -72,6 +71,7 @@ class StudyDriver:
             on_change=on_change,
             clock=clock,
         )
+        self.view.num_trials = self._ledger.num_trials
         self._designer: Designer | None = None
         self._confirmation: ConfirmationRun | None = None
 
@@ -106,15 +106,7 @@ class StudyDriver:
         self.study = self.prepared.study
         designer = self._designer = self.prepared.designer()
         trials = self._group_runner(self.prepared, designer)
-        SearchRun(
-            designer,
-            trials,
-            self._ledger,
-            self.view,
-            store=self._store,
-            study_id=self.study.study_id,
-            place=self._place,
-        ).run()
+        self._search_run(designer, trials).run()
         self._confirmation = ConfirmationRun(
             designer, trials, self._ledger, self.study.settings, self.view, place=self._place
         )
@@ -141,6 +133,17 @@ class StudyDriver:
             ledger=self._ledger,
             view=self.view,
             before_trials=self._before_trials,
+            place=self._place,
+        )
+
+    def _search_run(self, designer: Designer, trials: GroupRunner) -> SearchRun:
+        return SearchRun(
+            designer,
+            trials,
+            self._ledger,
+            self.view,
+            store=self._store,
+            study_id=self.study.study_id,
             place=self._place,
         )
 
@@ -178,7 +181,7 @@ class StudyDriver:
         """The best so far, where a baseline was measured; else nothing can be said."""
         self._store.lose_running_trials(self.study.study_id)
         designer = self._designer
-        if self.prepared is not None and (designer is None or not designer.baseline_results()):
+        if self.prepared is not None and self._confirmation is None:
             designer = self._told_again(self.prepared)
         if designer is None or not designer.baseline_results():
             again = self.prepared is None and self._ledger.num_trials > 0
@@ -189,12 +192,10 @@ class StudyDriver:
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:
-        """A designer that knows what is stored: the interrupt may have come between storing and telling it."""
+        """A designer that knows all that is stored: the interrupt may have come between storing and telling, or while
+        a resumed study told its story again.
+        """
         self._ledger = Ledger(self._store, self.study.study_id)
         designer = prepared.designer()
-        while (asked := designer.suggest()) is not None:
-            result = self._ledger.find(asked.candidate, asked.purpose, asked.replicate)
-            if result is None:
-                break
-            designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
+        self._search_run(designer, self._group_runner(prepared, designer)).retell()
         return designer

@@ -52,14 +52,26 @@ class SearchRun:
             if result is None:
                 self._measure_here()
                 result = self._measure(suggestion)
-            if suggestion.purpose is Purpose.BASELINE:
-                self._trials.specs.learn(result)
-            designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
+            self._tell(suggestion, result)
             self._show_progress()
         if designer.failed is not None:
             raise BaselineFailed(
                 f"the configuration that you run today could not be measured: {why_not(designer.failed)}"
             )
+
+    def retell(self) -> None:
+        """Tells the designer what is stored, up to the first trial that is missing."""
+        while (suggestion := self._designer.suggest()) is not None:
+            result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
+            self._learn_of_moves(before=result)
+            if result is None:
+                return
+            self._tell(suggestion, result)
+
+    def _tell(self, suggestion: Suggestion, result: TrialResult) -> None:
+        if suggestion.purpose is Purpose.BASELINE:
+            self._trials.specs.learn(result)
+        self._designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
 
     def _measure(self, suggestion: Suggestion) -> TrialResult:
         """In turns with its companion, where that is worth it."""

@@ -35,7 +35,7 @@ class Space:
         self.workload = workload
         self.settings = settings
         self.strategies = tuple(strategies)
-        check_names((*settings.only, *settings.skip), self.strategies)
+        check_names(settings.only, settings.skip, self.strategies)
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
         for strategy in self.strategies:
@@ -168,13 +168,16 @@ class Space:
         return self.numerics(Candidate(choices={move.strategy: move.choice})).needs_consent
 
 
-def check_names(names: Iterable[str], strategies: Sequence[Strategy] = STRATEGIES) -> None:
-    """Refuses names of strategies that do not exist.
+def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[Strategy] = STRATEGIES) -> None:
+    """Refuses names of strategies that do not exist, or that are to be tried and left out at once.
 
     Raises:
-        ChoiceError: Names the unknown one and those that exist.
+        ChoiceError: Names the unknown one and those that exist, or the contradiction.
     """
+    both = sorted(set(only) & set(skip))
+    if both:
+        raise ChoiceError(f"{', '.join(both)}: among the only strategies to try, and among those to skip; name it once")
     known = [strategy.name for strategy in strategies]
-    for name in names:
+    for name in (*only, *skip):
         if name not in known:
             raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(known)}")

@@ -203,6 +203,7 @@ def plot_lanes(info: LanesInfo) -> go.Figure:
     low, high = _range(info)
     figure.update_layout(
         height=round(top * PIXELS) + 50,
+        minreducedheight=2,  # else plotly keeps 64 pixels of a single row from the axis below it
         dragmode="zoom",
         hovermode="closest",
         coloraxis=_colours(info.categories),

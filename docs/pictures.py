@@ -82,7 +82,7 @@ def main() -> None:
         take(page, "search.png", top="#search")
         profiled = [trial for trial in store.trials(study_id) if trial.result and trial.result.breakdowns]
         page.goto(f"{url}/trials/{profiled[0].trial_id}")
-        take(page, "trial.png", top=".timeline")
+        take(page, "trial.png", top="section:has(.timeline)")
         page.goto(f"{url}/compare?a={study_id}")
         take(page, "compare.png", top="main")
         browser.close()

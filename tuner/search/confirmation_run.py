@@ -31,7 +31,7 @@ class ConfirmationRun:
         *,
         place: str,
     ) -> None:
-        self._designer = designer
+        self.designer = designer
         self._trials = trials
         self._ledger = ledger
         self._settings = settings
@@ -55,7 +55,7 @@ class ConfirmationRun:
         count = max(least, stored, min(self._num_wanted(), affordable))
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
-        for block in plan_blocks(self._designer.reference, self._finalists, count, self._settings.seed):
+        for block in plan_blocks(self.designer.reference, self._finalists, count, self._settings.seed):
             if block.number >= max(least, stored) and self._view.left_s <= 0:
                 self._short_of_time = block.number < self._settings.confirm_blocks
                 break  # starts took longer than in the search
@@ -69,11 +69,11 @@ class ConfirmationRun:
         Args:
             baseline: What the search saw of the reference.
         """
-        return judge(self._designer.reference, self._finalists, self.blocks, baseline) if self.blocks else []
+        return judge(self.designer.reference, self._finalists, self.blocks, baseline) if self.blocks else []
 
     def decisions(self, judged: Sequence[Finalist]) -> list[Decision]:
         """One a finalist, after those of the search."""
-        first = len(self._designer.decisions) + 1
+        first = len(self.designer.decisions) + 1
         return [
             Decision(
                 sequence=first + number,
@@ -95,7 +95,7 @@ class ConfirmationRun:
 
     def _choose_finalists(self) -> None:
         """Fewer finalists rather than fewer blocks: an interval needs its replicates."""
-        self._finalists = self._designer.finalists(self._settings.num_finalists)
+        self._finalists = self.designer.finalists(self._settings.num_finalists)
         while len(self._finalists) > 1:
             missing = self._settings.confirm_blocks - self._num_stored()
             if missing * self._least_block_s() <= self._view.left_s:
@@ -104,7 +104,7 @@ class ConfirmationRun:
 
     def _num_wanted(self) -> int:
         """Blocks that the gain, as the search saw it, needs beside the noise."""
-        knowledge, reference = self._designer.knowledge, self._designer.reference
+        knowledge, reference = self.designer.knowledge, self.designer.reference
         return num_blocks(
             at_least=self._settings.confirm_blocks,
             noise_sd=knowledge.noise_sd(reference, self._finalists[0]),
@@ -120,14 +120,14 @@ class ConfirmationRun:
         self._trials.measure = measure_settings(self._settings.measure, cap_s)
 
     def _all(self) -> list[Candidate]:
-        return [self._designer.reference, *self._finalists]
+        return [self.designer.reference, *self._finalists]
 
     def _least_block_s(self) -> float:
         """Seconds of a block with the shortest windows."""
         return self._starts_s() + MIN_CAP_S * len(self._trials.together(self._all()))
 
     def _starts_s(self) -> float:
-        results = self._designer.knowledge.results
+        results = self.designer.knowledge.results
         return sum(usual_start_s(results.get(candidate.key, [])) for candidate in self._all())
 
     def _num_stored(self) -> int:

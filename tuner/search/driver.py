@@ -63,16 +63,14 @@ class StudyDriver:
         self._other_hardware = other_hardware
         self._strategies = strategies
         self._ledger = Ledger(store, study.study_id)
-        self._spent_before_s = self._ledger.spent_s
         self.view = StudyView(
             budget_s=study.settings.budget_s,
-            spent_before_s=self._spent_before_s,
+            spent_before_s=self._ledger.spent_s,
             max_trials=study.settings.max_trials,
             on_change=on_change,
             clock=clock,
         )
         self.view.num_trials = self._ledger.num_trials
-        self._designer: Designer | None = None
         self._confirmation: ConfirmationRun | None = None
 
     def run(self) -> Recommendation:
@@ -102,10 +100,10 @@ class StudyDriver:
             raise
 
     def _run(self) -> Recommendation:
-        self.prepared = self._prepare()
-        self.study = self.prepared.study
-        designer = self._designer = self.prepared.designer()
-        trials = self._group_runner(self.prepared, designer)
+        prepared = self._prepare()
+        self.study, self.prepared = prepared.study, prepared  # an interrupt finds the study of what is prepared
+        designer = prepared.designer()
+        trials = self._group_runner(prepared, designer)
         self._search_run(designer, trials).run()
         self._confirmation = ConfirmationRun(
             designer, trials, self._ledger, self.study.settings, self.view, place=self._place
@@ -157,7 +155,7 @@ class StudyDriver:
             designer,
             judged,
             baseline_log_rates=self._baseline_log_rates(designer),
-            tuning_s=self.view.elapsed_s + self._spent_before_s,
+            tuning_s=self.view.elapsed_s + self.view.spent_before_s,
             num_trials=self._ledger.num_trials,
             version=tuner.__version__,
         )
@@ -180,8 +178,10 @@ class StudyDriver:
     def _finish_interrupted(self, state: StudyState) -> Recommendation:
         """The best so far, where a baseline was measured; else nothing can be said."""
         self._store.lose_running_trials(self.study.study_id)
-        designer = self._designer
-        if self.prepared is not None and self._confirmation is None:
+        designer: Designer | None = None
+        if self._confirmation is not None:
+            designer = self._confirmation.designer
+        elif self.prepared is not None:
             designer = self._told_again(self.prepared)
         if designer is None or not designer.baseline_results():
             again = self.prepared is None and self._ledger.num_trials > 0

@@ -9,7 +9,8 @@ For each row: a study with the guard on and a rank for every visible GPU, as `st
 devices within the same command, its recommendation and the by-hand configurations: one start of each, then blocks of
 fresh processes in random order of the recommendation, DDP as PyTorch has it, and the fastest by hand, compared as the
 confirmation compares. Today's configuration is DDP at O1 in bfloat16 with fused AdamW. By hand DDP computes as today,
-FSDP2 with bfloat16 weights and FP32 masters (O2), all with cuDNN's benchmark and the loader that the study found.
+FSDP2 with bfloat16 weights and FP32 masters (O2), norms whole on every rank, all with cuDNN's benchmark and the loader
+that the study found.
 What drops information is by hand only where the study may do so, too.
 
 Two hosts are emulated (`STEPTUNE_EMULATED_HOSTS`): ranks send between them through sockets over loopback. `two_25gbit`
@@ -148,7 +149,7 @@ def by_hand(row: Row, *, network: str, lossy: bool, on_cpu: bool) -> dict[str, C
     common = of_every_column(convolves=row.convolves, on_cpu=on_cpu)
 
     def sharded(mode: str, **more: bool | str) -> Choices:
-        return {**O2, "sharding": {"mode": mode, "wrap": "block", **more}}
+        return {**O2, "sharding": {"mode": mode, "wrap": "block", "ignored": "norms", **more}}
 
     bf16: Choices = {"gradient_compression": {"method": "bf16"}}
     hierarchical: Choices = {"hierarchical_allreduce": {"levels": 2}}

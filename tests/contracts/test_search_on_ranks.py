@@ -1,16 +1,24 @@
-"""Four and a half minutes on two GPUs, as a model: as fast as what an expert would set by hand."""
+"""Minutes on two GPUs, as a model: as fast as what an expert would set by hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from gpu_model import by_hand, searched
 from gpu_steps import CONVOLUTIONS, VISION
-from predictions import RESNET_50, VIT_LARGE
+from predictions import MANY_SOCKETS, RESNET_50, SOCKETS, VIT_LARGE
 from ranks_model import RanksStep, on_ranks
 
 from tuner.records import Choice, Numerics
 
 BUDGET_S = 270.0
+SHORT_S = 156.0
+ONE_EACH = msgspec.structs.replace(SOCKETS, bytes_per_s=3.5e9)
+MANY_ONE_EACH = msgspec.structs.replace(MANY_SOCKETS, bytes_per_s=8.1e9)
+"""Between two emulated hosts of one H200 each: ViT-L's gradients took 0.34 s of a step with DDP, and 0.15 s with 4 x 4
+sockets (`benchmarks/results/multi_gpu.jsonl`)."""
 TODAY: dict[str, Choice] = {
     "precision": {"level": "O1", "dtype": "bfloat16"},
     "optimizer_implementation": {"implementation": "fused"},
@@ -56,9 +64,13 @@ def test_finds_within_minutes_what_an_expert_sets_by_hand(workload, num_hosts: i
     assert runner.now_s <= 1.05 * BUDGET_S
 
 
-@pytest.mark.parametrize(("lossy", "times"), [(False, 1.5), (True, 2.5)])
-def test_over_sockets_it_beats_plain_ddp_by_as_much_as_the_network_held_it_up(lossy: bool, times: float) -> None:
-    step = vision(2)
-    answer, _, driver = searched(step, budget_s=BUDGET_S, start_s=3.0, allow=(Numerics.LOSSY,) * lossy)
+@pytest.mark.parametrize(("lossy", "times"), [(False, 3.2), (True, 4.0)], ids=["exact", "lossy"])
+@pytest.mark.parametrize("budget_s", [SHORT_S, BUDGET_S])
+def test_over_sockets_it_beats_plain_ddp_by_what_the_network_held_it_up(
+    budget_s: float, lossy: bool, times: float
+) -> None:
+    """First come more sockets, and with consent fewer bytes: not views of buckets, which send as much as before."""
+    step = replace(vision(2), between=ONE_EACH, many_sockets=MANY_ONE_EACH)
+    answer, _, driver = searched(step, budget_s=budget_s, start_s=4.0, allow=(Numerics.LOSSY,) * lossy)
     today = by_hand(step, driver, **TODAY)
     assert today >= times * by_hand(step, driver, **answer.candidate.choices), answer.candidate.label

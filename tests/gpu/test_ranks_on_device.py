@@ -118,13 +118,17 @@ def test_parts_are_clipped_by_one_norm_wherever_they_are(one_host: Ranks, choice
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("ignored", [None, "norms"])
-def test_sixteen_bits_with_sharding_are_those_of_one_device(
-    one_host: Ranks, level: str, dtype: str, ignored: str | None
+@pytest.mark.parametrize(
+    "sharding",
+    [{}, {"mode": "full", "wrap": "block"}, {"mode": "full", "wrap": "block", "ignored": "norms"}],
+    ids=["ddp", "full", "without norms"],
+)
+def test_sixteen_bits_over_two_ranks_are_those_of_one_device(
+    one_host: Ranks, level: str, dtype: str, sharding: dict[str, Any]
 ) -> None:
-    """Within some roundings of the format; float16 with a loss scaler."""
+    """Within some roundings of the format; float16 with a loss scaler, and with DDP at O2 added up in FP32."""
     precision = {"precision": {"level": level, "dtype": dtype}}
-    sharded = {"sharding": {"mode": "full", "wrap": "block", "ignored": ignored}}
+    sharded = {"sharding": sharding}
     assert conflict(Candidate(choices={**precision, **sharded}), sample_environment(), sample_facts(current={})) is None
     plain: Trained = one_host.run(1, train, Wide, precision, 5)[0]
     trained: Trained = one_host.run(2, train, Wide, {**precision, **sharded}, 5)[0]

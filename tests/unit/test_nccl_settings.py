@@ -121,7 +121,8 @@ class TestSpace:
         assert all(NCCL.supports(choice, TWO_HOSTS, facts) == Supported() for choice in choices)
         left = [choice for choice in choices if NCCL.supports(choice, one_host, facts) == Supported()]
         assert [choice for choice in choices if choice not in left] == [
-            {**DEFAULTS, "socket_threads": n, "sockets_per_thread": n} for n in (4, 2)
+            {**DEFAULTS, "socket_threads": threads, "sockets_per_thread": each}
+            for threads, each in ((4, 4), (8, 4), (2, 2))
         ]
 
     @pytest.mark.parametrize(("mode", "kept"), [("ddp", True), ("full", False), ("grad_op", False), ("hybrid", True)])

@@ -105,7 +105,7 @@ class TestBuckets:
 
     def test_gradients_of_sixteen_bit_weights_have_sixteen_bits(self) -> None:
         volumes = volumes_of(VIT_LARGE, {"level": "O2", "dtype": "bfloat16"})
-        assert (volumes.gradient_bytes, volumes.gathered_bytes, volumes.scattered_bytes) == (2, 2, 4)
+        assert (volumes.gradient_bytes, volumes.gathered_bytes, volumes.reduced_bytes) == (2, 2, 4)
 
 
 def replace_facts(**changes):

@@ -1,11 +1,13 @@
 """What other reductions of gradients save on links that were measured."""
 
+import dataclasses
+
 import pytest
 from builders import sample_environment, sample_facts, sample_topology
 from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of
 
-from tuner.network.collective_costs import ALL_REDUCE, flat_ring_ns, ring_ns
+from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, flat_ring_ns, ring_ns
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Calibration, Choice, Link, ModelFacts, Topology
@@ -22,7 +24,7 @@ SLOW_NETWORK = Link(kind="network", latency_ns=30_000, bytes_per_s=62.5e6, call_
 """500 Mbit/s."""
 HOSTS = (0, 0, 1, 1)
 TWO_LEVELS: Choice = {"levels": 2}
-REDUCERS = ("hierarchical_allreduce", "gradient_compression", "ddp_buckets")
+REDUCERS = ("hierarchical_allreduce", "gradient_compression", "ddp_buckets", "sharding", "nccl_settings")
 
 
 def topology_of(between: Link) -> Topology:
@@ -53,6 +55,15 @@ def situation_on(
         ),
         choices={**DEFAULTS, **choices},
     )
+
+
+def emulated(between: Link) -> Topology:
+    topology = topology_of(between)
+    return replace(topology, whole=replace(topology.whole, kind="NV18 and emulated network"))
+
+
+def sharded(mode: str, **more) -> Choice:
+    return {**DEFAULTS["sharding"], "mode": mode, **more}
 
 
 def expected(name: str, situation: Situation, **choice) -> float | None:
@@ -144,9 +155,106 @@ class TestBuckets:
         assert bound("ddp_buckets", situation, bucket_cap_mb=1000) == 0
         assert 0 < bound("ddp_buckets", situation, bucket_cap_mb=5) < 0.1
 
-    def test_of_today_s_sizes_are_judged_by_other_knowledge(self):
-        situation = situation_on(topology_of(SLOW_NETWORK))
-        assert expected("ddp_buckets", situation, bucket_views=True) is None
+    def test_of_today_s_sizes_save_nothing_of_communication(self):
+        """Views of buckets were tried first where a slow network took three quarters of the step."""
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.7)
+        assert expected("ddp_buckets", situation, bucket_views=True) == 0
+        copies = breakdown_of({Category.COMMUNICATION: 0.5, Category.COPY_D2D: 0.2}, rest=Category.MATMUL)
+        copying = dataclasses.replace(situation, breakdown=copies)
+        assert 0 < expected("ddp_buckets", copying, bucket_views=True) < 0.2
+
+
+class TestSharding:
+    def test_that_gathers_twice_sends_half_as_much_again(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        today = reduction(situation).total_ns
+        modes = {mode: sharded(mode) for mode in ("grad_op", "full")}
+        assert reduction(situation, sharding=modes["grad_op"]).total_ns == pytest.approx(today, rel=0.01)
+        assert reduction(situation, sharding=modes["full"]).total_ns == pytest.approx(1.5 * today, rel=0.01)
+        assert expected("sharding", situation, **modes["full"]) == 0
+
+    def test_inside_hosts_sends_a_part_between_them(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        hybrid = sharded("hybrid", reshard=False)
+        assert expected("sharding", situation, **hybrid) == pytest.approx(0.6 / 3, rel=0.05)
+
+    def test_with_weights_of_16_bits_gathers_half_and_reduces_all(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), sharding=sharded("grad_op"))
+        today, then = reduction(situation), reduction(situation, precision={"level": "O2", "dtype": "bfloat16"})
+        assert then.total_ns == pytest.approx(0.75 * today.total_ns, rel=0.01)
+
+    def test_in_16_bits_reduces_half(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6, sharding=sharded("grad_op"))
+        saved_share = expected("gradient_compression", situation, method="bf16")
+        assert saved_share == pytest.approx(0.6 / 4, rel=0.05)
+
+    def test_of_many_units_pays_the_latency_of_each(self):
+        situation = situation_on(topology_of(replace(SLOW_NETWORK, latency_ns=1e6)))
+        few, many = (sharded("full", wrap="size", min_num_params=size) for size in (10**7, 10**5))
+        assert reduction(situation, sharding=many).total_ns > 1.05 * reduction(situation, sharding=few).total_ns
+
+
+class TestPrecision:
+    """Of DDP with weights of 16 bits."""
+
+    O1, O2, O3 = ({"level": level, "dtype": "bfloat16"} for level in ("O1", "O2", "O3"))
+    TWO = Topology(
+        host_of_rank=(0, 1),
+        inside=None,
+        between=SLOW_NETWORK,
+        whole=SLOW_NETWORK,
+        backend="nccl",
+        hardware_fingerprint="",
+        measured_at="",
+    )
+
+    def test_reduces_fp32_over_four_ranks_unless_it_is_pure(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6, precision=self.O1)
+        today = reduction(situation).total_ns
+        assert reduction(situation, precision=self.O2).total_ns == pytest.approx(today, rel=0.01)
+        assert reduction(situation, precision=self.O3).total_ns == pytest.approx(today / 2, rel=0.01)
+
+    def test_sends_half_between_two_whose_sum_is_rounded_once_anyway(self):
+        situation = situation_on(self.TWO, exposed=0.6, precision=self.O1)
+        assert strategy_named("precision").expected(situation, self.O2) == pytest.approx(0.3, rel=0.05)
+        assert strategy_named("precision").bound(situation, self.O2) > 0.3
+        float16 = {"level": "O2", "dtype": "float16"}
+        assert strategy_named("precision").expected(situation, float16) < 0.1
+
+    def test_leaves_a_compression_what_is_sent_beyond_it(self):
+        four, two = (situation_on(t, exposed=0.6, precision=self.O2) for t in (topology_of(SLOW_NETWORK), self.TWO))
+        assert expected("gradient_compression", four, method="bf16") == pytest.approx(0.3, rel=0.05)
+        assert expected("gradient_compression", two, method="bf16") == 0
+        assert expected("gradient_compression", two, method="one_bit") > 0.5
+
+
+class TestSockets:
+    def test_of_emulated_hosts_are_expected_to_carry_more(self):
+        """Where three quarters of the step crossed a network of sockets, what doubles it was never tried."""
+        situation = situation_on(emulated(SLOW_NETWORK), exposed=0.75)
+        more = expected("nccl_settings", situation, socket_threads=4, sockets_per_thread=4)
+        assert 0.45 < more < 0.55
+        assert more > expected("nccl_settings", situation, socket_threads=2, sockets_per_thread=2) > 0
+
+    def test_of_a_network_that_may_have_none_are_expected_to_save_less(self):
+        known, unknown = (situation_on(topology(SLOW_NETWORK), exposed=0.75) for topology in (emulated, topology_of))
+        both = [expected("nccl_settings", s, socket_threads=4, sockets_per_thread=4) for s in (known, unknown)]
+        assert both[1] == pytest.approx(both[0] / 2)
+
+    def test_that_are_fewer_than_today_save_nothing(self):
+        today = {"nccl_settings": {**DEFAULTS["nccl_settings"], "socket_threads": 4, "sockets_per_thread": 4}}
+        situation = situation_on(emulated(SLOW_NETWORK), exposed=0.5, **today)
+        for fewer in ({}, {"socket_threads": 2, "sockets_per_thread": 2}, {"algorithm": "tree"}):
+            assert expected("nccl_settings", situation, **fewer) == 0
+
+    def test_do_not_change_what_is_inside_a_host(self):
+        situation = situation_on(emulated(SLOW_NETWORK), sharding=sharded("hybrid", reshard=False))
+        now, then = reduction(situation), reduction(situation, faster_network=1000.0)
+        inside_ns = 2 * ring_ns(ALL_GATHER, 100 * MIB, 2, INSIDE)
+        assert now.total_ns > then.total_ns > inside_ns
+
+    def test_other_settings_are_judged_by_other_knowledge(self):
+        assert expected("nccl_settings", situation_on(emulated(SLOW_NETWORK)), min_channels=16) is None
 
 
 class TestUnknown:
@@ -156,13 +264,11 @@ class TestUnknown:
             ("hierarchical_allreduce", {"levels": 2}),
             ("gradient_compression", {"method": "bf16"}),
             ("ddp_buckets", {"bucket_cap_mb": 5}),
+            ("sharding", sharded("grad_op")),
+            ("nccl_settings", {"socket_threads": 4, "sockets_per_thread": 4}),
         ):
             assert expected(name, situation, **choice) is None
             assert bound(name, situation, **choice) == removable(situation, Category.COMMUNICATION)
-
-    def test_reductions_of_sharded_models_are_not_those_of_ddp(self):
-        sharded = {"sharding": {**DEFAULTS["sharding"], "mode": "full"}}
-        assert reduction(situation_on(topology_of(SLOW_NETWORK), **sharded)) is None
 
 
 @pytest.mark.parametrize("name", REDUCERS)

@@ -20,6 +20,7 @@ from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task
 from tuner.prediction.volumes import Volumes, buckets
 from tuner.records import Choice
+from tuner.training.wide_reduction import is_needed
 
 
 def data_parallel_tasks(
@@ -67,7 +68,8 @@ def reduction_ns(
     if cluster.num_ranks == 1:
         return 0.0
     compression = choices["gradient_compression"]
-    message_bytes = num_elements * volumes.gradient_bytes
+    as_they_are = compression["method"] or not is_needed(cluster.num_ranks, str(choices["precision"]["dtype"]))
+    message_bytes = num_elements * (volumes.gradient_bytes if as_they_are else volumes.reduced_bytes)
     if choices["hierarchical_allreduce"]["levels"] == 2:
         inside_ns = cluster.scattered_inside_ns(message_bytes) + cluster.gathered_inside_ns(message_bytes)
         if compression["method"] is None:

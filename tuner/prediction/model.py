@@ -14,7 +14,7 @@ from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
 from tuner.prediction.volumes import volumes_of
 from tuner.records import Calibration, Choice, ModelFacts
-from tuner.strategies.sharding import FSDP
+from tuner.strategies.reduction import FSDP
 
 
 @dataclass(frozen=True, kw_only=True)

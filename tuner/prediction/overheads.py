@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tuner.prediction.volumes import Volumes
 from tuner.records import Calibration, Choice
-from tuner.strategies.sharding import FSDP
+from tuner.strategies.reduction import FSDP
 
 
 def frees(sharding: Choice) -> bool:
@@ -27,7 +27,7 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
     sharding = choices["sharding"]
     if sharding["mode"] in FSDP:
         gathers = 2 if frees(sharding) else 1
-        copied_bytes = volumes.num_elements * (gathers * volumes.gathered_bytes + volumes.scattered_bytes)
+        copied_bytes = volumes.num_elements * (gathers * volumes.gathered_bytes + volumes.reduced_bytes)
         return 2 * copied_bytes * _micro_batches(choices) / rate * 1e9
     if choices["ddp_buckets"]["bucket_views"]:
         return 0.0

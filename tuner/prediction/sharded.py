@@ -31,7 +31,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     units = num_units(volumes, sharding)
     ahead = int(sharding["prefetch"] or 1)
     gather_bytes = volumes.num_elements * volumes.gathered_bytes / units
-    scatter_bytes = volumes.num_elements * volumes.scattered_bytes / units
+    scatter_bytes = volumes.num_elements * volumes.reduced_bytes / units
     gather_ns = cluster.gathered_inside_ns(gather_bytes) if hybrid else cluster.all_gather_ns(gather_bytes)
     if hybrid:
         scatter_ns = cluster.scattered_inside_ns(scatter_bytes) + cluster.reduced_between_ns(scatter_bytes)

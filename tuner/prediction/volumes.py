@@ -4,8 +4,9 @@ Gradients become ready evenly during the backward pass, byte for byte: of a mode
 bucket and the others hold so many bytes (of at least a mean tensor); what is left over is the last bucket, which is
 ready when the backward pass ends. FSDP's units are equally large.
 
-Number formats follow `precision`: at O2 weights and gradients of DDP have 16 bits, FSDP gathers 16 bits and reduces
-FP32; at O3 everything has 16 bits; else all is as the model's parameters are.
+Number formats follow `precision`: at O2 weights and gradients of DDP have 16 bits, FSDP gathers 16 bits, and both
+reduce FP32 (but two ranks of DDP bfloat16: `tuner.training.wide_reduction`); at O3 everything has 16 bits; else all is
+as the model's parameters are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Volumes:
         num_elements: Of all parameters.
         gradient_bytes: Of one gradient's element under DDP.
         gathered_bytes: Of one element that FSDP gathers.
-        scattered_bytes: Of one element that FSDP reduces.
+        reduced_bytes: Of one element of a gradient as it is reduced, unless it is compressed.
         num_tensors: That the elements are in.
         num_blocks: Repeated blocks of the model.
     """
@@ -34,7 +35,7 @@ class Volumes:
     num_elements: int
     gradient_bytes: float
     gathered_bytes: float
-    scattered_bytes: float
+    reduced_bytes: float
     num_tensors: int
     num_blocks: int
 
@@ -52,7 +53,7 @@ def volumes_of(model: ModelFacts, precision: Choice) -> Volumes:
         num_elements=model.num_parameters,
         gradient_bytes=half if level in ("O2", "O3") else own,
         gathered_bytes=half if level in ("O2", "O3") else own,
-        scattered_bytes=half if level == "O3" else own,
+        reduced_bytes=half if level == "O3" else own,
         num_tensors=max(1, model.num_parameter_tensors),
         num_blocks=model.num_blocks,
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tuner.records.base import Record
 
+EMULATED_NETWORK = "emulated network"
+"""Kind of a link between hosts that are one machine: sockets over its loopback interface, or over shaped links."""
+
 
 class CollectiveTiming(Record):
     """One measured point: how long a collective took.
@@ -74,6 +77,11 @@ class Topology(Record):
     @property
     def num_hosts(self) -> int:
         return len(set(self.host_of_rank))
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether its hosts are one machine."""
+        return EMULATED_NETWORK in self.whole.kind
 
     @property
     def ranks_per_host(self) -> int | None:

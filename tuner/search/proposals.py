@@ -214,18 +214,14 @@ class Proposals:
 
         With them go the strategies that share a resource with one of them.
         """
-        cures = [name for name in finding.strategies if self._realisation_of(name) >= CURE]
+        cures = [name for name in finding.strategies if self._cures(name)]
         partners = {name for row in TOGETHER if set(row.strategies) & set(cures) for name in row.strategies}
         moves: list[Move] = []
         for name in finding.strategies:
-            legal = [move for move in self._space.moves if move.strategy == name]
-            if not legal or name in self._incumbent.choices or self._expensive(legal[0]):
+            first = self._first_good(name) if name in cures or name in partners else None
+            if first is None or name in self._incumbent.choices or self._expensive(first):
                 continue
-            if name not in cures and name not in partners:
-                continue
-            good = (m for m in legal if self._knowledge.bound(m, self._incumbent) > self._threshold)
-            first = next(good, None)
-            if first is not None and self._space.combine(self._incumbent, [*moves, first]) is not None:
+            if self._space.combine(self._incumbent, [*moves, first]) is not None:
                 moves.append(first)
         candidate = self.fresh(moves)
         if len(moves) < 2 or candidate is None:
@@ -382,10 +378,19 @@ class Proposals:
         learned = self._realisation(move.strategy) / strategy.likely_part(self._space.workload)
         return min(known * learned, bound)
 
-    def _realisation_of(self, name: str) -> float:
-        """0 for a strategy that this space does not have."""
-        known = any(strategy.name == name for strategy in self._space.strategies)
-        return self._realisation(name) if known else 0.0
+    def _cures(self, name: str) -> bool:
+        """Whether a strategy of this space usually realises much of its bound, or its first good choice here."""
+        if all(strategy.name != name for strategy in self._space.strategies):
+            return False
+        first = self._first_good(name)
+        if self._realisation(name) >= CURE or first is None:
+            return self._realisation(name) >= CURE
+        return self._promise(first) >= CURE * self._knowledge.bound(first, self._incumbent)
+
+    def _first_good(self, name: str) -> Move | None:
+        """The first choice of a strategy that could save more than the noise."""
+        legal = (move for move in self._space.moves if move.strategy == name)
+        return next((m for m in legal if self._knowledge.bound(m, self._incumbent) > self._threshold), None)
 
     def _expensive(self, move: Move) -> bool:
         return self._space.trial_cost_s(Candidate(choices={move.strategy: move.choice})) > EXPENSIVE_S

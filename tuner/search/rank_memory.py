@@ -29,7 +29,8 @@ from dataclasses import dataclass
 
 from tuner.records import Candidate, Choice, WorkloadFacts
 from tuner.search.space import Space
-from tuner.strategies.sharding import FSDP, unit_key
+from tuner.strategies.reduction import FSDP
+from tuner.strategies.sharding import unit_key
 
 LAYOUTS = frozenset({"sharding", "ddp_buckets", "micro_batch"})
 """Strategies that leave the activations of a micro-batch as they are."""

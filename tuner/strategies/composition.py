@@ -13,7 +13,8 @@ from tuner.strategies.compile import MODES_WITH_GRAPHS
 from tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
 from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
 from tuner.strategies.parallel_mesh import model_ranks
-from tuner.strategies.sharding import FSDP
+from tuner.strategies.reduction import FSDP
+from tuner.training.wide_reduction import is_needed
 
 if TYPE_CHECKING:
     from tuner.training.plan import Plan
@@ -60,6 +61,14 @@ def _meshed(choices: Choices) -> bool:
 def _is_fsdp(choices: Choices) -> bool:
     """With parameters in parts, O2 reduces gradients in FP32."""
     return "sharding" in choices and choices["sharding"]["mode"] in FSDP
+
+
+def _sends_own_format(choices: Choices, environment: Environment) -> bool:
+    """Whether a compression leaves gradients of 16 bits as they are, where O2 would add them up in FP32."""
+    precision = choices["precision"]
+    own = {"bfloat16": "bf16", "float16": "fp16"}.get(str(precision["dtype"]))
+    needed = is_needed(environment.num_ranks, str(precision["dtype"]))
+    return precision["level"] == "O2" and needed and choices["gradient_compression"]["method"] == own
 
 
 def _fused_sgd(choices: Choices, facts: WorkloadFacts) -> bool:
@@ -154,8 +163,10 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["gradient_compression"]["method"] is not None
             and (c["precision"]["level"] == "O3" or (c["precision"]["level"] == "O2" and not _is_fsdp(c)))
+            and not _sends_own_format(c, e)
         ),
-        reason="gradients are of 16 bits already, in which what a step does not send could not be kept",
+        reason="gradients are of 16 bits already, in which what a step does not send could not be kept: at O2, over "
+        "more than two ranks, the 16 bits of the weights can be sent as they are",
     ),
     Conflict(
         strategies=("gradient_compression", "precision"),

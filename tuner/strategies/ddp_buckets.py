@@ -119,13 +119,17 @@ class DdpBuckets(Strategy):
         """Exposed communication, but for the last bucket where the links are known; views save copies of the gradients,
         and nobody need look for unused parameters.
         """
+        return min(1.0, self._saved_communication(situation, choice) + self._saved_beside(situation, choice))
+
+    def _saved_beside(self, situation: Situation, choice: Choice) -> float:
+        """At most, beside communication."""
         today = situation.choices[self.name]
         others: list[Category] = []
         if choice["bucket_views"] != today["bucket_views"]:
             others += [Category.COPY_D2D, Category.ELEMENTWISE]
         if today["find_unused"] and not choice["find_unused"]:
             others += [Category.HOST, Category.LAUNCH_LATENCY]
-        return min(1.0, self._saved_communication(situation, choice) + removable(situation, *others))
+        return removable(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
         """At most: other buckets may begin earlier and hide all but the last of them."""
@@ -136,12 +140,11 @@ class DdpBuckets(Strategy):
         return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Of other sizes: fewer calls, or a shorter last bucket. Of the rest nothing is known beforehand."""
-        today = situation.choices[self.name]
+        """Of other sizes: fewer calls, or a shorter last bucket. The rest changes nothing of what is sent."""
         now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
-        if now is None or then is None or all(choice[name] == today[name] for name in SIZES):
+        if now is None or then is None:
             return None
-        return saved(situation, now, then)
+        return saved(situation, now, then) + self.usual_realisation * self._saved_beside(situation, choice)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the running DDP says of itself."""

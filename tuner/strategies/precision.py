@@ -23,7 +23,7 @@ https://docs.pytorch.org/docs/stable/amp.html ; NVIDIA apex amp documentation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tuner.errors import ChoiceError
@@ -41,6 +41,7 @@ from tuner.strategies.base import (
     Unsupported,
     needs_cuda,
 )
+from tuner.strategies.reduction import Reduction, most_saved, reduction, saved
 
 if TYPE_CHECKING:
     import torch
@@ -145,8 +146,9 @@ class Precision(Strategy):
             return None
         if choice["level"] not in levels or levels.index(str(choice["level"])) <= levels.index(str(current)):
             return HARDLY
-        saved = CASTS_PART * removable(situation, Category.ELEMENTWISE, Category.COPY_D2D)
-        return saved + (UPDATE_PART * removable(situation, Category.OPTIMIZER) if choice["level"] == "O3" else 0.0)
+        casts = CASTS_PART * removable(situation, Category.ELEMENTWISE, Category.COPY_D2D)
+        update = UPDATE_PART * removable(situation, Category.OPTIMIZER) if choice["level"] == "O3" else 0.0
+        return casts + update + _saved_communication(situation, choice, saved)
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""
@@ -161,7 +163,8 @@ class Precision(Strategy):
             extra = situation.time_ns((Category.MATMUL, Category.ATTENTION)) / situation.step_ns
             return max(0.0, products - extra)
         rest = [c for c in COMPUTE if c not in (Category.MATMUL, Category.ATTENTION)]
-        return min(1.0, products + removable(situation, *rest, Category.OPTIMIZER, Category.COPY_H2D))
+        others = removable(situation, *rest, Category.OPTIMIZER, Category.COPY_H2D)
+        return min(1.0, products + others + _saved_communication(situation, choice, most_saved))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch
@@ -212,6 +215,18 @@ class Precision(Strategy):
             if evidence.get("fp32_products") == "highest":
                 took, found = False, "FP32 products do not use TF32"
         return Effect(strategy=self.name, took=took, detail=found)
+
+
+def _saved_communication(
+    situation: Situation, choice: Choice, share: Callable[[Situation, Reduction, Reduction], float]
+) -> float:
+    """Of weights or gradients that are sent in 16 bits.
+
+    Args:
+        share: Of the step, by the costs of communication today and then.
+    """
+    now, then = reduction(situation), reduction(situation, precision=choice)
+    return 0.0 if now is None or then is None else share(situation, now, then)
 
 
 def _products_seen(evidence: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""What reducing the gradients of a step costs on the measured links, with one choice or another.
+"""What averaging the gradients of a step costs on the measured links, with one choice or another.
 
 DDP's buckets, levels and compression are choices of one thing: how gradients are averaged. Their costs are those of the
 collectives that their hooks call (`tuner.training.hierarchy`, `tuner.training.compression`), by the alpha-beta model
-(`tuner.network.collective_costs`). A flat reduction is that of the ring over all ranks as it was measured, not one put
-together from its links.
+(`tuner.network.collective_costs`). FSDP scatters gradients, and gathers weights besides. A flat reduction is that of
+the ring over all ranks as it was measured, not one put together from its links.
 
 Only ratios of costs are used: the breakdown says what communication takes today, waiting for others and for cores
 included, and how much of that nothing hides. What can be hidden today can be hidden afterwards.
@@ -14,35 +14,68 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ring_ns, two_level_all_reduce_ns
+from msgspec.structs import replace
+
+from tuner.network.collective_costs import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    ring_ns,
+    two_level_all_reduce_ns,
+)
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Topology
+from tuner.records import Choice, Link, Topology
+from tuner.training.wide_reduction import is_needed
 
 MIB = 2**20
 SLACK = 1.5
 """A bound allows a cost to be so many times smaller than the model of links that were fitted without error says."""
 PARTS = {"fp16": 1 / 2, "bf16": 1 / 2, "int8": 1 / 4 + 1 / 256, "one_bit": 1 / 32 + 1 / 2048}
 """Of FP32 gradients: what is sent, the scales of blocks included."""
+HALF = PARTS["bf16"]
+FSDP = ("grad_op", "full", "hybrid")
+"""Modes of sharding that lay parameters over ranks."""
 COPIED_PARTS = 5
 """Of the gradients: bytes that two levels write and read to pad a bucket, to fill it and to take it out again."""
 
 
 class Reduction(NamedTuple):
-    """Nanoseconds of a step's reductions, one after the other, and of the last, which no backward pass can hide."""
+    """Nanoseconds of a step's reductions, one after the other, and of what no compute can hide: the last reduction, and
+    the first gathering of weights.
+    """
 
     total_ns: float
     last_ns: float
 
 
-def reduction(situation: Situation, **changed: Choice) -> Reduction | None:
-    """With the incumbent's choices and these instead; None where the links are not known, or DDP does not reduce."""
+def reduction(situation: Situation, *, faster_network: float = 1.0, **changed: Choice) -> Reduction | None:
+    """With the incumbent's choices and these instead; None where the links are not known.
+
+    Args:
+        faster_network: Times what the network between hosts carries.
+    """
     topology = situation.environment.topology
-    choices = {**situation.choices, **changed}
-    if topology is None or choices.get("sharding", {}).get("mode", "ddp") not in ("ddp", "zero1"):
+    if topology is None:
         return None
+    topology = _with_faster_network(topology, faster_network)
+    choices = {**situation.choices, **changed}
+    if choices["sharding"]["mode"] in FSDP:
+        return _sharded(situation, topology, choices)
     times = [_bucket_ns(situation, topology, choices, size) for size in _buckets(situation, choices)]
     return Reduction(total_ns=sum(times), last_ns=times[-1])
+
+
+def _with_faster_network(topology: Topology, times: float) -> Topology:
+    if topology.num_hosts == 1:
+        return topology
+
+    def faster(link: Link) -> Link:
+        return replace(link, bytes_per_s=times * link.bytes_per_s)
+
+    between = None if topology.between is None else faster(topology.between)
+    return replace(topology, between=between, whole=faster(topology.whole))
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
@@ -82,10 +115,46 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
     return min(exposed, max(0.0, exposed - max(left[0] - (taken - exposed), left[1])))
 
 
+def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice]) -> Reduction:
+    """Of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after the backward pass."""
+    sharding = choices["sharding"]
+    level = choices["precision"]["level"]
+    units = _num_units(situation, sharding, level == "O2")
+    unit_bytes = max(1, situation.workload.model.parameter_bytes) / units
+    gathered_bytes = unit_bytes * (HALF if level in ("O2", "O3") else 1.0)
+    reduced_bytes = unit_bytes * (HALF if level == "O3" or choices["gradient_compression"]["method"] else 1.0)
+    ranks, link = topology.num_ranks, topology.whole
+    reduce_ns = 0.0
+    if sharding["mode"] == "hybrid" and topology.inside and topology.between and topology.ranks_per_host:
+        ranks, link = topology.ranks_per_host, topology.inside
+        part_bytes = reduced_bytes / ranks
+        reduce_ns = ring_ns(ALL_REDUCE, part_bytes, topology.num_hosts, topology.between, num_sharing=ranks)
+    gather_ns = ring_ns(ALL_GATHER, gathered_bytes, ranks, link)
+    reduce_ns += ring_ns(REDUCE_SCATTER, reduced_bytes, ranks, link)
+    frees = sharding["mode"] == "full" or (sharding["mode"] == "hybrid" and bool(sharding["reshard"]))
+    gathers = 2 if frees else 1
+    return Reduction(total_ns=units * (gathers * gather_ns + reduce_ns), last_ns=gather_ns + reduce_ns)
+
+
+def _num_units(situation: Situation, sharding: Choice, norms_apart: bool) -> int:
+    """
+    Args:
+        norms_apart: Normalisation layers have another format than their block, and are units, unless left out.
+    """
+    model = situation.workload.model
+    norms = sum(count for name, count in model.module_types.items() if "Norm" in name)
+    apart = norms if norms_apart and not sharding["ignored"] else 0
+    if sharding["wrap"] == "block":
+        return max(1, model.num_blocks) + apart
+    if sharding["wrap"] == "size":
+        return max(1, model.num_parameters // int(sharding["min_num_params"] or 1)) + apart
+    return 1 + apart
+
+
 def _buckets(situation: Situation, choices: dict[str, Choice]) -> list[float]:
-    """Bytes of each, in the order of their reduction."""
-    sizes = choices["ddp_buckets"]
-    first, cap = (float(sizes[name] or 0) * MIB for name in ("first_bucket_mb", "bucket_cap_mb"))
+    """Bytes of each as FP32, in the order of their reduction."""
+    sizes, part = choices["ddp_buckets"], HALF if choices["precision"]["level"] in ("O2", "O3") else 1.0
+    first, cap = (float(sizes[name] or 0) * MIB / part for name in ("first_bucket_mb", "bucket_cap_mb"))
     left = float(max(1, situation.workload.model.parameter_bytes))
     found = [min(first, left)]
     left -= found[0]
@@ -96,6 +165,8 @@ def _buckets(situation: Situation, choices: dict[str, Choice]) -> list[float]:
 def _bucket_ns(situation: Situation, topology: Topology, choices: dict[str, Choice], size_bytes: float) -> float:
     compression = choices["gradient_compression"]
     part = _sent_part(situation, compression)
+    if _reduces_16_bits(topology, choices["precision"]):
+        part = min(HALF, part)
     if choices["hierarchical_allreduce"]["levels"] == 2 and topology.inside and topology.between:
         ranks_per_host, num_hosts = topology.ranks_per_host, topology.num_hosts
         assert ranks_per_host is not None, "two levels have as many ranks on every host"
@@ -116,8 +187,14 @@ def _bucket_ns(situation: Situation, topology: Topology, choices: dict[str, Choi
     return ring_ns(ALL_REDUCE, sent_bytes, ranks, link)
 
 
+def _reduces_16_bits(topology: Topology, precision: Choice) -> bool:
+    """Whether DDP sends gradients of 16 bits as they are."""
+    level = precision["level"]
+    return level == "O3" or (level == "O2" and not is_needed(topology.num_ranks, str(precision["dtype"])))
+
+
 def _sent_part(situation: Situation, compression: Choice) -> float:
-    """Bytes by those of the gradients, of one rank."""
+    """Bytes by those of FP32 gradients, of one rank."""
     method = compression["method"]
     if method == "dgc":  # a value and its place, of four bytes each
         return min(2.0, 2 * float(compression["ratio"] or 0))

@@ -31,14 +31,13 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from tuner.strategies.reduction import FSDP, likely_saved, reduction
 from tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
     from tuner.training.plan import Plan
 
-FSDP = ("grad_op", "full", "hybrid")
-"""They lay parameters over ranks."""
 SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
 """Parameters of FSDP that the job shows as they are."""
 SIZES = (1_000_000, 10_000_000, 100_000_000)
@@ -163,10 +162,14 @@ class Sharding(Strategy):
 
     def bound(self, situation: Situation, choice: Choice) -> float:
         """Exposed communication, and the update but for a rank's own share of it."""
-        shared = 1 - 1 / max(1, situation.environment.num_ranks)
-        update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
-        copies = removable(situation, Category.COPY_D2D) if choice["mode"] in FSDP else 0.0
-        return min(1.0, removable(situation, Category.COMMUNICATION) + shared * update + copies)
+        return min(1.0, removable(situation, Category.COMMUNICATION) + _saved_beside(situation, choice))
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """By what is sent, where the links are known; and a usual part of the rest."""
+        now, then = reduction(situation), reduction(situation, sharding=choice)
+        if now is None or then is None:
+            return None
+        return likely_saved(situation, now, then) + self.usual_realisation * _saved_beside(situation, choice)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What FSDP says of the model, or whose states the optimizer holds."""
@@ -204,3 +207,11 @@ class Sharding(Strategy):
             detail += f", {evidence['ignored']} tensors left out" if evidence.get("ignored") else ""
             detail += ", in the CPU's memory" if evidence.get("cpu_offload") else ""
         return Effect(strategy=self.name, took=took, detail=detail)
+
+
+def _saved_beside(situation: Situation, choice: Choice) -> float:
+    """At most, beside communication: the update of what other ranks have, and copies of gradients into buckets."""
+    shared = 1 - 1 / max(1, situation.environment.num_ranks)
+    update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    copies = removable(situation, Category.COPY_D2D) if choice["mode"] in FSDP else 0.0
+    return shared * update + copies

@@ -13,6 +13,7 @@ from tuner.training.compression.lane import Lane
 from tuner.training.hierarchy import Hierarchy
 from tuner.training.hosts import make_levels, new_group
 from tuner.training.local_sgd import LocalSgd
+from tuner.training.wide_reduction import WideReduction, is_needed
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +35,18 @@ def attach(
     Raises:
         UnsupportedHere: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
     """
+    import torch.distributed as dist
+
     wanted = arguments.compression
     if arguments.local_sgd is not None:
         assert wanted is None, "nothing is sent that could be compressed"
         model.register_comm_hook(LocalSgd(model, arguments.local_sgd), lambda state, bucket: state.reduce(bucket))
         return
+    half = arguments.param_dtype
+    widens = half is not None and is_needed(dist.get_world_size(model.process_group), half)
     if wanted is None and not arguments.hierarchical:
+        if widens:
+            model.register_comm_hook(WideReduction(model.process_group), lambda state, bucket: state.reduce(bucket))
         return
     if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
         raise UnsupportedHere(
@@ -48,10 +55,12 @@ def attach(
         )
     lane = Lane(model.device, group_of_lane(model))
     compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
+    if compression is not None and widens:
+        compression.dense_itemsize = 4
     state: Compression | Hierarchy | None = compression
     if arguments.hierarchical:
         assert compression is None or isinstance(compression, FlatCompression), "between hosts there are parts only"
-        state = Hierarchy(make_levels(), lane, compression)
+        state = Hierarchy(make_levels(), lane, compression, widens=widens)
     model.register_comm_hook(state, lambda state, bucket: state.reduce(bucket))
 
 
@@ -101,6 +110,12 @@ def local_sgd_of(model: torch.nn.Module) -> LocalSgd | None:
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
     """What reduces the gradients of a wrapped model in two levels, where something does."""
     return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Hierarchy)), None)
+
+
+def reduced_widely(model: torch.nn.Module) -> int:
+    """Buckets of 16 bits of a wrapped model that were reduced in FP32 so far."""
+    states = (state for _, state in getattr(model, "_comm_hooks", ()))
+    return sum(state.num_widened for state in states if isinstance(state, WideReduction | Hierarchy))
 
 
 def momentum_of(model: torch.nn.Module) -> DeepGradient | None:

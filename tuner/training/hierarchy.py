@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.training.compression.base import FlatCompression, average_dense
+from tuner.training.wide_reduction import widened
 
 if TYPE_CHECKING:
     import torch
@@ -25,16 +26,24 @@ if TYPE_CHECKING:
 
 class Hierarchy:
     """
+    Args:
+        widens: Gradients of 16 bits are added up in FP32, unless they are compressed.
+
     Attributes:
         compression: What is used between hosts; None where numbers are sent as they are.
         num_reductions: Buckets reduced so far.
+        num_widened: Of those, such of 16 bits that were reduced in FP32; what is compressed is not.
     """
 
-    def __init__(self, levels: Levels, lane: Lane, compression: FlatCompression | None) -> None:
+    def __init__(
+        self, levels: Levels, lane: Lane, compression: FlatCompression | None, *, widens: bool = False
+    ) -> None:
         self.levels = levels
         self.compression = compression
         self.num_reductions = 0
+        self.num_widened = 0
         self._lane = lane
+        self._widens = widens and compression is None
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self.compression is not None:
@@ -51,7 +60,11 @@ class Hierarchy:
 
     def average(self, flat: torch.Tensor, key: int) -> None:
         """Averages a one-dimensional tensor over all ranks, in place."""
-        average_in_two_levels(flat, self.levels, self.compression, key)
+        wide = widened(flat) if self._widens else flat
+        average_in_two_levels(wide, self.levels, self.compression, key)
+        if wide is not flat:
+            flat.copy_(wide)
+            self.num_widened += 1
 
 
 def average_in_two_levels(

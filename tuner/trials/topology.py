@@ -20,6 +20,7 @@ from tuner.network.collective_costs import ALL_REDUCE
 from tuner.network.link_fit import fit_link
 from tuner.network.rank_order import numbered
 from tuner.records import CollectiveTiming, HardwareProfile, Link, Record, Topology
+from tuner.records.topology import EMULATED_NETWORK
 from tuner.training.hosts import host_of_ranks, members_of, ring_group
 from tuner.trials.coordination import Coordinator
 from tuner.trials.link_probe import LinkProbe
@@ -110,7 +111,7 @@ def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
 
     hosts = members_of(host_of_ranks())
     everyone = [tuple(range(dist.get_world_size()))]
-    near, far = kind_inside(hardware), "network" if num_emulated_hosts() == 1 else "emulated network"
+    near, far = kind_inside(hardware), "network" if num_emulated_hosts() == 1 else EMULATED_NETWORK
     if len(hosts) == 1:
         return {"inside": _Scope(kind=near, groups=everyone, own_group=dist.group.WORLD)}
     whole = _Scope(kind=f"{near} and {far}", groups=everyone, own_group=ring_group())

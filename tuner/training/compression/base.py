@@ -25,6 +25,7 @@ class Compression(ABC):
         method: Its name among the choices of `gradient_compression`.
         dense_bytes: What gradients took that were reduced so far.
         sent_bytes: What was sent in their place.
+        dense_itemsize: Bytes of an element as it would be reduced, where that is not its own.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Compression(ABC):
         self.dense_bytes = 0
         self.sent_bytes = 0
         self.num_steps = 0
+        self.dense_itemsize: int | None = None
 
     @abstractmethod
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -43,7 +45,7 @@ class Compression(ABC):
         Args:
             sent_bytes: Of an all-reduce that would load the links as much.
         """
-        self.dense_bytes += dense.nbytes
+        self.dense_bytes += dense.numel() * (self.dense_itemsize or dense.itemsize)
         self.sent_bytes += sent_bytes
 
     @property

@@ -18,6 +18,8 @@ shapes the loopback interface to the 25 Gbit/s of each host's port, both ways to
 
 `vit_huge_largest` has the largest batch that DDP at O1 fits into memory, which is found first.
 
+`predicted_units_per_s` is what `steptune predict` says of a by-hand configuration that computes as today's does.
+
 One JSON line a row is appended to the results file; rows may come from several sittings, and the last of a row counts.
 """
 
@@ -50,6 +52,7 @@ from by_hand_rows import (
 from rank_peaks import Configuration, largest_batch, measured
 from stamp import ROOT, stamp
 from tuned import (
+    INPUT_STRATEGIES,
     LEAST_S,
     OTHER_S,
     Tuned,
@@ -63,6 +66,8 @@ from tuned import (
 )
 
 from tuner.hardware import HOSTS_VARIABLE
+from tuner.prediction.basis import basis_of
+from tuner.prediction.plans import COMMUNICATION
 from tuner.records import Candidate, StudySettings, TrialResult
 
 WORKLOAD = f"{ROOT}/benchmarks/workloads/mixed_precision.py:mixed_precision"
@@ -203,7 +208,7 @@ def run(row: Row, settings: StudySettings, network: str, small: bool, minutes: f
         blocks = beside(study, ours, columns, deadline)
         ours_again = compared(ours, ours, blocks)
         table = {
-            name: {**compared(ours, candidate, blocks), **_memory(candidate, blocks)}
+            name: {**compared(ours, candidate, blocks), **_memory(candidate, blocks), **predicted(study, candidate)}
             for name, candidate in columns.items()
         }
         line = {
@@ -237,6 +242,21 @@ def beside(
     if deadline - time.monotonic() < LEAST_S:
         return [first]
     return [first, *side_by_side(study, distinct(contenders), [], deadline)]
+
+
+def predicted(study: Tuned, candidate: Candidate) -> dict:
+    """What `steptune predict` says of a configuration, from the profile of today's and the measured links: of such as
+    communicate in another way and else compute as today, over links as they were measured.
+    """
+    trials = study.store.trials(study.study.study_id)
+    today = next((t for t in trials if t.result and t.result.breakdowns and t.result.candidate.is_baseline), None)
+    others = candidate.choices.keys() - {*COMMUNICATION, "backend_flags", *INPUT_STRATEGIES}
+    if today is None or others:
+        return {}
+    basis = basis_of(study.study, trials, today)
+    step_ns = basis.model.step_ns(basis.choices(candidate), basis.cluster)
+    units = basis.facts.units_per_rank * basis.cluster.num_ranks
+    return {"predicted_units_per_s": round(units / step_ns * 1e9, 1)}
 
 
 def _memory(candidate: Candidate, blocks: Sequence[dict[str, TrialResult]]) -> dict:

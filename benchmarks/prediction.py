@@ -40,7 +40,6 @@ from tuner.estimates import units_per_s
 from tuner.hardware import HOSTS_VARIABLE
 from tuner.prediction.basis import Basis, basis_of
 from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import OwnCost
 from tuner.records import (
     BASELINE,
     Candidate,
@@ -59,6 +58,7 @@ from tuner.records import (
     new_id,
 )
 from tuner.strategies.composition import complete_choices, environment_variables
+from tuner.training.compression.own_cost import OwnCost
 from tuner.trials.runner import LocalRunner
 
 WORKLOAD = Path(__file__).parent / "workloads" / "sleeping.py"

@@ -64,7 +64,7 @@ def test_finds_within_minutes_what_an_expert_sets_by_hand(workload, num_hosts: i
     assert runner.now_s <= 1.05 * BUDGET_S
 
 
-@pytest.mark.parametrize(("lossy", "times"), [(False, 3.2), (True, 4.0)], ids=["exact", "lossy"])
+@pytest.mark.parametrize(("lossy", "times"), [(False, 3.2), (True, 3.5)], ids=["exact", "lossy"])
 @pytest.mark.parametrize("budget_s", [SHORT_S, BUDGET_S])
 def test_over_sockets_it_beats_plain_ddp_by_what_the_network_held_it_up(
     budget_s: float, lossy: bool, times: float

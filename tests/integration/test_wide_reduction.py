@@ -1,7 +1,5 @@
 """O2 on several ranks: gradients of 16 bits are averaged in FP32, by DDP and in two levels, where that matters."""
 
-import itertools
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -39,11 +37,10 @@ def averaged(rank: int, choices: dict[str, Choice]) -> tuple[list[torch.Tensor],
     return found, [mean.to(torch.bfloat16) for mean in means], reduced_widely(job.model)
 
 
-def num_widened(rank: int, choices: dict[str, Choice]) -> int:
-    job = build(rank, Everything(), choices)
-    for batch in itertools.islice(job.loader, 2):
-        job.step(batch)
-    return reduced_widely(job.model)
+def num_widened(rank: int, choices: dict[str, Choice]) -> tuple[int, str]:
+    """Buckets, and what the trial says of it."""
+    trained = train(rank, Everything, choices, 2)
+    return trained.evidence["precision"]["reduced_widely"], trained.effects["precision"][1]
 
 
 def compressed_effect(rank: int, choices: dict[str, Choice]) -> tuple[bool, str]:
@@ -83,8 +80,9 @@ def test_only_o2_is_widened_and_only_what_is_not_compressed(
     ranks: Ranks, choices: dict[str, Choice], is_widened: bool
 ) -> None:
     """O3 and compressions have the user's consent to drop information, and FSDP reduces FP32 by itself."""
-    widened = ranks.run(4, emulated, 2, num_widened, choices)
-    assert [number > 0 for number in widened] == [is_widened] * 4
+    for number, said in ranks.run(4, emulated, 2, num_widened, choices):
+        assert (number > 0) == is_widened
+        assert ("gradients added up in FP32" in said) == is_widened
 
 
 @pytest.mark.parametrize("more", [{}, TWO_LEVELS], ids=["ddp", "two levels"])

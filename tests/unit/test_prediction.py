@@ -27,7 +27,7 @@ from predictions import (
 
 from tuner.errors import ChoiceError
 from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import OwnCost, sending_ns
+from tuner.prediction.compression import sending_ns
 from tuner.prediction.data_parallel import data_parallel_tasks, reduction_ns
 from tuner.prediction.model import Model
 from tuner.prediction.overheads import copies_ns
@@ -37,6 +37,7 @@ from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task, simulate
 from tuner.prediction.volumes import MIB, buckets, volumes_of
 from tuner.records import Calibration, Link
+from tuner.training.compression.own_cost import OwnCost
 
 ROUNDING = 1e-9
 MEDIAN_ERROR = 0.06

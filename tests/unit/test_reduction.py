@@ -173,6 +173,12 @@ class TestSharding:
         assert reduction(situation, sharding=modes["full"]).total_ns == pytest.approx(1.5 * today, rel=0.01)
         assert expected("sharding", situation, **modes["full"]) == 0
 
+    def test_of_states_sends_the_update_besides_which_nothing_hides(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        today, then = reduction(situation), reduction(situation, sharding=sharded("zero1"))
+        assert then.total_ns == pytest.approx(1.5 * today.total_ns, rel=0.01)
+        assert then.last_ns - today.last_ns == pytest.approx(then.total_ns - today.total_ns)
+
     def test_inside_hosts_sends_a_part_between_them(self):
         situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
         hybrid = sharded("hybrid", reshard=False)
@@ -249,9 +255,10 @@ class TestSockets:
 
     def test_do_not_change_what_is_inside_a_host(self):
         situation = situation_on(emulated(SLOW_NETWORK), sharding=sharded("hybrid", reshard=False))
-        now, then = reduction(situation), reduction(situation, faster_network=1000.0)
+        many = {**DEFAULTS["nccl_settings"], "socket_threads": 8, "sockets_per_thread": 8}
+        now, then = reduction(situation), reduction(situation, nccl_settings=many)
         inside_ns = 2 * ring_ns(ALL_GATHER, 100 * MIB, 2, INSIDE)
-        assert now.total_ns > then.total_ns > inside_ns
+        assert now.total_ns - inside_ns == pytest.approx(64**0.4 * (then.total_ns - inside_ns), rel=0.02)
 
     def test_other_settings_are_judged_by_other_knowledge(self):
         assert expected("nccl_settings", situation_on(emulated(SLOW_NETWORK)), min_channels=16) is None

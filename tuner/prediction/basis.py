@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from tuner.errors import ChoiceError, StoreError
 from tuner.estimates import units_per_s
 from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import OwnCost
 from tuner.prediction.contention import default_contention, measured_contention
 from tuner.prediction.forecast import BasisFacts
 from tuner.prediction.model import Model
@@ -36,6 +35,7 @@ from tuner.records import (
 )
 from tuner.strategies.composition import complete_choices
 from tuner.strategies.parallel_mesh import model_ranks
+from tuner.training.compression.own_cost import OwnCost
 
 
 @dataclass(frozen=True, kw_only=True)

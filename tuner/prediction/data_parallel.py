@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import OwnCost, sending_ns, sent_part_between
+from tuner.prediction.compression import sending_ns, sent_part_between
 from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task
 from tuner.prediction.volumes import Volumes, buckets
 from tuner.records import Choice
+from tuner.training.compression.own_cost import OwnCost
 from tuner.training.wide_reduction import is_needed
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import OwnCost, own_costs
 from tuner.prediction.data_parallel import data_parallel_tasks
 from tuner.prediction.overheads import copies_ns
 from tuner.prediction.sharded import sharded_tasks
@@ -15,6 +14,7 @@ from tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
 from tuner.prediction.volumes import volumes_of
 from tuner.records import Calibration, Choice, ModelFacts
 from tuner.strategies.reduction import FSDP
+from tuner.training.compression.own_cost import OwnCost, own_costs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,8 +114,9 @@ class GradientCompression(Strategy):
         return most_saved(situation, today, then)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Without what compressing takes."""
-        today, then = reduction(situation), reduction(situation, gradient_compression=choice)
+        """Less what compressing takes by itself."""
+        today = reduction(situation, compressing=True)
+        then = reduction(situation, compressing=True, gradient_compression=choice)
         return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

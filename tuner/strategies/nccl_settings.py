@@ -15,7 +15,6 @@ Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +22,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
-from tuner.strategies.reduction import reduction, saved
+from tuner.strategies.reduction import num_sockets, reduction, saved
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob
@@ -50,11 +49,6 @@ it is safe."""
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
 """NCCL's limits: on channels, on threads and on sockets of a thread, and on the product of these two."""
-USUAL_SOCKETS = 1
-"""Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
-CARRIED_EXPONENT = 0.4
-"""With which more sockets carry more: 16 for one took the bus between emulated hosts from 7 to 9 GB/s to 23, and left
-a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`)."""
 TCP_LIKELY = 0.5
 """That sockets serve a network of which nothing is known but its speed: over InfiniBand and RoCE there are none."""
 
@@ -125,9 +119,9 @@ class NcclSettings(Strategy):
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Of other numbers of sockets, by what they carry between hosts. Of the rest nothing is known beforehand."""
         topology = situation.environment.topology
-        times = (_num_sockets(choice) / _num_sockets(situation.choices[self.name])) ** CARRIED_EXPONENT
-        now, then = reduction(situation), reduction(situation, faster_network=times)
-        if topology is None or now is None or then is None or times == 1.0:
+        now, then = reduction(situation), reduction(situation, nccl_settings=choice)
+        same = num_sockets(choice) == num_sockets(situation.choices[self.name])
+        if topology is None or now is None or then is None or same:
             return None
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
@@ -171,11 +165,6 @@ def _value(name: str, text: str) -> Scalar:
         return said.get(text.lower(), OWN)
     allowed = (str(number) for values in NcclSettings.values[name] if isinstance(values, range) for number in values)
     return int(text) if text in allowed else OWN
-
-
-def _num_sockets(choice: Choice) -> int:
-    """Of a connection."""
-    return math.prod(number if isinstance(number := choice[name], int) else USUAL_SOCKETS for name in SOCKETS)
 
 
 def _unchosen(name: str, value: Scalar) -> Unsupported:

@@ -170,6 +170,7 @@ class Precision(Strategy):
         import torch
 
         from tuner.training.casting import fp32_modules, is_complex
+        from tuner.training.communication import reduced_widely
         from tuner.training.sharding import gathered_dtypes
 
         kept = {id(t): t for _, m in fp32_modules(job.model) for t in (*m.parameters(), *m.buffers())}
@@ -188,6 +189,7 @@ class Precision(Strategy):
             "masters": job.masters is not None,
             "loss_scale": job.loss_scale,
             "skipped_steps": job.skipped_steps,
+            "reduced_widely": reduced_widely(job.model),
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
@@ -209,6 +211,8 @@ class Precision(Strategy):
         found = f"{_products_seen(evidence)}, parameters {weights}, norms {kept}"
         if evidence.get("loss_scale") is not None:
             found += f", loss scaled by {evidence['loss_scale']:g}, {evidence.get('skipped_steps')} steps skipped"
+        if evidence.get("reduced_widely"):
+            found += ", gradients added up in FP32"
         if level == "tf32":
             kernel = next((name for name in evidence.get("operators", ()) if "tf32" in name.lower()), None)
             found += f", ran {kernel}" if kernel else ", no kernel of TF32 was among the longest"

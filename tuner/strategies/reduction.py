@@ -27,6 +27,7 @@ from tuner.network.collective_costs import (
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Link, Topology
+from tuner.training.compression.own_cost import own_costs
 from tuner.training.wide_reduction import is_needed
 
 MIB = 2**20
@@ -35,6 +36,12 @@ SLACK = 1.5
 PARTS = {"fp16": 1 / 2, "bf16": 1 / 2, "int8": 1 / 4 + 1 / 256, "one_bit": 1 / 32 + 1 / 2048}
 """Of FP32 gradients: what is sent, the scales of blocks included."""
 HALF = PARTS["bf16"]
+USUAL_SOCKETS = 1
+"""Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
+CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
+"""With which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between emulated
+hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`), and made
+messages of 1 MiB four times slower."""
 FSDP = ("grad_op", "full", "hybrid")
 """Modes of sharding that lay parameters over ranks."""
 COPIED_PARTS = 5
@@ -42,40 +49,56 @@ COPIED_PARTS = 5
 
 
 class Reduction(NamedTuple):
-    """Nanoseconds of a step's reductions, one after the other, and of what no compute can hide: the last reduction, and
-    the first gathering of weights.
+    """Nanoseconds of a step's reductions, one after the other, and of what no compute can hide: the last reduction,
+    the first gathering of weights, and sending an update.
     """
 
     total_ns: float
     last_ns: float
 
 
-def reduction(situation: Situation, *, faster_network: float = 1.0, **changed: Choice) -> Reduction | None:
+def reduction(situation: Situation, *, compressing: bool = False, **changed: Choice) -> Reduction | None:
     """With the incumbent's choices and these instead; None where the links are not known.
 
     Args:
-        faster_network: Times what the network between hosts carries.
+        compressing: With what compressing takes by itself, which is no part of a bound.
     """
     topology = situation.environment.topology
     if topology is None:
         return None
-    topology = _with_faster_network(topology, faster_network)
     choices = {**situation.choices, **changed}
+    topology = _with_sockets(topology, situation, choices["nccl_settings"])
     if choices["sharding"]["mode"] in FSDP:
         return _sharded(situation, topology, choices)
-    times = [_bucket_ns(situation, topology, choices, size) for size in _buckets(situation, choices)]
-    return Reduction(total_ns=sum(times), last_ns=times[-1])
+    sizes = _buckets(situation, choices)
+    times = [_bucket_ns(situation, topology, choices, size) for size in sizes]
+    if compressing:
+        times = [sum(both) for both in zip(times, _compressing_ns(situation, choices, sizes), strict=True)]
+    updates_ns = 0.0
+    if choices["sharding"]["mode"] == "zero1":  # each rank's part of the update, sent to all when it is made
+        bytes_sent = max(1, situation.workload.model.parameter_bytes)
+        updates_ns = ring_ns(ALL_GATHER, bytes_sent, topology.num_ranks, topology.whole)
+    return Reduction(total_ns=sum(times) + updates_ns, last_ns=times[-1] + updates_ns)
 
 
-def _with_faster_network(topology: Topology, times: float) -> Topology:
-    if topology.num_hosts == 1:
+def num_sockets(nccl: Choice) -> int:
+    """Of a connection between hosts, as a choice of `nccl_settings` has it."""
+    chosen = [nccl.get(name) for name in ("socket_threads", "sockets_per_thread")]
+    return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
+
+
+def _with_sockets(topology: Topology, situation: Situation, nccl: Choice) -> Topology:
+    """The links with so many sockets; they were measured with as many as there are today."""
+    times = num_sockets(nccl) / num_sockets(situation.workload.current.get("nccl_settings", {}))
+    if topology.num_hosts == 1 or times == 1.0:
         return topology
 
-    def faster(link: Link) -> Link:
-        return replace(link, bytes_per_s=times * link.bytes_per_s)
+    def changed(link: Link) -> Link:
+        carried, delayed = times**CARRIED_EXPONENT, times**DELAYED_EXPONENT
+        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns)
 
-    between = None if topology.between is None else faster(topology.between)
-    return replace(topology, between=between, whole=faster(topology.whole))
+    between = None if topology.between is None else changed(topology.between)
+    return replace(topology, between=between, whole=changed(topology.whole))
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
@@ -185,6 +208,18 @@ def _bucket_ns(situation: Situation, topology: Topology, choices: dict[str, Choi
         case "powersgd":
             return 2 * ring_ns(ALL_REDUCE, sent_bytes / 2, ranks, link)
     return ring_ns(ALL_REDUCE, sent_bytes, ranks, link)
+
+
+def _compressing_ns(situation: Situation, choices: dict[str, Choice], sizes: list[float]) -> list[float]:
+    """What compressing takes by itself of each bucket."""
+    method, topology = choices["gradient_compression"]["method"], situation.environment.topology
+    assert topology is not None, "costs are of known links"
+    if method is None:
+        return [0.0] * len(sizes)
+    in_parts = choices["hierarchical_allreduce"]["levels"] == 2
+    parts = (topology.ranks_per_host or 1) if in_parts else 1
+    cost = own_costs(situation.environment.calibration)[str(method)]
+    return [cost.of(size / 4 / parts) for size in sizes]
 
 
 def _reduces_16_bits(topology: Topology, precision: Choice) -> bool:

@@ -1,0 +1,38 @@
+"""What compressing takes by itself, without sending anything: counted, unless somebody has measured it.
+
+`MEMORY_BYTES` is what the operators of a technique read and write of one FP32 element, over the measured bandwidth of a
+large copy; `LAUNCHES` is how many operators run for a bucket, each of which takes the host `LAUNCH_NS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.records import Calibration
+
+MEMORY_BYTES = {"fp16": 16.0, "bf16": 16.0, "int8": 62.0, "one_bit": 130.0, "powersgd": 48.0, "dgc": 56.0}
+LAUNCHES = {"fp16": 3, "bf16": 3, "int8": 24, "one_bit": 40, "powersgd": 136, "dgc": 60}
+LAUNCH_NS = 6_000.0
+"""Host time of one small operator on CUDA: 5 to 7 us were measured on hosts of H100 and H200."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCost:
+    """What compressing takes without sending anything: so much an element, and a call."""
+
+    ns_per_element: float
+    call_ns: float
+
+    def of(self, num_elements: float) -> float:
+        return self.call_ns + num_elements * self.ns_per_element
+
+
+def own_costs(calibration: Calibration, measured: Mapping[str, OwnCost] | None = None) -> dict[str, OwnCost]:
+    """By method: measured, or counted; without a measured bandwidth only the calls count."""
+    rate = calibration.copy_bytes_per_s
+    counted = {
+        method: OwnCost(ns_per_element=num_bytes / rate * 1e9 if rate else 0.0, call_ns=LAUNCHES[method] * LAUNCH_NS)
+        for method, num_bytes in MEMORY_BYTES.items()
+    }
+    return {**counted, **(measured or {})}

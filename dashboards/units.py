@@ -82,6 +82,10 @@ def change(value_ms: float) -> str:
     return f"{value_ms:+.2f}".replace("-", "−")
 
 
+LEAST_RATIO, MOST_RATIO = 0.01, 100.0
+"""Ends of an interval are not told beyond these."""
+
+
 def ratio(value: float) -> str:
     """`2.42×`; near one with a third decimal, where the second says little."""
     if not math.isfinite(value):
@@ -90,7 +94,10 @@ def ratio(value: float) -> str:
 
 
 def ratio_interval(interval: Interval) -> str:
-    return f"{ratio(interval.low)} to {ratio(interval.high)}"
+    """`0.990× to 1.20×`; of two blocks that differ much `<0.01× to >100×`, whose digits would say nothing."""
+    low = f"<{LEAST_RATIO:g}×" if interval.low < LEAST_RATIO else ratio(interval.low)
+    high = f">{MOST_RATIO:g}×" if interval.high > MOST_RATIO else ratio(interval.high)
+    return f"{low} to {high}"
 
 
 def percent(share: float) -> str:

@@ -286,6 +286,8 @@ class TestUnits:
             (units.change(-14.5), "−14.50"),
             (units.counted(1, "trial"), "1 trial"),
             (units.ratio_interval(Interval(low=0.99, high=1.2)), "0.990× to 1.20×"),
+            (units.ratio_interval(Interval(low=2e-6, high=254126.83)), "<0.01× to >100×"),
+            (units.ratio_interval(Interval(low=0.01, high=100.0)), "0.01× to 100.00×"),
             (units.moves_label([Move(strategy="compile", choice={})]), "compile: as today"),
         ],
     )

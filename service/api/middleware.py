@@ -122,9 +122,9 @@ class BodyLimitMiddleware:
         headers = Headers(scope=scope)
         # Room for the form around the file.
         limit = self._max_upload_bytes + (1 << 16) if _is_upload(scope, headers) else self._max_bytes
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
-            await _send_problem(scope, send, _too_large(limit))
+        refusal = _refused_length(headers.get("content-length", "0"), limit)
+        if refusal is not None:
+            await _send_problem(scope, send, refusal)
             return
         received = 0
 
@@ -144,6 +144,14 @@ def _is_upload(scope: Scope, headers: Headers) -> bool:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
     return scope["method"] == "POST" and path == UPLOADS and is_form
+
+
+def _refused_length(length: str, limit: int) -> Refusal | None:
+    if not (length.isascii() and length.isdecimal()):
+        return Refusal(
+            400, "malformed-length", f"Content-Length is {length[:50]!r}: it has to be a whole number of bytes"
+        )
+    return _too_large(limit) if int(length) > limit else None
 
 
 def _too_large(limit: int) -> Refusal:

@@ -104,7 +104,7 @@ _MEANINGS = {
     507: "The disk or the database is full.",
 }
 
-COMMON = refuses(400, 401, 403, 422, 429, 500, 503)
+COMMON = refuses(400, 401, 403, 413, 422, 429, 500, 503)
 """What any operation can answer."""
 
 _HEADERS = {
@@ -154,7 +154,7 @@ def document(app: FastAPI) -> dict[str, Any]:
                 if "304" in operation["responses"]:
                     operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
                 if "requestBody" in operation:
-                    operation["responses"] |= {str(status): said for status, said in refuses(413, 415).items()}
+                    operation["responses"] |= {str(status): said for status, said in refuses(415).items()}
                 operation["x-codeSamples"] = [{"lang": "Shell", "source": curl_of(path, method, operation, schemas)}]
         app.openapi_schema = whole
     return app.openapi_schema

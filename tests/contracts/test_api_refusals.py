@@ -151,6 +151,20 @@ def test_a_large_upload_is_refused_by_its_announced_length_without_being_read(se
     assert answer.json()["code"] == "content-too-large"
 
 
+@pytest.mark.parametrize("length", ["many", "-1", "1e9", "1 2", ""])
+def test_a_length_that_is_none_is_a_malformed_request(service: Served, length: str) -> None:
+    """To operations without a body, too; it was refused as one that is too large."""
+    answer = service("GET", "/me", headers={"Content-Length": length})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed-length")
+
+
+def test_what_takes_no_body_refuses_a_large_one_as_documented(service: Served) -> None:
+    answer = service("GET", "/me", headers={"Content-Length": str(1 << 40)})
+    assert answer.status_code == 413
+    document = service("GET", "/openapi.json").json()
+    assert "413" in document["paths"]["/api/v1/me"]["get"]["responses"]
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_upload_without_a_length_is_refused_once_it_is_too_large(service: Served, anyio_backend) -> None:

@@ -149,7 +149,7 @@ def _bare_step(
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
-        moving_ns=UPDATE_BYTES * model.num_parameters / rate * 1e9 if rate else 0.0,
+        moving_ns=UPDATE_BYTES * (model.num_parameters - model.num_frozen) / rate * 1e9 if rate else 0.0,
         num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
         contention=contention,
     )

@@ -263,6 +263,15 @@ class TestPrecision:
         float16 = {"level": "O2", "dtype": "float16"}
         assert strategy_named("precision").expected(situation, float16) < 0.1
 
+    def test_is_bounded_by_what_it_sends(self):
+        """The error of the links is no reason to expect something of a level that sends as much as today's."""
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        alone = dataclasses.replace(situation, environment=replace(situation.environment, topology=None))
+        precision = strategy_named("precision")
+        for level in (self.O1, self.O2):
+            assert precision.bound(situation, level) == precision.bound(alone, level)
+        assert precision.bound(situation, self.O3) > precision.bound(alone, self.O3) + 0.3
+
     def test_in_two_levels_is_of_16_bits_inside_hosts_too(self):
         """Where a link inside is the slow one: O3, and with a compression O2, send half on it as well."""
         inside = replace(INSIDE, bytes_per_s=62.5e6)

@@ -85,7 +85,8 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Cho
     if topology is None:
         return None
     choices = {**situation.choices, **changed}
-    topology = _with_sockets(topology, situation, choices["nccl_settings"])
+    measured_with = situation.workload.current.get("nccl_settings", {})
+    topology = with_sockets(topology, choices["nccl_settings"], measured_with)
     if choices["sharding"]["mode"] in FSDP:
         return _sharded(situation, topology, choices)
     formats = formats_of(situation.workload.model, topology.num_ranks, choices)
@@ -120,15 +121,15 @@ def num_sockets(nccl: Choice) -> int:
     return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
 
 
-def _with_sockets(topology: Topology, situation: Situation, nccl: Choice) -> Topology:
-    """The links with so many sockets; they were measured with as many as there are today."""
-    times = num_sockets(nccl) / num_sockets(situation.workload.current.get("nccl_settings", {}))
+def with_sockets(topology: Topology, nccl: Choice, measured_with: Choice) -> Topology:
+    """The links as they are expected to be with other settings of NCCL than they were measured with, today's."""
+    times = num_sockets(nccl) / num_sockets(measured_with)
     if topology.num_hosts == 1 or times == 1.0:
         return topology
 
     def changed(link: Link) -> Link:
         carried, delayed = times**CARRIED_EXPONENT, times**DELAYED_EXPONENT
-        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns)
+        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns, timings=())
 
     between = None if topology.between is None else changed(topology.between)
     return replace(topology, between=between, whole=changed(topology.whole))

@@ -53,14 +53,14 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
     trials = store.trials(study.study_id)
     topology = study.environment.topology if study.environment is not None else None
     inside, assumed = inside_link(topology, parse_bandwidth(question.inside) if question.inside else None)
-    between, assumed_between = between_link(
-        topology,
-        parse_bandwidth(question.network) if question.network else None,
-        parse_latency_ns(question.latency) if question.latency else None,
-    )
     which, assumed_start = _start(store, study, question.which)
     trial = trial_in(store, study, which)
     basis = basis_of(study, trials, trial, inside=inside, contention=question.contention)
+    between, assumed_between = between_link(
+        basis.environment.topology,
+        parse_bandwidth(question.network) if question.network else None,
+        parse_latency_ns(question.latency) if question.latency else None,
+    )
     devices = question.devices if question.devices is not None else basis.cluster.devices_per_host
     if question.hosts > MAX_HOSTS or question.hosts * devices > MAX_RANKS:
         raise ChoiceError(

@@ -95,6 +95,28 @@ class TestBasis:
         with pytest.raises(StoreError, match=r"not measured and profiled.*--from"):
             basis(study, make_trials([result_of("a", BASELINE, STEP_NS)]))
 
+    def test_links_carry_what_its_sockets_let_them(self) -> None:
+        """They were measured with today's: the step would be explained by a network that it does not have."""
+        timing = CollectiveTiming(collective=ALL_REDUCE, message_bytes=1 << 20, num_ranks=2, duration_ns=1_000_000)
+        link = structs.replace(LINK, timings=(timing,))
+        study = study_of(2, 2, topology_of((0, 1), link))
+        sockets = Candidate(choices={"nccl_settings": {"socket_threads": 4, "sockets_per_thread": 4}})
+        slow, fast = (
+            result_of(name, candidate, STEP_NS + exposed_ns, num_ranks=2, breakdown=profile_of(exposed_ns))
+            for name, candidate, exposed_ns in (("a", BASELINE, 600_000_000), ("b", sockets, 200_000_000))
+        )
+        trials = make_trials([slow, fast])
+        today, found = (basis_of(study, trials, trial) for trial in trials)
+        assert today.cluster.between == link
+        assert found.cluster.between is not None
+        assert found.cluster.between.bytes_per_s == pytest.approx(16**0.4 * link.bytes_per_s)
+        assert not found.cluster.between.timings
+        assert found.cluster.inside == today.cluster.inside
+        assert not [said for said in today.assumptions if "sockets" in said]
+        assert [said for said in found.assumptions if "16 sockets" in said]
+        said = predicted(stored(study, trials), study, Question(hosts=2, which=str(trials[1].sequence)))
+        assert said.between == found.cluster.between
+
     def test_hosts_whose_link_is_not_known_are_none(self) -> None:
         study = study_of(2, num_hosts=2)
         trials = make_trials([result_of("a", BASELINE, STEP_NS, num_ranks=2, breakdown=profile_of())])

@@ -108,6 +108,28 @@ class TestBuckets:
         volumes = volumes_of(VIT_LARGE, {"level": "O2", "dtype": "bfloat16"})
         assert (volumes.gradient_bytes, volumes.gathered_bytes, volumes.reduced_bytes) == (2, 2, 4)
 
+    def test_what_is_frozen_is_gathered_and_not_reduced(self) -> None:
+        frozen = replace_facts(num_frozen=RESNET_50.num_parameters * 9 // 10)
+        volumes = volumes_of(frozen, choices()["precision"])
+        assert sum(buckets(volumes, choices()["ddp_buckets"])) == pytest.approx(RESNET_50.num_parameters / 10, rel=1e-6)
+        sent = {
+            mode: [
+                model_of(72.0, facts, contention=0)
+                .timeline(choices(sharding={"mode": mode}), TWO)
+                .work_ns[Lane.COMMUNICATION]
+                for facts in (frozen, RESNET_50)
+            ]
+            for mode in ("ddp", "zero1", "grad_op")
+        }
+        assert sent["ddp"][0] < 0.2 * sent["ddp"][1]
+        assert sent["zero1"][0] < 0.2 * sent["zero1"][1]
+        assert 0.5 < sent["grad_op"][0] / sent["grad_op"][1] < 0.6
+
+    def test_masters_of_a_model_that_has_sixteen_bits_by_itself_have_thirty_two(self) -> None:
+        halved = replace_facts(parameter_bytes=2 * RESNET_50.num_parameters)
+        assert volumes_of(halved, choices()["precision"]).reduced_bytes == 2
+        assert volumes_of(halved, {"level": "O2", "dtype": "bfloat16"}).reduced_bytes == 4
+
 
 def replace_facts(**changes):
     from msgspec import structs
@@ -192,6 +214,18 @@ class TestReductions:
         halved = self.reduction(cluster, hierarchical_allreduce={"levels": 2}, gradient_compression={"method": "bf16"})
         assert halved == pytest.approx(two_levels / 2)
 
+    @pytest.mark.parametrize(("level", "part"), [("O1", 1.0), ("O2", 1.0), ("O3", 0.5)])
+    def test_zero1_sends_what_the_optimizer_updates(self, level, part) -> None:
+        """At O2 the masters, which have 32 bits."""
+        network = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
+        cluster, model = cluster_of(2, 8, network, ENDLESS), model_of(72.0, VIT_LARGE, contention=0)
+        precision = {"level": level, "dtype": "bfloat16"}
+        with_update, without = (
+            model.timeline(choices(precision=precision, sharding={"mode": mode}), cluster).work_ns[Lane.COMMUNICATION]
+            for mode in ("zero1", "ddp")
+        )
+        assert with_update - without == pytest.approx(part * 15 / 16 * VIT_LARGE.parameter_bytes, rel=1e-6)
+
     def test_what_dgc_sends_grows_with_the_ranks(self) -> None:
         choice = choices(gradient_compression={"method": "dgc", "ratio": 0.01})["gradient_compression"]
         volumes = volumes_of(VIT_LARGE, choices()["precision"])
@@ -256,6 +290,9 @@ class TestCopies:
         assert copies(ddp_buckets={"bucket_views": True}) == 0
         assert copies(sharding={"mode": "grad_op"}) == 4  # gathered once, scattered once
         assert copies(sharding={"mode": "full"}) == 6  # gathered twice
+        assert copies(sharding={"mode": "full"}, gradient_compression={"method": "bf16"}) == pytest.approx(5)  # 16 bits
+        at_the_end = {"mode": "grad_op", "reduce_each": False}
+        assert copies(sharding=at_the_end, micro_batch={"num_micro_batches": 3}) == 8  # gathered thrice
         assert copies_ns(choices(), volumes, Calibration()) == 0
 
 
@@ -271,6 +308,23 @@ class TestMicroBatches:
         cut = replace(whole, step=replace(whole.step, num_micro_batches=2))
         sent = [model.timeline(chosen, TWO).work_ns[Lane.COMMUNICATION] for model in (whole, cut)]
         assert sent[1] == pytest.approx(2 * sent[0])
+
+    def test_fsdp_reduces_the_last_one_where_gradients_wait(self) -> None:
+        model = model_of(72.0, VIT_LARGE, contention=0)
+        cut = replace(model, step=replace(model.step, num_micro_batches=4))
+        each, last = (
+            cut.timeline(choices(sharding={"mode": "grad_op", "reduce_each": reduces}), TWO).work_ns[Lane.COMMUNICATION]
+            for reduces in (True, False)
+        )
+        assert last == pytest.approx(each * (4 + 1) / (4 + 4), rel=0.01)
+
+    def test_fsdp_scatters_half_where_it_may_reduce_16_bits(self) -> None:
+        model = model_of(72.0, VIT_LARGE, contention=0)
+        plain, halved = (
+            model.timeline(choices(sharding={"mode": "grad_op"}, **more), TWO).work_ns[Lane.COMMUNICATION]
+            for more in ({}, {"gradient_compression": {"method": "bf16"}})
+        )
+        assert halved == pytest.approx(0.75 * plain, rel=0.01)
 
 
 class TestCluster:

@@ -8,7 +8,7 @@ import pytest
 from gpu_model import GpuModel, Step
 
 from tuner.profiling.categories import Category as C
-from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, StudySettings, TrialSpec
+from tuner.records import BASELINE, Candidate, Finding, MeasureSettings, Purpose, StudySettings, TrialSpec
 from tuner.search.knowledge import Knowledge, Outcome, Priors
 from tuner.search.proposals import Proposal, Proposals
 from tuner.search.space import Space
@@ -103,3 +103,22 @@ def test_what_promises_much_more_is_not_put_off_until_it_no_longer_fits(left_s: 
     found = proposals(step, BASELINE, ("compile",), left_s=left_s).next_move()
     assert found is not None
     assert found.moves[0].choice["mode"] == mode
+
+
+@pytest.mark.parametrize("attention_ms", [0.7, 30.0])
+def test_a_recipe_has_nothing_that_is_expected_to_save_hardly_anything(attention_ms: float) -> None:
+    """A flag that only a compiler gains by is no cure, even where hardly anything is much of what it could save."""
+    kernels = {C.MATMUL: 70 - attention_ms, C.ATTENTION: attention_ms, C.OPTIMIZER: 30}
+    step = replace(STEP, gpu_ms=kernels, mask_refusal="")
+    finding = Finding(
+        rule="compute",
+        severity="high",
+        message="the device computes",
+        advice="",
+        strategies=("attention_mask", "optimizer_implementation", "precision"),
+        bound=0.3,
+    )
+    found = proposals(step, BASELINE, finding.strategies).recipe(finding)
+    assert found is not None
+    names = {move.strategy for move in found.moves}
+    assert names == {"optimizer_implementation", "precision"}

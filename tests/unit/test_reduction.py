@@ -35,21 +35,29 @@ def topology_of(between: Link) -> Topology:
     return sample_topology(inside=INSIDE, between=between, whole=slowest)
 
 
+def model_of(size_bytes: int, *, element_bytes: int = 4, num_frozen: int = 0) -> ModelFacts:
+    return ModelFacts(
+        num_parameters=size_bytes // element_bytes,
+        parameter_bytes=size_bytes,
+        num_parameter_tensors=100,
+        num_frozen=num_frozen,
+    )
+
+
 def situation_on(
     topology: Topology | None,
     *,
     exposed: float = 0.5,
     hidden: float = 0.0,
     size_bytes: int = 100 * MIB,
+    model: ModelFacts | None = None,
     **choices: Choice,
 ) -> Situation:
     breakdown = breakdown_of({Category.COMMUNICATION: exposed}, rest=Category.MATMUL)
     beside = {Category.COMMUNICATION.value: round(hidden * STEP_NS)}
     return Situation(
         breakdown=replace(breakdown, overlapped=beside),
-        workload=sample_facts(
-            model=ModelFacts(num_parameters=size_bytes // 4, parameter_bytes=size_bytes, num_parameter_tensors=100)
-        ),
+        workload=sample_facts(model=model or model_of(size_bytes)),
         environment=sample_environment(
             num_ranks=4, num_hosts=2, topology=topology, calibration=Calibration(copy_bytes_per_s=3e12)
         ),
@@ -194,6 +202,34 @@ class TestSharding:
         saved_share = expected("gradient_compression", situation, method="bf16")
         assert saved_share == pytest.approx(0.6 / 4, rel=0.05)
 
+    def test_gathers_and_reduces_for_every_micro_batch(self):
+        """DDP reduces the last one's gradients only."""
+        pieces: dict[str, Choice] = {"micro_batch": {**DEFAULTS["micro_batch"], "num_micro_batches": 4}}
+        situation = situation_on(topology_of(SLOW_NETWORK), **pieces)
+        today = reduction(situation).total_ns
+        assert reduction(situation, sharding=sharded("grad_op")).total_ns == pytest.approx(4 * today, rel=0.01)
+        at_the_end = sharded("grad_op", reduce_each=False)
+        assert reduction(situation, sharding=at_the_end).total_ns == pytest.approx(2.5 * today, rel=0.01)
+
+    def test_gathers_what_is_frozen_whose_gradients_nobody_sends(self):
+        model = model_of(100 * MIB, num_frozen=90 * MIB // 4)
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6, model=model)
+        all_trained = situation_on(topology_of(SLOW_NETWORK))
+        today = reduction(situation).total_ns
+        assert today == pytest.approx(0.1 * reduction(all_trained).total_ns, rel=0.02)
+        assert reduction(situation, sharding=sharded("grad_op")).total_ns > 5 * today
+        zero1 = reduction(situation, sharding=sharded("zero1")).total_ns
+        assert zero1 == pytest.approx(1.5 * today, rel=0.02)
+
+    @pytest.mark.parametrize(("level", "part"), [("O1", 0.5), ("O2", 0.5), ("O3", 0.25)])
+    def test_of_states_sends_what_the_optimizer_updates(self, level, part):
+        """At O2 the masters, which have 32 bits."""
+        situation = situation_on(topology_of(SLOW_NETWORK))
+        precision: Choice = {"level": level, "dtype": "bfloat16"}
+        now, then = (reduction(situation, precision=precision, sharding=sharded(mode)) for mode in ("ddp", "zero1"))
+        whole = reduction(situation).total_ns
+        assert then.total_ns - now.total_ns == pytest.approx(part * whole, rel=0.02)
+
     def test_of_many_units_pays_the_latency_of_each(self):
         situation = situation_on(topology_of(replace(SLOW_NETWORK, latency_ns=1e6)))
         few, many = (sharded("full", wrap="size", min_num_params=size) for size in (10**7, 10**5))
@@ -226,6 +262,37 @@ class TestPrecision:
         assert strategy_named("precision").bound(situation, self.O2) > 0.3
         float16 = {"level": "O2", "dtype": "float16"}
         assert strategy_named("precision").expected(situation, float16) < 0.1
+
+    def test_is_bounded_by_what_it_sends(self):
+        """The error of the links is no reason to expect something of a level that sends as much as today's."""
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6)
+        alone = dataclasses.replace(situation, environment=replace(situation.environment, topology=None))
+        precision = strategy_named("precision")
+        for level in (self.O1, self.O2):
+            assert precision.bound(situation, level) == precision.bound(alone, level)
+        assert precision.bound(situation, self.O3) > precision.bound(alone, self.O3) + 0.3
+
+    def test_in_two_levels_is_of_16_bits_inside_hosts_too(self):
+        """Where a link inside is the slow one: O3, and with a compression O2, send half on it as well."""
+        inside = replace(INSIDE, bytes_per_s=62.5e6)
+        network = replace(FAST_NETWORK, latency_ns=1)
+        situation = situation_on(sample_topology(inside=inside, between=network, whole=inside))
+        compressed = {"gradient_compression": {**DEFAULTS["gradient_compression"], "method": "bf16"}}
+        levels = {"hierarchical_allreduce": TWO_LEVELS}
+        whole = reduction(situation, **levels, precision=self.O2).total_ns
+        assert whole == pytest.approx(reduction(situation, **levels).total_ns, rel=0.01)
+        assert reduction(situation, **levels, precision=self.O3).total_ns == pytest.approx(whole / 2, rel=0.01)
+        sent = reduction(situation, **levels, **compressed, precision=self.O2).total_ns
+        assert sent == pytest.approx(whole / 2, rel=0.01)
+
+    def test_of_a_model_that_has_16_bits_by_itself(self):
+        """Its gradients are sent as they are, and at O2 added up in FP32."""
+        model = model_of(50 * MIB, element_bytes=2)
+        situation = situation_on(topology_of(SLOW_NETWORK), exposed=0.6, model=model)
+        today = reduction(situation).total_ns
+        assert expected("gradient_compression", situation, method="bf16") == 0
+        assert expected("gradient_compression", situation, method="int8") == pytest.approx(0.3, rel=0.05)
+        assert reduction(situation, precision=self.O2).total_ns == pytest.approx(2 * today, rel=0.01)
 
     def test_leaves_a_compression_what_is_sent_beyond_it(self):
         four, two = (situation_on(t, exposed=0.6, precision=self.O2) for t in (topology_of(SLOW_NETWORK), self.TWO))

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from tuner.errors import ChoiceError, StoreError
 from tuner.estimates import units_per_s
 from tuner.prediction.cluster import Cluster
@@ -35,6 +37,7 @@ from tuner.records import (
 )
 from tuner.strategies.composition import complete_choices
 from tuner.strategies.parallel_mesh import model_ranks
+from tuner.strategies.reduction import num_sockets, with_sockets
 from tuner.training.compression.own_cost import OwnCost
 
 
@@ -44,6 +47,7 @@ class Basis:
     Attributes:
         candidate: Of the configuration.
         cluster: The ranks of the study.
+        environment: The study's, its links with as many sockets as the configuration has.
         assumptions: What was not measured.
     """
 
@@ -91,6 +95,7 @@ def basis_of(
         raise StoreError(
             f"trial {trial.sequence} {reason}, which is not predicted: choose another, as with --from baseline"
         )
+    environment = _with_sockets(environment, choices["nccl_settings"], facts, assumptions)
     cluster = _own_cluster(environment, inside)
     measured_ns = measured_step_ns(results, result.candidate)
     model = Model(
@@ -149,7 +154,7 @@ def _bare_step(
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
-        moving_ns=UPDATE_BYTES * model.num_parameters / rate * 1e9 if rate else 0.0,
+        moving_ns=UPDATE_BYTES * (model.num_parameters - model.num_frozen) / rate * 1e9 if rate else 0.0,
         num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
         contention=contention,
     )
@@ -212,6 +217,21 @@ def _contention(
         + (" (0.5 and 0.7 were seen on H200)" if default else "")
     )
     return default, False
+
+
+def _with_sockets(
+    environment: Environment, nccl: Choice, workload: WorkloadFacts, assumptions: list[str]
+) -> Environment:
+    """With the links as the configuration's sockets make them."""
+    if environment.topology is None:
+        return environment
+    topology = with_sockets(environment.topology, nccl, workload.current.get("nccl_settings", {}))
+    if topology != environment.topology:
+        assumptions.append(
+            f"what {num_sockets(nccl)} sockets of a connection carry between hosts is taken from other networks: links "
+            "were measured with today's"
+        )
+    return structs.replace(environment, topology=topology)
 
 
 def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:

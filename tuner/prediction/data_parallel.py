@@ -42,7 +42,7 @@ def data_parallel_tasks(
     reductions: list[int] = []
     costs_ns: dict[float, float] = {}
     for elements in buckets(volumes, choices["ddp_buckets"]):
-        share = elements / volumes.num_elements
+        share = elements / volumes.num_trained
         if elements not in costs_ns:
             costs_ns[elements] = reduction_ns(elements, volumes, cluster, choices, own_costs)
         tasks.append(Task(lane=Lane.COMPUTE, work_ns=share * last * step.backward_ns))
@@ -53,7 +53,7 @@ def data_parallel_tasks(
     tasks.append(Task(lane=Lane.COMPUTE, work_ns=update_ns, after=tuple(reductions[-1:])))
     if in_parts:
         # Broadcasts from every rank of its part: the bytes of an all-gather, call by call.
-        part_bytes = volumes.num_elements * volumes.gradient_bytes
+        part_bytes = volumes.num_trained * volumes.reduced_bytes
         tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=cluster.all_gather_ns(part_bytes), after=(len(tasks) - 1,)))
     return tasks
 

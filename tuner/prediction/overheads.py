@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.prediction.volumes import Volumes
+from tuner.prediction.volumes import SIXTEEN_BITS, Volumes
 from tuner.records import Calibration, Choice
 from tuner.strategies.reduction import FSDP
 
@@ -17,6 +17,11 @@ from tuner.strategies.reduction import FSDP
 def frees(sharding: Choice) -> bool:
     """Parameters are freed after the forward pass, and gathered again."""
     return sharding["mode"] == "full" or (sharding["mode"] == "hybrid" and bool(sharding["reshard"]))
+
+
+def scattered_bytes(choices: Mapping[str, Choice], volumes: Volumes) -> float:
+    """Of one element of a gradient that FSDP reduces, in 16 bits where it may."""
+    return SIXTEEN_BITS if choices["gradient_compression"]["method"] else volumes.reduced_bytes
 
 
 def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Calibration) -> float:
@@ -27,8 +32,11 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
     sharding = choices["sharding"]
     if sharding["mode"] in FSDP:
         gathers = 2 if frees(sharding) else 1
-        copied_bytes = volumes.num_elements * (gathers * volumes.gathered_bytes + volumes.reduced_bytes)
-        return 2 * copied_bytes * _micro_batches(choices) / rate * 1e9
+        count = _micro_batches(choices)
+        reductions = count if sharding["reduce_each"] else 1
+        gathered = count * gathers * volumes.num_elements * volumes.gathered_bytes
+        scattered = reductions * volumes.num_trained * scattered_bytes(choices, volumes)
+        return 2 * (gathered + scattered) / rate * 1e9
     if choices["ddp_buckets"]["bucket_views"]:
         return 0.0
     return 2 * 2 * volumes.all_gradients_bytes / rate * 1e9

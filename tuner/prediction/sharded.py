@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.prediction.cluster import Cluster
-from tuner.prediction.overheads import frees
+from tuner.prediction.overheads import frees, scattered_bytes
 from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task
 from tuner.prediction.volumes import Volumes, num_units
@@ -31,7 +31,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     units = num_units(volumes, sharding)
     ahead = int(sharding["prefetch"] or 1)
     gather_bytes = volumes.num_elements * volumes.gathered_bytes / units
-    scatter_bytes = volumes.num_elements * volumes.reduced_bytes / units
+    scatter_bytes = volumes.num_trained * scattered_bytes(choices, volumes) / units
     gather_ns = cluster.gathered_inside_ns(gather_bytes) if hybrid else cluster.all_gather_ns(gather_bytes)
     if hybrid:
         scatter_ns = cluster.scattered_inside_ns(scatter_bytes) + cluster.reduced_between_ns(scatter_bytes)
@@ -39,9 +39,11 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
         scatter_ns = cluster.reduce_scatter_ns(scatter_bytes)
     tasks = [Task(lane=Lane.COMPUTE, work_ns=step.before_ns)]
     count = step.num_micro_batches
-    for _ in range(count):
+    for number in range(count):
+        reduces = sharding["reduce_each"] or number == count - 1
         _pass(tasks, step.forward_ns / count, units, ahead, gather_ns, None)
-        _pass(tasks, step.backward_ns / count, units, ahead, gather_ns if frees(sharding) else None, scatter_ns)
+        regathered_ns = gather_ns if frees(sharding) else None
+        _pass(tasks, step.backward_ns / count, units, ahead, regathered_ns, scatter_ns if reduces else None)
     parts = cluster.devices_per_host if hybrid else cluster.num_ranks
     scattered = tuple(n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION)[-1:]
     tasks.append(Task(lane=Lane.COMPUTE, work_ns=step.update_ns(parts), after=scattered))

@@ -379,13 +379,16 @@ class Proposals:
         return min(known * learned, bound)
 
     def _cures(self, name: str) -> bool:
-        """Whether a strategy of this space usually realises much of its bound, or its first good choice here."""
+        """Whether a strategy of this space usually realises much of its bound, or its first good choice here, by what
+        it is expected to save beyond the noise.
+        """
         if all(strategy.name != name for strategy in self._space.strategies):
             return False
         first = self._first_good(name)
         if self._realisation(name) >= CURE or first is None:
             return self._realisation(name) >= CURE
-        return self._promise(first) >= CURE * self._knowledge.bound(first, self._incumbent)
+        least = max(self._threshold, CURE * self._knowledge.bound(first, self._incumbent))
+        return self._promise(first) > least
 
     def _first_good(self, name: str) -> Move | None:
         """The first choice of a strategy that could save more than the noise."""

@@ -165,8 +165,8 @@ CONFLICTS: tuple[Conflict, ...] = (
             and (c["precision"]["level"] == "O3" or (c["precision"]["level"] == "O2" and not _is_fsdp(c)))
             and not _sends_own_format(c, e)
         ),
-        reason="gradients are of 16 bits already, in which what a step does not send could not be kept: at O2, over "
-        "more than two ranks, the 16 bits of the weights can be sent as they are",
+        reason="gradients are of 16 bits already, in which what a step does not send could not be kept: at O2 "
+        "bf16 over more than two ranks, or fp16 with float16, sends them as they are in place of FP32",
     ),
     Conflict(
         strategies=("gradient_compression", "precision"),

@@ -26,16 +26,18 @@ from tuner.network.collective_costs import (
 )
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Link, Topology
+from tuner.records import Choice, Link, ModelFacts, Topology
 from tuner.training.compression.own_cost import own_costs
 from tuner.training.wide_reduction import is_needed
 
 MIB = 2**20
 SLACK = 1.5
 """A bound allows a cost to be so many times smaller than the model of links that were fitted without error says."""
-PARTS = {"fp16": 1 / 2, "bf16": 1 / 2, "int8": 1 / 4 + 1 / 256, "one_bit": 1 / 32 + 1 / 2048}
-"""Of FP32 gradients: what is sent, the scales of blocks included."""
-HALF = PARTS["bf16"]
+FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
+SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
+"""Of an element: what is sent, the scales of blocks included."""
+CHOSEN_BYTES = 8.0
+"""Value and place of an element of `dgc`."""
 USUAL_SOCKETS = 1
 """Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
@@ -57,6 +59,22 @@ class Reduction(NamedTuple):
     last_ns: float
 
 
+class Formats(NamedTuple):
+    """Bytes of an element.
+
+    Attributes:
+        gradient: As DDP's buckets hold it.
+        reduced: As it is averaged where nothing compresses it.
+        gathered: Of a parameter, as FSDP gathers it.
+        updated: Of what the optimizer updates.
+    """
+
+    gradient: float
+    reduced: float
+    gathered: float
+    updated: float
+
+
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Choice) -> Reduction | None:
     """With the incumbent's choices and these instead; None where the links are not known.
 
@@ -67,18 +85,34 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Cho
     if topology is None:
         return None
     choices = {**situation.choices, **changed}
-    topology = _with_sockets(topology, situation, choices["nccl_settings"])
+    measured_with = situation.workload.current.get("nccl_settings", {})
+    topology = with_sockets(topology, choices["nccl_settings"], measured_with)
     if choices["sharding"]["mode"] in FSDP:
         return _sharded(situation, topology, choices)
-    sizes = _buckets(situation, choices)
-    times = [_bucket_ns(situation, topology, choices, size) for size in sizes]
+    formats = formats_of(situation.workload.model, topology.num_ranks, choices)
+    sizes = _buckets(situation, choices, formats)
+    times = [_bucket_ns(situation, topology, choices, formats, num_elements) for num_elements in sizes]
     if compressing:
         times = [sum(both) for both in zip(times, _compressing_ns(situation, choices, sizes), strict=True)]
     updates_ns = 0.0
     if choices["sharding"]["mode"] == "zero1":  # each rank's part of the update, sent to all when it is made
-        bytes_sent = max(1, situation.workload.model.parameter_bytes)
+        bytes_sent = _num_trained(situation) * formats.updated
         updates_ns = ring_ns(ALL_GATHER, bytes_sent, topology.num_ranks, topology.whole)
     return Reduction(total_ns=sum(times) + updates_ns, last_ns=times[-1] + updates_ns)
+
+
+def formats_of(model: ModelFacts, num_ranks: int, choices: dict[str, Choice]) -> Formats:
+    """By the precision level."""
+    own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
+    half = min(own, SIXTEEN_BIT_BYTES)
+    match choices["precision"]["level"]:
+        case "O3":
+            return Formats(gradient=half, reduced=half, gathered=half, updated=half)
+        case "O2":
+            widened = choices["sharding"]["mode"] in FSDP or is_needed(num_ranks, str(choices["precision"]["dtype"]))
+            reduced = FP32_BYTES if widened else half
+            return Formats(gradient=half, reduced=reduced, gathered=half, updated=FP32_BYTES)
+    return Formats(gradient=own, reduced=own, gathered=own, updated=own)
 
 
 def num_sockets(nccl: Choice) -> int:
@@ -87,15 +121,15 @@ def num_sockets(nccl: Choice) -> int:
     return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
 
 
-def _with_sockets(topology: Topology, situation: Situation, nccl: Choice) -> Topology:
-    """The links with so many sockets; they were measured with as many as there are today."""
-    times = num_sockets(nccl) / num_sockets(situation.workload.current.get("nccl_settings", {}))
+def with_sockets(topology: Topology, nccl: Choice, measured_with: Choice) -> Topology:
+    """The links as they are expected to be with other settings of NCCL than they were measured with, today's."""
+    times = num_sockets(nccl) / num_sockets(measured_with)
     if topology.num_hosts == 1 or times == 1.0:
         return topology
 
     def changed(link: Link) -> Link:
         carried, delayed = times**CARRIED_EXPONENT, times**DELAYED_EXPONENT
-        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns)
+        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns, timings=())
 
     between = None if topology.between is None else changed(topology.between)
     return replace(topology, between=between, whole=changed(topology.whole))
@@ -139,13 +173,14 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice]) -> Reduction:
-    """Of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after the backward pass."""
+    """Of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after each backward pass."""
     sharding = choices["sharding"]
-    level = choices["precision"]["level"]
-    units = _num_units(situation, sharding, level == "O2")
-    unit_bytes = max(1, situation.workload.model.parameter_bytes) / units
-    gathered_bytes = unit_bytes * (HALF if level in ("O2", "O3") else 1.0)
-    reduced_bytes = unit_bytes * (HALF if level == "O3" or choices["gradient_compression"]["method"] else 1.0)
+    model = situation.workload.model
+    formats = formats_of(model, topology.num_ranks, choices)
+    method = choices["gradient_compression"]["method"]
+    units = _num_units(situation, sharding, choices["precision"]["level"] == "O2")
+    gathered_bytes = max(1, model.num_parameters) * formats.gathered / units
+    reduced_bytes = _num_trained(situation) * (SENT_BYTES[str(method)] if method else formats.reduced) / units
     ranks, link = topology.num_ranks, topology.whole
     reduce_ns = 0.0
     if sharding["mode"] == "hybrid" and topology.inside and topology.between and topology.ranks_per_host:
@@ -155,8 +190,10 @@ def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice
     gather_ns = ring_ns(ALL_GATHER, gathered_bytes, ranks, link)
     reduce_ns += ring_ns(REDUCE_SCATTER, reduced_bytes, ranks, link)
     frees = sharding["mode"] == "full" or (sharding["mode"] == "hybrid" and bool(sharding["reshard"]))
-    gathers = 2 if frees else 1
-    return Reduction(total_ns=units * (gathers * gather_ns + reduce_ns), last_ns=gather_ns + reduce_ns)
+    micro_batches = int(choices["micro_batch"]["num_micro_batches"] or 1)
+    gathers = micro_batches * (2 if frees else 1)
+    reduces = micro_batches if sharding["reduce_each"] else 1
+    return Reduction(total_ns=units * (gathers * gather_ns + reduces * reduce_ns), last_ns=gather_ns + reduce_ns)
 
 
 def _num_units(situation: Situation, sharding: Choice, norms_apart: bool) -> int:
@@ -174,30 +211,38 @@ def _num_units(situation: Situation, sharding: Choice, norms_apart: bool) -> int
     return 1 + apart
 
 
-def _buckets(situation: Situation, choices: dict[str, Choice]) -> list[float]:
-    """Bytes of each as FP32, in the order of their reduction."""
-    sizes, part = choices["ddp_buckets"], HALF if choices["precision"]["level"] in ("O2", "O3") else 1.0
-    first, cap = (float(sizes[name] or 0) * MIB / part for name in ("first_bucket_mb", "bucket_cap_mb"))
-    left = float(max(1, situation.workload.model.parameter_bytes))
+def _num_trained(situation: Situation) -> int:
+    """Elements that have a gradient."""
+    model = situation.workload.model
+    return max(1, model.num_parameters - model.num_frozen)
+
+
+def _buckets(situation: Situation, choices: dict[str, Choice], formats: Formats) -> list[float]:
+    """Elements of each, in the order of their reduction."""
+    sizes = choices["ddp_buckets"]
+    first, cap = (float(sizes[name] or 0) * MIB / formats.gradient for name in ("first_bucket_mb", "bucket_cap_mb"))
+    left = float(_num_trained(situation))
     found = [min(first, left)]
     left -= found[0]
     whole, rest = divmod(left, cap)
     return [*found, *[cap] * int(whole), *([rest] if rest else [])]
 
 
-def _bucket_ns(situation: Situation, topology: Topology, choices: dict[str, Choice], size_bytes: float) -> float:
+def _bucket_ns(
+    situation: Situation, topology: Topology, choices: dict[str, Choice], formats: Formats, num_elements: float
+) -> float:
     compression = choices["gradient_compression"]
-    part = _sent_part(situation, compression)
-    if _reduces_16_bits(topology, choices["precision"]):
-        part = min(HALF, part)
+    element_bytes = formats.reduced if compression["method"] is None else formats.gradient
+    sent_bytes = num_elements * _sent_bytes(situation, compression, element_bytes)
     if choices["hierarchical_allreduce"]["levels"] == 2 and topology.inside and topology.between:
         ranks_per_host, num_hosts = topology.ranks_per_host, topology.num_hosts
         assert ranks_per_host is not None, "two levels have as many ranks on every host"
+        size_bytes = num_elements * element_bytes
         copied_ns = COPIED_PARTS * size_bytes / (situation.environment.calibration.copy_bytes_per_s or 1e18) * 1e9
         return copied_ns + two_level_all_reduce_ns(
-            size_bytes, ranks_per_host, num_hosts, topology.inside, topology.between, sent_part=part
+            size_bytes, ranks_per_host, num_hosts, topology.inside, topology.between, sent_part=sent_bytes / size_bytes
         )
-    ranks, link, sent_bytes = topology.num_ranks, topology.whole, part * size_bytes
+    ranks, link = topology.num_ranks, topology.whole
     match compression["method"]:
         case "int8" | "one_bit":
             # The scales are sent by themselves.
@@ -219,22 +264,20 @@ def _compressing_ns(situation: Situation, choices: dict[str, Choice], sizes: lis
     in_parts = choices["hierarchical_allreduce"]["levels"] == 2
     parts = (topology.ranks_per_host or 1) if in_parts else 1
     cost = own_costs(situation.environment.calibration)[str(method)]
-    return [cost.of(size / 4 / parts) for size in sizes]
+    return [cost.of(num_elements / parts) for num_elements in sizes]
 
 
-def _reduces_16_bits(topology: Topology, precision: Choice) -> bool:
-    """Whether DDP sends gradients of 16 bits as they are."""
-    level = precision["level"]
-    return level == "O3" or (level == "O2" and not is_needed(topology.num_ranks, str(precision["dtype"])))
+def _sent_bytes(situation: Situation, compression: Choice, element_bytes: float) -> float:
+    """Of an element, of one rank.
 
-
-def _sent_part(situation: Situation, compression: Choice) -> float:
-    """Bytes by those of FP32 gradients, of one rank."""
+    Args:
+        element_bytes: What is sent where nothing compresses it.
+    """
     method = compression["method"]
-    if method == "dgc":  # a value and its place, of four bytes each
-        return min(2.0, 2 * float(compression["ratio"] or 0))
-    if method == "powersgd":  # two thin matrices for a square one
+    if method == "dgc":
+        return min(1.0, float(compression["ratio"] or 0)) * CHOSEN_BYTES
+    if method == "powersgd":  # two thin matrices of FP32 for a square one
         model = situation.workload.model
         side = math.sqrt(model.num_parameters / max(1, model.num_parameter_tensors))
-        return min(1.0, 2 * float(compression["rank"] or 1) / max(1.0, side))
-    return PARTS.get(str(method), 1.0)
+        return min(1.0, 2 * float(compression["rank"] or 1) / max(1.0, side)) * FP32_BYTES
+    return SENT_BYTES.get(str(method), element_bytes)

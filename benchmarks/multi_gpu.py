@@ -65,6 +65,7 @@ from tuned import (
     tuned,
 )
 
+from tuner.errors import ChoiceError, StoreError
 from tuner.hardware import HOSTS_VARIABLE
 from tuner.prediction.basis import basis_of
 from tuner.prediction.plans import COMMUNICATION
@@ -253,7 +254,10 @@ def predicted(study: Tuned, candidate: Candidate) -> dict:
     others = candidate.choices.keys() - {*COMMUNICATION, "backend_flags", *INPUT_STRATEGIES}
     if today is None or others:
         return {}
-    basis = basis_of(study.study, trials, today)
+    try:
+        basis = basis_of(study.study, trials, today)
+    except (StoreError, ChoiceError) as error:  # a row is of what was measured: it does not end for a prediction
+        return {"not_predicted": str(error)}
     step_ns = basis.model.step_ns(basis.choices(candidate), basis.cluster)
     units = basis.facts.units_per_rank * basis.cluster.num_ranks
     return {"predicted_units_per_s": round(units / step_ns * 1e9, 1)}

@@ -18,11 +18,8 @@ import math
 from tuner.prediction.cluster import Cluster
 from tuner.prediction.volumes import Volumes
 from tuner.records import Choice
+from tuner.strategies.reduction import CHOSEN_BYTES, SENT_BYTES
 
-SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
-"""Of one element. Of the last two twice: to whom averages, and back."""
-CHOSEN_BYTES = 8.0
-"""Value and place of an element of `dgc`."""
 THIN_BYTES = 4.0
 
 

@@ -35,7 +35,7 @@ SLACK = 1.5
 """A bound allows a cost to be so many times smaller than the model of links that were fitted without error says."""
 FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
 SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
-"""Of an element: what is sent, the scales of blocks included."""
+"""Of an element: what is sent, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
 CHOSEN_BYTES = 8.0
 """Value and place of an element of `dgc`."""
 USUAL_SOCKETS = 1

@@ -94,23 +94,23 @@ class TestTimeline:
 
 class TestBuckets:
     def test_the_first_is_small_and_the_last_is_what_is_left(self) -> None:
-        volumes = volumes_of(RESNET_50, choices()["precision"])
+        volumes = volumes_of(RESNET_50, choices(), 4)
         found = [elements * 4 / MIB for elements in buckets(volumes, choices()["ddp_buckets"])]
         assert found[:4] == pytest.approx([1, 25, 25, 25])
         assert sum(found) == pytest.approx(RESNET_50.parameter_bytes / MIB)
 
     def test_none_is_smaller_than_a_tensor(self) -> None:
         few = replace_facts(num_parameter_tensors=2)
-        found = buckets(volumes_of(few, choices()["precision"]), choices()["ddp_buckets"])
+        found = buckets(volumes_of(few, choices(), 4), choices()["ddp_buckets"])
         assert found == pytest.approx([few.num_parameters / 2] * 2)
 
     def test_gradients_of_sixteen_bit_weights_have_sixteen_bits(self) -> None:
-        volumes = volumes_of(VIT_LARGE, {"level": "O2", "dtype": "bfloat16"})
-        assert (volumes.gradient_bytes, volumes.gathered_bytes, volumes.reduced_bytes) == (2, 2, 4)
+        volumes = volumes_of(VIT_LARGE, choices(precision={"level": "O2", "dtype": "bfloat16"}), 4)
+        assert volumes.formats == (2, 4, 2, 4)
 
     def test_what_is_frozen_is_gathered_and_not_reduced(self) -> None:
         frozen = replace_facts(num_frozen=RESNET_50.num_parameters * 9 // 10)
-        volumes = volumes_of(frozen, choices()["precision"])
+        volumes = volumes_of(frozen, choices(), 4)
         assert sum(buckets(volumes, choices()["ddp_buckets"])) == pytest.approx(RESNET_50.num_parameters / 10, rel=1e-6)
         sent = {
             mode: [
@@ -127,8 +127,8 @@ class TestBuckets:
 
     def test_masters_of_a_model_that_has_sixteen_bits_by_itself_have_thirty_two(self) -> None:
         halved = replace_facts(parameter_bytes=2 * RESNET_50.num_parameters)
-        assert volumes_of(halved, choices()["precision"]).reduced_bytes == 2
-        assert volumes_of(halved, {"level": "O2", "dtype": "bfloat16"}).reduced_bytes == 4
+        assert volumes_of(halved, choices(), 4).formats.reduced == 2
+        assert volumes_of(halved, choices(precision={"level": "O2", "dtype": "bfloat16"}), 4).formats.reduced == 4
 
 
 def replace_facts(**changes):
@@ -196,7 +196,7 @@ def replace_link(link: Link, **changes) -> Link:
 class TestReductions:
     def reduction(self, cluster: Cluster, **changes) -> float:
         chosen = choices(**changes)
-        volumes = volumes_of(VIT_LARGE, chosen["precision"])
+        volumes = volumes_of(VIT_LARGE, chosen, cluster.num_ranks)
         return reduction_ns(1e6, volumes, cluster, chosen, {"bf16": OwnCost(ns_per_element=0, call_ns=0)})
 
     def test_two_levels_are_flat_where_every_host_has_one_rank(self) -> None:
@@ -228,7 +228,7 @@ class TestReductions:
 
     def test_what_dgc_sends_grows_with_the_ranks(self) -> None:
         choice = choices(gradient_compression={"method": "dgc", "ratio": 0.01})["gradient_compression"]
-        volumes = volumes_of(VIT_LARGE, choices()["precision"])
+        volumes = volumes_of(VIT_LARGE, choices(), 4)
         network = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
 
         def sent(num_hosts: int) -> float:
@@ -240,7 +240,7 @@ class TestReductions:
     def test_eight_bits_are_sent_twice_with_their_scales(self) -> None:
         """To whom averages, and back: half of the elements each time, between two ranks."""
         choice = choices(gradient_compression={"method": "int8"})["gradient_compression"]
-        volumes = volumes_of(VIT_LARGE, choices()["precision"])
+        volumes = volumes_of(VIT_LARGE, choices(), 4)
         network = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
         cluster = Cluster(num_hosts=2, devices_per_host=1, between=network)
         assert sending_ns(choice, 256_000, volumes, cluster) == pytest.approx(2 * 260_000 / 2)
@@ -251,7 +251,7 @@ class TestTasks:
     STEP = ComputeStep(before_ns=0, forward_ns=30 * MS, backward_ns=60 * MS, optimizer_ns=6 * MS, divisible_ns=4 * MS)
     PAIR = Cluster(num_hosts=1, devices_per_host=2, inside=Link(kind="x", latency_ns=MS, bytes_per_s=1e30))
     """An all-gather or a reduce-scatter takes one step, an all-reduce two."""
-    VOLUMES = volumes_of(replace_facts(num_blocks=3), choices()["precision"])
+    VOLUMES = volumes_of(replace_facts(num_blocks=3), choices(), 4)
 
     def test_the_update_waits_for_the_last_reduction(self) -> None:
         tasks = data_parallel_tasks(self.STEP, self.VOLUMES, self.PAIR, choices(), {})
@@ -280,7 +280,7 @@ class TestTasks:
 
 class TestCopies:
     def test_they_are_read_and_written(self) -> None:
-        volumes, calibration = volumes_of(RESNET_50, choices()["precision"]), Calibration(copy_bytes_per_s=1e9)
+        volumes, calibration = volumes_of(RESNET_50, choices(), 4), Calibration(copy_bytes_per_s=1e9)
         gradients_ns = RESNET_50.parameter_bytes
 
         def copies(**changes) -> float:

@@ -37,7 +37,7 @@ from tuner.records import (
 )
 from tuner.strategies.composition import complete_choices
 from tuner.strategies.parallel_mesh import model_ranks
-from tuner.strategies.reduction import num_sockets, with_sockets
+from tuner.strategies.sockets import num_sockets, with_sockets
 from tuner.training.compression.own_cost import OwnCost
 
 
@@ -154,14 +154,14 @@ def _bare_step(
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
-        moving_ns=UPDATE_BYTES * (model.num_parameters - model.num_frozen) / rate * 1e9 if rate else 0.0,
+        moving_ns=UPDATE_BYTES * model.num_trained / rate * 1e9 if rate else 0.0,
         num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
         contention=contention,
     )
     step = step.scaled(measured_ns / sum(breakdown.per_step_ns.values()))
     if environment.num_ranks == 1:
         return step
-    copies = copies_ns(choices, volumes_of(model, choices["precision"]), environment.calibration)
+    copies = copies_ns(choices, volumes_of(model, choices, environment.num_ranks), environment.calibration)
     return replace(step, backward_ns=max(0.0, step.backward_ns - copies))
 
 

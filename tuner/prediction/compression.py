@@ -18,7 +18,7 @@ import math
 from tuner.prediction.cluster import Cluster
 from tuner.prediction.volumes import Volumes
 from tuner.records import Choice
-from tuner.strategies.reduction import CHOSEN_BYTES, SENT_BYTES
+from tuner.strategies.exchange import CHOSEN_BYTES, SENT_BYTES
 
 THIN_BYTES = 4.0
 
@@ -47,4 +47,4 @@ def thin_rows(num_elements: float, volumes: Volumes) -> float:
 
 def sent_part_between(method: str, volumes: Volumes) -> float:
     """Of the bytes between hosts, where parts of gradients are compressed there only."""
-    return SENT_BYTES[method] / volumes.gradient_bytes
+    return SENT_BYTES[method] / volumes.formats.gradient

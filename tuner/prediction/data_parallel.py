@@ -21,7 +21,6 @@ from tuner.prediction.timeline import Lane, Task
 from tuner.prediction.volumes import Volumes, buckets
 from tuner.records import Choice
 from tuner.training.compression.own_cost import OwnCost
-from tuner.training.wide_reduction import is_needed
 
 
 def data_parallel_tasks(
@@ -53,7 +52,7 @@ def data_parallel_tasks(
     tasks.append(Task(lane=Lane.COMPUTE, work_ns=update_ns, after=tuple(reductions[-1:])))
     if in_parts:
         # Broadcasts from every rank of its part: the bytes of an all-gather, call by call.
-        part_bytes = volumes.num_trained * volumes.reduced_bytes
+        part_bytes = volumes.num_trained * volumes.formats.updated
         tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=cluster.all_gather_ns(part_bytes), after=(len(tasks) - 1,)))
     return tasks
 
@@ -69,8 +68,8 @@ def reduction_ns(
     if cluster.num_ranks == 1:
         return 0.0
     compression = choices["gradient_compression"]
-    as_they_are = compression["method"] or not is_needed(cluster.num_ranks, str(choices["precision"]["dtype"]))
-    message_bytes = num_elements * (volumes.gradient_bytes if as_they_are else volumes.reduced_bytes)
+    formats = volumes.formats
+    message_bytes = num_elements * (formats.gradient if compression["method"] else formats.reduced)
     if choices["hierarchical_allreduce"]["levels"] == 2:
         inside_ns = cluster.scattered_inside_ns(message_bytes) + cluster.gathered_inside_ns(message_bytes)
         if compression["method"] is None:

@@ -13,7 +13,7 @@ from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
 from tuner.prediction.volumes import volumes_of
 from tuner.records import Calibration, Choice, ModelFacts
-from tuner.strategies.reduction import FSDP
+from tuner.strategies.exchange import FSDP
 from tuner.training.compression.own_cost import OwnCost, own_costs
 
 
@@ -49,7 +49,7 @@ class Model:
     def timeline(self, choices: Mapping[str, Choice], cluster: Cluster) -> Timeline:
         if cluster.num_ranks == 1:
             return simulate([Task(lane=Lane.COMPUTE, work_ns=self.step.total_ns)])
-        volumes = volumes_of(self.facts, choices["precision"])
+        volumes = volumes_of(self.facts, choices, cluster.num_ranks)
         copies = copies_ns(choices, volumes, self.calibration)
         step = replace(self.step, backward_ns=self.step.backward_ns + copies)
         if choices["sharding"]["mode"] in FSDP:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.prediction.volumes import SIXTEEN_BITS, Volumes
+from tuner.prediction.volumes import Volumes
 from tuner.records import Calibration, Choice
-from tuner.strategies.reduction import FSDP
+from tuner.strategies.exchange import FSDP, SENT_BYTES
 
 
 def frees(sharding: Choice) -> bool:
@@ -21,7 +21,8 @@ def frees(sharding: Choice) -> bool:
 
 def scattered_bytes(choices: Mapping[str, Choice], volumes: Volumes) -> float:
     """Of one element of a gradient that FSDP reduces, in 16 bits where it may."""
-    return SIXTEEN_BITS if choices["gradient_compression"]["method"] else volumes.reduced_bytes
+    method = choices["gradient_compression"]["method"]
+    return SENT_BYTES[str(method)] if method else volumes.formats.reduced
 
 
 def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Calibration) -> float:
@@ -34,7 +35,7 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
         gathers = 2 if frees(sharding) else 1
         count = _micro_batches(choices)
         reductions = count if sharding["reduce_each"] else 1
-        gathered = count * gathers * volumes.num_elements * volumes.gathered_bytes
+        gathered = count * gathers * volumes.num_elements * volumes.formats.gathered
         scattered = reductions * volumes.num_trained * scattered_bytes(choices, volumes)
         return 2 * (gathered + scattered) / rate * 1e9
     if choices["ddp_buckets"]["bucket_views"]:

@@ -30,7 +30,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     hybrid = sharding["mode"] == "hybrid"
     units = num_units(volumes, sharding)
     ahead = int(sharding["prefetch"] or 1)
-    gather_bytes = volumes.num_elements * volumes.gathered_bytes / units
+    gather_bytes = volumes.num_elements * volumes.formats.gathered / units
     scatter_bytes = volumes.num_trained * scattered_bytes(choices, volumes) / units
     gather_ns = cluster.gathered_inside_ns(gather_bytes) if hybrid else cluster.all_gather_ns(gather_bytes)
     if hybrid:

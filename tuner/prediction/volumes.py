@@ -3,10 +3,6 @@
 Gradients become ready evenly during the backward pass, byte for byte: of a model only sums are known. DDP's first
 bucket and the others hold so many bytes (of at least a mean tensor); what is left over is the last bucket, which is
 ready when the backward pass ends. FSDP's units are equally large, and what is frozen is spread evenly over them.
-
-Number formats follow `precision`: at O2 weights and gradients of DDP have 16 bits, FSDP gathers 16 bits, and both
-reduce FP32 (but two ranks of DDP bfloat16: `tuner.training.wide_reduction`); at O3 everything has 16 bits; else all is
-as the model's parameters are.
 """
 
 from __future__ import annotations
@@ -15,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.records import Choice, ModelFacts
+from tuner.strategies.exchange import Formats, formats_of
 
 MIB = 2**20
-SIXTEEN_BITS, FP32 = 2, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,38 +22,29 @@ class Volumes:
     Attributes:
         num_elements: Of all parameters.
         num_trained: Of those, such as have a gradient.
-        gradient_bytes: Of one gradient's element under DDP.
-        gathered_bytes: Of one element that FSDP gathers.
-        reduced_bytes: Of one element of a gradient as it is reduced, unless it is compressed, and of a parameter as the
-            optimizer updates it.
+        formats: Bytes of an element.
         num_tensors: That the elements are in.
         num_blocks: Repeated blocks of the model.
     """
 
     num_elements: int
     num_trained: int
-    gradient_bytes: float
-    gathered_bytes: float
-    reduced_bytes: float
+    formats: Formats
     num_tensors: int
     num_blocks: int
 
     @property
     def all_gradients_bytes(self) -> float:
-        return self.num_trained * self.gradient_bytes
+        return self.num_trained * self.formats.gradient
 
 
-def volumes_of(model: ModelFacts, precision: Choice) -> Volumes:
-    """Of a model at a level of precision."""
-    own = model.parameter_bytes / max(1, model.num_parameters)
-    level = precision["level"]
-    half = min(own, SIXTEEN_BITS)
+def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int) -> Volumes:
+    """Of a model with complete choices."""
+    formats = formats_of(model, num_ranks, choices)
     return Volumes(
         num_elements=model.num_parameters,
-        num_trained=max(1, model.num_parameters - model.num_frozen),
-        gradient_bytes=half if level in ("O2", "O3") else own,
-        gathered_bytes=half if level in ("O2", "O3") else own,
-        reduced_bytes={"O2": FP32, "O3": half}.get(str(level), own),
+        num_trained=max(1, model.num_trained),
+        formats=formats,
         num_tensors=max(1, model.num_parameter_tensors),
         num_blocks=model.num_blocks,
     )
@@ -66,7 +53,7 @@ def volumes_of(model: ModelFacts, precision: Choice) -> Volumes:
 def buckets(volumes: Volumes, choice: Mapping[str, object]) -> list[float]:
     """Elements of DDP's buckets, in the order in which they become ready."""
     mean_tensor = volumes.num_elements / volumes.num_tensors
-    sizes = [int(str(choice[name])) * MIB / volumes.gradient_bytes for name in ("first_bucket_mb", "bucket_cap_mb")]
+    sizes = [int(str(choice[name])) * MIB / volumes.formats.gradient for name in ("first_bucket_mb", "bucket_cap_mb")]
     first, others = (max(size, mean_tensor) for size in sizes)
     found: list[float] = []
     left = float(volumes.num_trained)

@@ -110,6 +110,11 @@ class ModelFacts(Record):
     shard_units: dict[str, UnitFacts] = field(default_factory=dict)
     """By what `sharding` gathers as one: "root", "block", "size 1000000", …"""
 
+    @property
+    def num_trained(self) -> int:
+        """Elements of parameters that are trained."""
+        return self.num_parameters - self.num_frozen
+
 
 class OptimizerFacts(Record):
     """What was found out about an optimizer.

@@ -384,9 +384,11 @@ class Proposals:
         """
         if all(strategy.name != name for strategy in self._space.strategies):
             return False
+        if self._realisation(name) >= CURE:
+            return True
         first = self._first_good(name)
-        if self._realisation(name) >= CURE or first is None:
-            return self._realisation(name) >= CURE
+        if first is None:
+            return False
         least = max(self._threshold, CURE * self._knowledge.bound(first, self._incumbent))
         return self._promise(first) > least
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from tuner.records import Candidate, Choice, WorkloadFacts
 from tuner.search.space import Space
-from tuner.strategies.reduction import FSDP
+from tuner.strategies.exchange import FSDP
 from tuner.strategies.sharding import unit_key
 
 LAYOUTS = frozenset({"sharding", "ddp_buckets", "micro_batch"})
@@ -139,7 +139,7 @@ def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_
     made = share * formats.updated * _made_by_update(space.workload, choices)
     # The masters' gradients are made from the model's own, which go when all are made.
     at_update = max(gradients + formats.master, formats.master + made) if formats.master else gradients + made
-    elements, trained = space.workload.model.num_parameters, num_trained(space.workload)
+    elements, trained = space.workload.model.num_parameters, space.workload.model.num_trained
     return Held(
         always=elements * (formats.kept + share * formats.states) + trained * (formats.master + buckets),
         at_loss=trained * gradients if num_micro_batches > 1 else 0.0,
@@ -171,7 +171,7 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
     else:
         at_loss = (elements + unit) * f.computed
         last = _of_last_units(f, unit, root)
-    trained = share * num_trained(space.workload)
+    trained = share * space.workload.model.num_trained
     gradients = trained * f.kept
     return Held(
         always=share * elements * (f.kept + f.states),
@@ -185,11 +185,6 @@ def _of_last_units(f: Formats, unit: float, root: float) -> float:
     """The larger of: the last unit while the root waits, and the root's own reduction."""
     waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
     return max(waiting, root * (f.gradient + f.reduced) + unit * f.reduced)
-
-
-def num_trained(workload: WorkloadFacts) -> int:
-    """Elements that have a gradient. Frozen ones are taken to be spread evenly over the units."""
-    return workload.model.num_parameters - workload.model.num_frozen
 
 
 def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> float:
@@ -233,7 +228,7 @@ class RankMemory:
         if found is None or not points:
             return None
         copies = formats_of(self._space.complete(candidate), self._space.workload).copies
-        return found.peak(_at(points, samples, copies * num_trained(self._space.workload)))
+        return found.peak(_at(points, samples, copies * self._space.workload.model.num_trained))
 
     def _note(self, candidate: Candidate, samples: float, activations: float) -> None:
         points = self._activations.setdefault(self._key(candidate), {})

@@ -10,10 +10,10 @@ from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFact
 from tuner.strategies import STRATEGIES, Strategy, strategy_named
 from tuner.strategies.base import TF32_ROUNDOFF
 from tuner.strategies.compile import MODES_WITH_GRAPHS
+from tuner.strategies.exchange import FSDP
 from tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
 from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
 from tuner.strategies.parallel_mesh import model_ranks
-from tuner.strategies.reduction import FSDP
 from tuner.training.wide_reduction import is_needed
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
-from tuner.strategies.reduction import num_sockets, reduction, saved
+from tuner.strategies.reduction import reduction, saved
+from tuner.strategies.sockets import num_sockets
 
 if TYPE_CHECKING:
     from tuner.training.job import TrainingJob

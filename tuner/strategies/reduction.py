@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from tuner.network.collective_costs import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -26,26 +24,14 @@ from tuner.network.collective_costs import (
 )
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
-from tuner.records import Choice, Link, ModelFacts, Topology
+from tuner.records import Choice, Topology
+from tuner.strategies.exchange import CHOSEN_BYTES, FP32_BYTES, FSDP, SENT_BYTES, Formats, formats_of
+from tuner.strategies.sockets import with_sockets
 from tuner.training.compression.own_cost import own_costs
-from tuner.training.wide_reduction import is_needed
 
 MIB = 2**20
 SLACK = 1.5
 """A bound allows a cost to be so many times smaller than the model of links that were fitted without error says."""
-FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
-SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
-"""Of an element: what is sent, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
-CHOSEN_BYTES = 8.0
-"""Value and place of an element of `dgc`."""
-USUAL_SOCKETS = 1
-"""Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
-CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
-"""With which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between emulated
-hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`), and made
-messages of 1 MiB four times slower."""
-FSDP = ("grad_op", "full", "hybrid")
-"""Modes of sharding that lay parameters over ranks."""
 COPIED_PARTS = 5
 """Of the gradients: bytes that two levels write and read to pad a bucket, to fill it and to take it out again."""
 
@@ -57,22 +43,6 @@ class Reduction(NamedTuple):
 
     total_ns: float
     last_ns: float
-
-
-class Formats(NamedTuple):
-    """Bytes of an element.
-
-    Attributes:
-        gradient: As DDP's buckets hold it.
-        reduced: As it is averaged where nothing compresses it.
-        gathered: Of a parameter, as FSDP gathers it.
-        updated: Of what the optimizer updates.
-    """
-
-    gradient: float
-    reduced: float
-    gathered: float
-    updated: float
 
 
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Choice) -> Reduction | None:
@@ -96,43 +66,9 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Cho
         times = [sum(both) for both in zip(times, _compressing_ns(situation, choices, sizes), strict=True)]
     updates_ns = 0.0
     if choices["sharding"]["mode"] == "zero1":  # each rank's part of the update, sent to all when it is made
-        bytes_sent = _num_trained(situation) * formats.updated
+        bytes_sent = max(1, situation.workload.model.num_trained) * formats.updated
         updates_ns = ring_ns(ALL_GATHER, bytes_sent, topology.num_ranks, topology.whole)
     return Reduction(total_ns=sum(times) + updates_ns, last_ns=times[-1] + updates_ns)
-
-
-def formats_of(model: ModelFacts, num_ranks: int, choices: dict[str, Choice]) -> Formats:
-    """By the precision level."""
-    own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
-    half = min(own, SIXTEEN_BIT_BYTES)
-    match choices["precision"]["level"]:
-        case "O3":
-            return Formats(gradient=half, reduced=half, gathered=half, updated=half)
-        case "O2":
-            widened = choices["sharding"]["mode"] in FSDP or is_needed(num_ranks, str(choices["precision"]["dtype"]))
-            reduced = FP32_BYTES if widened else half
-            return Formats(gradient=half, reduced=reduced, gathered=half, updated=FP32_BYTES)
-    return Formats(gradient=own, reduced=own, gathered=own, updated=own)
-
-
-def num_sockets(nccl: Choice) -> int:
-    """Of a connection between hosts, as a choice of `nccl_settings` has it."""
-    chosen = [nccl.get(name) for name in ("socket_threads", "sockets_per_thread")]
-    return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
-
-
-def with_sockets(topology: Topology, nccl: Choice, measured_with: Choice) -> Topology:
-    """The links as they are expected to be with other settings of NCCL than they were measured with, today's."""
-    times = num_sockets(nccl) / num_sockets(measured_with)
-    if topology.num_hosts == 1 or times == 1.0:
-        return topology
-
-    def changed(link: Link) -> Link:
-        carried, delayed = times**CARRIED_EXPONENT, times**DELAYED_EXPONENT
-        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns, timings=())
-
-    between = None if topology.between is None else changed(topology.between)
-    return replace(topology, between=between, whole=changed(topology.whole))
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
@@ -180,7 +116,9 @@ def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice
     method = choices["gradient_compression"]["method"]
     units = _num_units(situation, sharding, choices["precision"]["level"] == "O2")
     gathered_bytes = max(1, model.num_parameters) * formats.gathered / units
-    reduced_bytes = _num_trained(situation) * (SENT_BYTES[str(method)] if method else formats.reduced) / units
+    reduced_bytes = (
+        max(1, situation.workload.model.num_trained) * (SENT_BYTES[str(method)] if method else formats.reduced) / units
+    )
     ranks, link = topology.num_ranks, topology.whole
     reduce_ns = 0.0
     if sharding["mode"] == "hybrid" and topology.inside and topology.between and topology.ranks_per_host:
@@ -211,17 +149,11 @@ def _num_units(situation: Situation, sharding: Choice, norms_apart: bool) -> int
     return 1 + apart
 
 
-def _num_trained(situation: Situation) -> int:
-    """Elements that have a gradient."""
-    model = situation.workload.model
-    return max(1, model.num_parameters - model.num_frozen)
-
-
 def _buckets(situation: Situation, choices: dict[str, Choice], formats: Formats) -> list[float]:
     """Elements of each, in the order of their reduction."""
     sizes = choices["ddp_buckets"]
     first, cap = (float(sizes[name] or 0) * MIB / formats.gradient for name in ("first_bucket_mb", "bucket_cap_mb"))
-    left = float(_num_trained(situation))
+    left = float(max(1, situation.workload.model.num_trained))
     found = [min(first, left)]
     left -= found[0]
     whole, rest = divmod(left, cap)

@@ -31,7 +31,8 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.reduction import FSDP, likely_saved, reduction
+from tuner.strategies.exchange import FSDP
+from tuner.strategies.reduction import likely_saved, reduction
 from tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:

@@ -1,0 +1,47 @@
+"""In which formats ranks exchange gradients and weights, and what a compression sends in place of a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tuner.records import Choice, ModelFacts
+from tuner.training.wide_reduction import is_needed
+
+FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
+SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
+"""Of an element: what is sent, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
+CHOSEN_BYTES = 8.0
+"""Value and place of an element of `dgc`."""
+FSDP = ("grad_op", "full", "hybrid")
+"""Modes of sharding that lay parameters over ranks."""
+
+
+class Formats(NamedTuple):
+    """Bytes of an element.
+
+    Attributes:
+        gradient: As DDP's buckets hold it.
+        reduced: As it is averaged where nothing compresses it.
+        gathered: Of a parameter, as FSDP gathers it.
+        updated: Of what the optimizer updates.
+    """
+
+    gradient: float
+    reduced: float
+    gathered: float
+    updated: float
+
+
+def formats_of(model: ModelFacts, num_ranks: int, choices: Mapping[str, Choice]) -> Formats:
+    """By the precision level."""
+    own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
+    half = min(own, SIXTEEN_BIT_BYTES)
+    match choices["precision"]["level"]:
+        case "O3":
+            return Formats(gradient=half, reduced=half, gathered=half, updated=half)
+        case "O2":
+            widened = choices["sharding"]["mode"] in FSDP or is_needed(num_ranks, str(choices["precision"]["dtype"]))
+            reduced = FP32_BYTES if widened else half
+            return Formats(gradient=half, reduced=reduced, gathered=half, updated=FP32_BYTES)
+    return Formats(gradient=own, reduced=own, gathered=own, updated=own)

@@ -1,0 +1,36 @@
+"""What more sockets of a connection change of the links between hosts."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from tuner.records import Choice, Link, Topology
+
+USUAL_SOCKETS = 1
+"""Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
+CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
+"""With which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between emulated
+hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`), and made
+messages of 1 MiB four times slower."""
+
+
+def num_sockets(nccl: Choice) -> int:
+    """Of a connection between hosts, as a choice of `nccl_settings` has it."""
+    chosen = [nccl.get(name) for name in ("socket_threads", "sockets_per_thread")]
+    return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
+
+
+def with_sockets(topology: Topology, nccl: Choice, measured_with: Choice) -> Topology:
+    """The links as they are expected to be with other settings of NCCL than they were measured with, today's."""
+    times = num_sockets(nccl) / num_sockets(measured_with)
+    if topology.num_hosts == 1 or times == 1.0:
+        return topology
+
+    def changed(link: Link) -> Link:
+        carried, delayed = times**CARRIED_EXPONENT, times**DELAYED_EXPONENT
+        return replace(link, bytes_per_s=carried * link.bytes_per_s, latency_ns=delayed * link.latency_ns, timings=())
+
+    between = None if topology.between is None else changed(topology.between)
+    return replace(topology, between=between, whole=changed(topology.whole))

@@ -11,17 +11,18 @@
 # Writes results/GROUP/ (one JSON line a result, logs), and packs the folder into results.tgz every 15 seconds, so that a
 # sitting that is cut off leaves what it had. Where there is a .wheelhouse, `make offline-install` comes first.
 # TUNE_MINUTES and ROW_MINUTES limit a row (by default so that one fits into a command of 10 minutes), LIMIT_S all of it.
-# TOGETHER=1 lets groups share all GPUs, for what is not timed. GPUS says how many there are, where there is no
-# nvidia-smi. SMALL=1 tries it out without any GPU: small workloads over gloo.
+# TOGETHER=1 lets groups share all GPUs, for what is not timed. STEPTUNE_EMULATED_DEVICES=2 takes one GPU for two, which
+# every group has, too. GPUS says how many there are, where there is no nvidia-smi. SMALL=1 tries it out without any
+# GPU: small workloads over gloo.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 results=$1
 shift
 tune_minutes=${TUNE_MINUTES:-4.5} row_minutes=${ROW_MINUTES:-8.8} limit_s=${LIMIT_S:-1000000}
-gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l)}
+gpus=${STEPTUNE_EMULATED_DEVICES:-${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l)}}
 groups_of_gpus=$#
-if [ -n "${TOGETHER:-}" ]; then groups_of_gpus=1; fi
+if [ -n "${TOGETHER:-}${STEPTUNE_EMULATED_DEVICES:-}" ]; then groups_of_gpus=1; fi
 per_group=$((gpus / groups_of_gpus))
 cores=$(($(nproc) / $#))
 small=()
@@ -75,7 +76,7 @@ links() {
 
 jobs_of() { # group, its GPUs, its jobs
   local group=$1 started words
-  if [ -z "${SMALL:-}" ]; then export CUDA_VISIBLE_DEVICES=$2; fi
+  if [ -z "${SMALL:-}${STEPTUNE_EMULATED_DEVICES:-}" ]; then export CUDA_VISIBLE_DEVICES=$2; fi
   mkdir -p "$results/$group"
   tr '+' '\n' <<<"$3" | while read -r -a words; do
     started=$SECONDS

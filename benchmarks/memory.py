@@ -152,6 +152,7 @@ class Bench:
             "cap_bytes": cap,
             "predicted_bytes": predicted and round(predicted),
             "peak_bytes": [peak.num_bytes for peak in found.ranks],
+            "device": found.ranks[0].device,
             "out_of_memory": found.out_of_memory,
             "failure": found.failure,
         }

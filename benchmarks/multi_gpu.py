@@ -16,6 +16,10 @@ What drops information is by hand only where the study may do so, too.
 Two hosts are emulated (`STEPTUNE_EMULATED_HOSTS`): ranks send between them through sockets over loopback. `two_25gbit`
 shapes the loopback interface to the 25 Gbit/s of each host's port, both ways together, which needs root and `tc`.
 
+Where there is one GPU, `STEPTUNE_EMULATED_DEVICES=2` lets two ranks share it, on two emulated hosts. Under NVIDIA's MPS
+their kernels run at the same time; without it they take turns, and each exchange waits for some. Such rows stand in
+tables of their own.
+
 `vit_huge_largest` has the largest batch that DDP at O1 fits into memory, which is found first.
 
 `predicted_units_per_s` is what `steptune predict` says of a by-hand configuration that computes as today's does.
@@ -27,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -65,8 +70,9 @@ from tuned import (
     tuned,
 )
 
+from tuner.emulation import HOSTS_VARIABLE, ranks_per_device
 from tuner.errors import ChoiceError, StoreError
-from tuner.hardware import HOSTS_VARIABLE
+from tuner.hardware import SHARED
 from tuner.prediction.basis import basis_of
 from tuner.prediction.plans import COMMUNICATION
 from tuner.records import Candidate, StudySettings, TrialResult
@@ -327,7 +333,9 @@ def _asked(expression: str) -> int:
 
 
 def _num_gpus() -> int:
-    return _asked("torch.cuda.device_count()")
+    """Visible ones, or the parts of them that are taken for devices."""
+    visible = _asked("torch.cuda.device_count()")
+    return visible * ranks_per_device(visible)
 
 
 def _gpu_bytes() -> int:
@@ -401,17 +409,25 @@ def verdicts(line: dict) -> dict[str, bool]:
 
 
 def summary(lines: Sequence[dict]) -> str:
-    """A table for each network and consent, and what is missing."""
+    """A table for each network and consent, and what is missing; tables of their own where ranks shared a device."""
     text = []
-    for network in NETWORKS:
-        for allow in ("", "lossy"):
-            of_table = [line for line in lines if line["network"] == network and line["allow"] == allow]
+    for shared in (False, True):
+        for network, allow in itertools.product(NETWORKS, ("", "lossy")):
+            of_table = [
+                line for line in lines if (line["network"], line["allow"], _shared(line)) == (network, allow, shared)
+            ]
             last = {line["row"]: line for line in of_table}
-            shown = [row.name for row in ROWS if row.name in {*last, *PLANNED.get((network, allow), ())}]
+            planned = () if shared else PLANNED.get((network, allow), ())
+            shown = [row.name for row in ROWS if row.name in {*last, *planned}]
             if shown:
-                text.append(f"{network}, allowed: {allow or 'nothing'}")
+                where = ", ranks share a device" if shared else ""
+                text.append(f"{network}, allowed: {allow or 'nothing'}{where}")
                 text += [_told_row(name, last.get(name)) for name in shown]
     return "\n".join(text)
+
+
+def _shared(line: dict) -> bool:
+    return any(SHARED in name for name in line.get("hardware", {}).get("devices", ()))
 
 
 def _told_row(name: str, line: dict | None) -> str:

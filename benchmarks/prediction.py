@@ -36,8 +36,8 @@ from pathlib import Path
 import msgspec
 from stamp import RESULTS, hardware, stamp
 
+from tuner.emulation import HOSTS_VARIABLE
 from tuner.estimates import units_per_s
-from tuner.hardware import HOSTS_VARIABLE
 from tuner.prediction.basis import Basis, basis_of
 from tuner.prediction.cluster import Cluster
 from tuner.records import (

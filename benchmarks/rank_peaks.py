@@ -55,6 +55,7 @@ class Peak(Record):
 
     rank: int
     num_bytes: int = 0
+    device: str = ""
     failure: str = ""
     out_of_memory: bool = False
 
@@ -152,10 +153,13 @@ def main() -> None:
 
 
 def _run(configuration: Configuration, rank: int, folder: Path) -> Peak:
+    from tuner.hardware import describe_hardware
     from tuner.trials.failures import is_out_of_memory
 
     try:
-        return Peak(rank=rank, num_bytes=_train(configuration, rank, folder))
+        num_bytes = _train(configuration, rank, folder)
+        device = describe_hardware(configuration.device).devices[rank if configuration.device == "cuda" else 0].name
+        return Peak(rank=rank, num_bytes=num_bytes, device=device)
     except Exception as error:
         return Peak(rank=rank, failure=f"{type(error).__name__}: {error}"[:500], out_of_memory=is_out_of_memory(error))
 
@@ -166,7 +170,7 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
     from tuner.strategies.composition import make_plan
     from tuner.training.assemble import assemble
     from tuner.trials.coordination import Coordinator
-    from tuner.trials.trial import rank_device
+    from tuner.trials.rank_device import rank_device
     from tuner.workloads.batches import EndlessBatches, draw_batches
     from tuner.workloads.loading import load_workload
 

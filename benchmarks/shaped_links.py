@@ -20,8 +20,8 @@ from pathlib import Path
 from stamp import ROOT, hardware, stamp
 from tuned import Tuned, tuned
 
+from tuner.emulation import NETWORKS_VARIABLE
 from tuner.errors import PlatformError
-from tuner.hardware import NETWORKS_VARIABLE
 from tuner.network.emulated import emulated_hosts
 from tuner.records import Candidate, MeasureSettings, StudySettings
 

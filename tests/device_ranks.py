@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tuner.emulation import emulated_host, ranks_per_device
+
 LOOPBACK = {
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -16,7 +18,22 @@ TOLERANCE = 2e-4
 """Of a loss near one after 20 updates of AdamW; a device adds up products in an order of its own for each shape."""
 
 
-def needs(num_devices: int) -> None:
-    found = torch.cuda.device_count()
-    if found < num_devices:
-        pytest.skip(f"needs {num_devices} CUDA devices, of which there are {found}")
+def num_devices() -> int:
+    """Visible ones, or the parts of them that are taken for devices (`STEPTUNE_EMULATED_DEVICES`)."""
+    visible = torch.cuda.device_count()
+    return visible * ranks_per_device(visible)
+
+
+def variables(rank: int, num_ranks: int, num_hosts: int = 1) -> dict[str, str]:
+    """Of the environment of a rank: the way to others, and its host if it is not the machine itself."""
+    found = dict(LOOPBACK)
+    sharing = ranks_per_device(torch.cuda.device_count())
+    if num_hosts > 1 or sharing > 1:
+        found["NCCL_HOSTID"] = f"host{emulated_host(rank, num_ranks, num_hosts)}-{rank % sharing}"
+    return found
+
+
+def needs(wanted: int) -> None:
+    found = num_devices()
+    if found < wanted:
+        pytest.skip(f"needs {wanted} CUDA devices, of which there are {found}")

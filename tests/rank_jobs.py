@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tuner.hardware import HOSTS_VARIABLE
+from tuner.emulation import HOSTS_VARIABLE
 from tuner.records import Choice
 from tuner.strategies import STRATEGIES
 from tuner.strategies.composition import make_plan
 from tuner.training.assemble import assemble
 from tuner.training.job import TrainingJob
+from tuner.trials.rank_device import rank_device
 from tuner.workloads.batches import EndlessBatches, draw_batches
 from tuner.workloads.workload import Workload
 
@@ -48,7 +49,7 @@ def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
 def device_of(rank: int) -> torch.device:
     """That of its group, the CPU without one."""
     on_device = dist.is_initialized() and "cuda:nccl" in distributed_c10d.get_backend_config()
-    return torch.device("cuda", rank) if on_device else torch.device("cpu")
+    return rank_device("cuda" if on_device else "cpu", rank)
 
 
 def build(rank: int, workload: Workload, choices: Mapping[str, Choice]) -> TrainingJob:

@@ -31,7 +31,7 @@ class Ranks:
     """Processes that join a new group for every call.
 
     Args:
-        device: "cpu", or "cuda": each rank has the device of its number.
+        device: "cpu", or "cuda": each rank has the device of its number, or a part of one.
         variables: Of the environment of each, by its number, before it uses a device: NCCL reads some once.
     """
 
@@ -150,7 +150,7 @@ def _run(
 def _run_on_host(
     pipe: Any, device: str, networks: tuple[Path, ...], function: Any, args: Any, rank: int, *job: Any
 ) -> None:
-    from tuner.hardware import NETWORKS_VARIABLE
+    from tuner.emulation import NETWORKS_VARIABLE
     from tuner.trials.host_networks import enter_host_network
 
     before = dict(os.environ)
@@ -170,11 +170,12 @@ def group(rank: int, num_ranks: int, store: str, device: str = "cpu") -> Iterato
     import torch.distributed as dist
     from torch._dynamo.utils import counters
 
+    from tuner.trials.rank_device import rank_device
+
     torch.manual_seed(0)
     torch._dynamo.reset()
     counters.clear()
-    if device == "cuda":
-        torch.cuda.set_device(rank)
+    rank_device(device, rank)
     dist.init_process_group(
         "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(store, num_ranks),

@@ -6,6 +6,7 @@ Functions that touch a device or torch run in a rank (the parent has no torch).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import shutil
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tuner.device_links import device_links
+from tuner.emulation import num_emulated_hosts, ranks_per_device
 from tuner.errors import PlatformError
 from tuner.records import Calibration, Device, Environment, HardwareProfile
 
@@ -28,10 +30,10 @@ SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """From, and below."""
 CORES_VARIABLE = "STEPTUNE_CORES"
-HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
-"""So many hosts the ranks of this machine are taken to be on, in their order: to try out what is meant for several."""
-NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
-"""Network namespaces of such hosts, one for each, with commas between."""
+SHARED = "shared by"
+"""In the name of a device that is a part of one."""
+LINK_OF_PARTS = "loopback"
+"""Between parts of GPUs, which NCCL takes to be on hosts of their own."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -147,8 +149,7 @@ def describe_hardware(kind: str) -> HardwareProfile:
     if kind == "cuda":
         versions["cuda"] = str(torch.version.cuda)
         versions["cudnn"] = str(torch.backends.cudnn.version())
-        devices = tuple(_cuda_device(number) for number in range(torch.cuda.device_count()))
-        links = device_links([uuid_of(number) for number in range(len(devices))])
+        devices, links = _cuda_devices()
     else:
         links = {}
         devices = (Device(kind="cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total),)
@@ -169,14 +170,27 @@ def uuid_of(device: torch.device | int) -> str:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
-def _cuda_device(number: int) -> Device:
+def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
+    """The visible GPUs, or the parts of them that ranks are to take for devices, and the links between them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    sharing = ranks_per_device(count)
+    if sharing == 1:
+        return tuple(_cuda_device(n) for n in range(count)), device_links([uuid_of(n) for n in range(count)])
+    devices = tuple(_cuda_device(number // sharing, sharing) for number in range(count * sharing))
+    pairs = itertools.combinations(range(len(devices)), 2)
+    return devices, {f"{a}-{b}": LINK_OF_PARTS for a, b in pairs}
+
+
+def _cuda_device(number: int, sharing: int = 1) -> Device:
     import torch
 
     properties = torch.cuda.get_device_properties(number)
     return Device(
         kind="cuda",
-        name=properties.name,
-        memory_bytes=properties.total_memory,
+        name=properties.name if sharing == 1 else f"{properties.name}, {SHARED} {sharing} ranks",
+        memory_bytes=properties.total_memory // sharing,
         capability=f"{properties.major}.{properties.minor}",
     )
 
@@ -192,33 +206,6 @@ def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Envi
         free_disk_bytes=shutil.disk_usage(directory).free,
         free_memory_bytes=free_memory_bytes(),
     )
-
-
-def num_emulated_hosts() -> int:
-    """1 where nothing is emulated.
-
-    Raises:
-        PlatformError: The variable holds no number of hosts, or another one than there are networks of hosts.
-    """
-    networks = host_networks()
-    text = os.environ.get(HOSTS_VARIABLE, str(len(networks) or 1))
-    if not text.isdecimal() or int(text) < 1:
-        raise PlatformError(f"{HOSTS_VARIABLE} is {text!r}, not a number of hosts: set it to 2, say, or unset it")
-    if networks and int(text) != len(networks):
-        raise PlatformError(
-            f"{HOSTS_VARIABLE} is {text}, but {NETWORKS_VARIABLE} names {len(networks)} networks: unset the first"
-        )
-    return int(text)
-
-
-def host_networks() -> tuple[Path, ...]:
-    """The network namespace of each emulated host; empty where all share that of this machine."""
-    return tuple(Path(path) for path in os.environ.get(NETWORKS_VARIABLE, "").split(",") if path)
-
-
-def emulated_host(rank: int, num_ranks: int, num_hosts: int) -> int:
-    """The host that a rank is taken to be on: as many ranks each, in their order."""
-    return rank * num_hosts // num_ranks
 
 
 def calibrate(kind: str) -> Calibration:

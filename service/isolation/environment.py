@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tuner.hardware import HOSTS_VARIABLE, NETWORKS_VARIABLE
+from tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
 
 USER = "steptune"
 ALLOWED = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "VIRTUAL_ENV"}
     | {"LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CC", "CXX", "CONDA_PREFIX", "MALLOC_CONF"}
-    | {HOSTS_VARIABLE, NETWORKS_VARIABLE}
+    | {DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE}
 )
 ALLOWED_PREFIXES = (
     *("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ONEDNN_", "DNNL_", "NUMEXPR_", "MALLOC_"),

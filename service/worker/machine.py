@@ -20,6 +20,7 @@ from service.places import CUDA, VISIBLE_DEVICES, host_id
 from service.queue import WorkerOffer
 from service.running import isolated_runner
 from service.settings import Settings
+from tuner.emulation import DEVICES_VARIABLE
 from tuner.errors import ChoiceError
 from tuner.hardware import torch_version
 from tuner.records import HardwareProfile, new_id
@@ -110,7 +111,13 @@ def _gpu_uuids() -> dict[int, str]:
 def offer_of_this_machine(
     settings: Settings, level: Level, *, name: str, cores: tuple[int, ...], python: str = sys.executable
 ) -> WorkerOffer:
-    """What a worker on these cores, with the visible GPUs, can say of itself."""
+    """What a worker on these cores, with the visible GPUs, can say of itself.
+
+    Raises:
+        ChoiceError: Its GPUs are named as no whole ones, or are to be taken for more than they are.
+    """
+    if DEVICES_VARIABLE in os.environ:
+        raise ChoiceError(f"{DEVICES_VARIABLE} is set, and workers claim whole GPUs: unset it; `steptune tune` uses it")
     profile = _known_profile(settings, level, cores, python)
     gpus: tuple[int, ...] = ()
     if profile.device_kind == CUDA:

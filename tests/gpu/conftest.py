@@ -28,12 +28,12 @@ def device() -> str:
 @pytest.fixture(scope="module")
 def one_host() -> Iterator[Ranks]:
     """Ranks on up to four devices."""
-    import torch
-    from device_ranks import LOOPBACK, needs
+    from device_ranks import needs, num_devices, variables
     from ranks import Ranks
 
     needs(2)
-    started = Ranks("cuda", min(4, torch.cuda.device_count()), lambda rank: LOOPBACK)
+    count = min(4, num_devices())
+    started = Ranks("cuda", count, lambda rank: variables(rank, count))
     yield started
     started.close()
 
@@ -41,12 +41,11 @@ def one_host() -> Iterator[Ranks]:
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[Ranks]:
     """Half of the devices on each; NCCL reads the name of a host once in a process."""
-    import torch
-    from device_ranks import LOOPBACK, needs
+    from device_ranks import needs, num_devices, variables
     from ranks import Ranks
 
     needs(2)
-    count = 4 if torch.cuda.device_count() >= 4 else 2
-    started = Ranks("cuda", count, lambda rank: {**LOOPBACK, "NCCL_HOSTID": f"host{2 * rank // count}"})
+    count = 4 if num_devices() >= 4 else 2
+    started = Ranks("cuda", count, lambda rank: variables(rank, count, num_hosts=2))
     yield started
     started.close()

@@ -1,7 +1,8 @@
 """Ranks on CUDA devices, over NCCL: every way to share a training is that of one device, on one host and on two.
 
 Needs two devices, some of it four. NCCL meets over the loopback interface, so that a host without a network will do;
-two hosts are emulated by a NCCL_HOSTID each, between which NCCL uses sockets.
+two hosts are emulated by a NCCL_HOSTID each, between which NCCL uses sockets. With STEPTUNE_EMULATED_DEVICES=4 fewer
+devices do: ranks share them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from builders import sample_environment, sample_facts
-from device_ranks import TOLERANCE, needs
+from device_ranks import TOLERANCE, needs, num_devices
 from rank_jobs import Trained, emulated, train
 from ranks import Ranks
 from tiny_workloads import Everything, TinyViT
@@ -99,7 +100,7 @@ def test_two_hosts_of_two_train_as_one_device_does(two_hosts: Ranks, alone: Trai
     ids=lambda choices: str(next(iter(choices.values()), "ddp")),
 )
 def test_two_ranks_on_two_hosts_train_over_sockets(two_hosts: Ranks, alone: Trained, choices: dict[str, Any]) -> None:
-    for trained in two_hosts.run(2 if torch.cuda.device_count() < 4 else 4, train, Wide, choices):
+    for trained in two_hosts.run(2 if num_devices() < 4 else 4, train, Wide, choices):
         if "gradient_compression" in choices:
             assert sum(trained.losses[-4:]) < sum(trained.losses[:4])
         else:

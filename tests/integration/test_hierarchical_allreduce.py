@@ -11,8 +11,8 @@ from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
+from tuner.emulation import HOSTS_VARIABLE, num_emulated_hosts
 from tuner.errors import PlatformError
-from tuner.hardware import HOSTS_VARIABLE, num_emulated_hosts
 from tuner.records import Candidate
 from tuner.strategies import strategy_named
 from tuner.strategies.composition import conflict

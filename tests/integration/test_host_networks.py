@@ -17,8 +17,8 @@ from host_networks import sent_bytes, two_hosts
 from ranks import Ranks
 from trial_builders import prepare, reference
 
+from tuner.emulation import HOSTS_VARIABLE, NETWORKS_VARIABLE, num_emulated_hosts
 from tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
-from tuner.hardware import HOSTS_VARIABLE, NETWORKS_VARIABLE, num_emulated_hosts
 from tuner.network import emulated
 from tuner.network.emulated import emulated_hosts
 from tuner.records import Candidate

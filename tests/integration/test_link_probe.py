@@ -10,7 +10,7 @@ from builders import sample_hardware
 from msgspec.structs import replace
 from rank_jobs import emulated
 
-from tuner.hardware import HOSTS_VARIABLE
+from tuner.emulation import HOSTS_VARIABLE
 from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from tuner.records import Device, HardwareProfile, Topology
 from tuner.trials import topology

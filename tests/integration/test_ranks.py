@@ -16,8 +16,8 @@ import torch
 from ranks import Ranks, group
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
+from tuner.emulation import HOSTS_VARIABLE
 from tuner.errors import BaselineFailed
-from tuner.hardware import HOSTS_VARIABLE
 from tuner.records import Candidate, Deadlines, FailureKind, Phase
 from tuner.search.verification import verify
 from tuner.strategies.composition import complete_choices

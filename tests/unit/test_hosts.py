@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tuner.hardware import HOSTS_VARIABLE
+from tuner.emulation import HOSTS_VARIABLE
 from tuner.training.hosts import HOST_ID, OVER_LOOPBACK, emulate_for_nccl, emulation_of
 from tuner.trials.coordination import Coordinator
 
 
 def told(rank: int, num_ranks: int, **variables: str) -> dict[str, str]:
-    emulate_for_nccl(rank, num_ranks, variables)
+    emulate_for_nccl(rank, num_ranks, variables=variables)
     return variables
 
 
@@ -34,6 +34,17 @@ class TestEmulation:
         monkeypatch.setenv(HOSTS_VARIABLE, "2")
         found = told(0, 2, NCCL_SOCKET_IFNAME="veth0", NCCL_HOSTID="mine")
         assert found == {**OVER_LOOPBACK, "NCCL_SOCKET_IFNAME": "veth0", HOST_ID: "steptune-host-0"}
+
+    def test_ranks_that_share_a_device_are_on_hosts_of_their_own_for_nccl(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of four parts of two devices those of different ones stay on one host."""
+        monkeypatch.delenv(HOSTS_VARIABLE, raising=False)
+        variables: list[dict[str, str]] = [{} for _ in range(4)]
+        for rank, found in enumerate(variables):
+            emulate_for_nccl(rank, 4, per_device=2, variables=found)
+        assert [found[HOST_ID] for found in variables] == [f"steptune-host-0-{part}" for part in (0, 1, 0, 1)]
+        assert all(OVER_LOOPBACK.items() <= found.items() for found in variables)
 
     def test_one_host_is_left_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(HOSTS_VARIABLE, raising=False)

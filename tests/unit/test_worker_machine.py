@@ -60,3 +60,9 @@ def test_uuids_without_the_driver_s_tool_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ChoiceError, match="'GPU-aaaa-1'"):
         offered(monkeypatch, "GPU-aaaa-1")
+
+
+def test_parts_of_gpus_are_not_offered(monkeypatch) -> None:
+    monkeypatch.setenv("STEPTUNE_EMULATED_DEVICES", "4")
+    with pytest.raises(ChoiceError, match="workers claim whole GPUs"):
+        offered(monkeypatch, "0,1")

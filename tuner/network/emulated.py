@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tuner.emulation import NETWORKS_VARIABLE
 from tuner.errors import ChoiceError, MissingDependency, PlatformError
-from tuner.hardware import NETWORKS_VARIABLE
 
 MAX_HOSTS = 8
 BURST = "128kb"

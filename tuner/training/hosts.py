@@ -17,8 +17,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.emulation import emulated_host, num_emulated_hosts
 from tuner.errors import UnsupportedHere
-from tuner.hardware import emulated_host, num_emulated_hosts
 from tuner.network.rank_order import is_in_order, ring_order
 
 HOST_ID = "NCCL_HOSTID"
@@ -109,15 +109,21 @@ def host_of_ranks() -> list[str]:
     return hosts
 
 
-def emulate_for_nccl(rank: int, num_ranks: int, variables: MutableMapping[str, str] = os.environ) -> None:
+def emulate_for_nccl(
+    rank: int, num_ranks: int, *, per_device: int = 1, variables: MutableMapping[str, str] = os.environ
+) -> None:
     """Tells NCCL which emulated host this rank is on; before its first group. Nothing where none is emulated.
 
     The way between hosts is the user's where they name one (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
+
+    Args:
+        per_device: Ranks that share a GPU, which NCCL refuses within a host: each gets a host of its own.
     """
     num_hosts = num_emulated_hosts()
-    if num_hosts == 1:
+    if num_hosts == per_device == 1:
         return
-    variables[HOST_ID] = f"steptune-host-{emulated_host(rank, num_ranks, num_hosts)}"
+    host = f"steptune-host-{emulated_host(rank, num_ranks, num_hosts)}"
+    variables[HOST_ID] = host if per_device == 1 else f"{host}-{rank % per_device}"
     for name, value in OVER_LOOPBACK.items():
         variables.setdefault(name, value)
 

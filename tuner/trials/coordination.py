@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.emulation import ranks_per_device
 from tuner.training.hosts import emulate_for_nccl
 from tuner.trials.host_networks import enter_host_network
 from tuner.trials.messages import Channel
@@ -48,7 +49,8 @@ class Coordinator:
         store = FileStore(str(directory / "rendezvous"), self.num_ranks)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
-            emulate_for_nccl(self.rank, self.num_ranks)
+            sharing = ranks_per_device(torch.cuda.device_count())
+            emulate_for_nccl(self.rank, self.num_ranks, per_device=sharing)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=GROUP_TIMEOUT)
         self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
 

@@ -11,8 +11,8 @@ import os
 import socket
 from pathlib import Path
 
+from tuner.emulation import NETWORKS_VARIABLE, emulated_host, host_networks
 from tuner.errors import PlatformError
-from tuner.hardware import NETWORKS_VARIABLE, emulated_host, host_networks
 
 _CLONE_NEWNET = 0x40000000
 _LOOPBACK = "lo"

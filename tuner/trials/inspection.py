@@ -38,8 +38,9 @@ from tuner.trials.imports import imported_since, save_imports
 from tuner.trials.memory import limit_host_memory
 from tuner.trials.messages import Channel, TaskProgress
 from tuner.trials.model_look import ModelLook, look_at_model, look_at_optimizer
+from tuner.trials.rank_device import rank_device
 from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import UserClock, rank_device
+from tuner.trials.trial import UserClock
 from tuner.workloads.batches import draw_batches, save_batches
 from tuner.workloads.loading import load_workload
 from tuner.workloads.workload import Workload, leaves

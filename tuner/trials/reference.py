@@ -40,8 +40,8 @@ from tuner.trials.guard import (
 )
 from tuner.trials.memory import limit_host_memory
 from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.rank_device import rank_device
 from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import rank_device
 from tuner.workloads.loading import load_workload
 from tuner.workloads.workload import Workload
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.hardware import num_emulated_hosts
+from tuner.emulation import num_emulated_hosts
 from tuner.network.collective_costs import ALL_REDUCE
 from tuner.network.link_fit import fit_link
 from tuner.network.rank_order import numbered
@@ -25,8 +25,8 @@ from tuner.training.hosts import host_of_ranks, members_of, ring_group
 from tuner.trials.coordination import Coordinator
 from tuner.trials.link_probe import LinkProbe
 from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.rank_device import rank_device
 from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import rank_device
 
 if TYPE_CHECKING:
     import torch

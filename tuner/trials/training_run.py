@@ -19,8 +19,9 @@ from tuner.training.prefetcher import as_loaded
 from tuner.trials.coordination import Coordinator
 from tuner.trials.measure import Stepper
 from tuner.trials.messages import Channel, TaskProgress
+from tuner.trials.rank_device import rank_device
 from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import fill_cache, loader_worker_init, rank_device
+from tuner.trials.trial import fill_cache, loader_worker_init
 from tuner.workloads.loading import load_workload
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from tuner.trials.coordination import Coordinator
 from tuner.trials.device_watch import watch_device
 from tuner.trials.guard import run_guard
 from tuner.trials.measure import Stepper, epoch_restart_ns, take_window
-from tuner.trials.memory import limit_device_memory, limit_host_memory, measure_peak
+from tuner.trials.memory import limit_host_memory, measure_peak
 from tuner.trials.messages import (
     Channel,
     Command,
@@ -52,6 +52,7 @@ from tuner.trials.messages import (
     decoder_of,
 )
 from tuner.trials.processes import die_with_parent
+from tuner.trials.rank_device import rank_device
 from tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
 from tuner.trials.warm_up import WarmUp, warm_up
 from tuner.workloads.loading import load_workload
@@ -355,18 +356,6 @@ def fill_cache(job: TrainingJob, files: StudyFiles) -> None:
     dataset = getattr(job.loader, "dataset", None)
     if isinstance(dataset, CachedDataset):
         dataset.fill(files.first_indices(MAX_FILLED_BATCHES * job.plan.batches.factor))
-
-
-def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> Any:
-    """The device of a rank: rank r uses the r-th visible one, and no more of its memory than the limit."""
-    import torch
-
-    if kind != "cuda":
-        return torch.device(kind)
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    limit_device_memory(memory_limit_bytes, device)
-    return device
 
 
 def loader_worker_init(worker_id: int) -> None:

@@ -1,0 +1,39 @@
+"""The device that a rank trains on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tuner.emulation import DEVICES_VARIABLE, ranks_per_device
+from tuner.errors import PlatformError
+from tuner.trials.memory import limit_device_memory
+
+if TYPE_CHECKING:
+    import torch
+
+
+def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> torch.device:
+    """Rank r uses the r-th visible GPU, and no more of its memory than the limit; where devices are emulated, as
+    many ranks use each as there are parts of it, and none takes more than its part.
+
+    Raises:
+        PlatformError: There are fewer GPUs than ranks.
+    """
+    import torch
+
+    if kind != "cuda":
+        return torch.device(kind)
+    count = torch.cuda.device_count()
+    sharing = ranks_per_device(count)
+    if rank >= count * sharing:
+        raise PlatformError(
+            f"rank {rank} has no GPU: {count} are visible, one for each rank. Ask for fewer ranks, or set "
+            f"{DEVICES_VARIABLE} to let ranks share GPUs where it is not speed that is asked for"
+        )
+    device = torch.device("cuda", rank // sharing)
+    torch.cuda.set_device(device)
+    limits = [] if memory_limit_bytes is None else [memory_limit_bytes]
+    if sharing > 1:
+        limits.append(torch.cuda.get_device_properties(device).total_memory // sharing)
+    limit_device_memory(min(limits, default=None), device)
+    return device

@@ -31,29 +31,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from by_hand_rows import (
-    SMALL_RESNET,
-    SMALL_VIT,
     Choices,
     add_arguments,
     append,
     distinct,
     kept_lines,
     legal,
-    of_every_column,
-    reached,
 )
+from multi_gpu_rows import DDP, O1, ROWS, Row, by_hand
+from multi_gpu_table import NETWORKS, summary, told_row
 from rank_peaks import Configuration, largest_batch, measured
 from stamp import ROOT, stamp
 from tuned import (
@@ -72,125 +68,17 @@ from tuned import (
 
 from tuner.emulation import HOSTS_VARIABLE, ranks_per_device
 from tuner.errors import ChoiceError, StoreError
-from tuner.hardware import SHARED
 from tuner.prediction.basis import basis_of
 from tuner.prediction.plans import COMMUNICATION
 from tuner.records import Candidate, StudySettings, TrialResult
 
-WORKLOAD = f"{ROOT}/benchmarks/workloads/mixed_precision.py:mixed_precision"
-DDP = "DDP 25 MiB"
-WANTED = {("two", "lossy", "vit_large"): 2.5, ("two", "", "vit_large"): 1.5}
-"""Times DDP's default."""
-WANTED_LARGEST = 2.2
-MOST_EXPOSED = 0.10
-"""Exposed communication of a step on one host."""
 IMAGENET = 1_281_167
-NETWORKS = ("one", "two", "two_25gbit")
 PORT_GBITS = 25
 NUM_CONTENDERS = 2
 """Of the fastest by hand that are started again."""
 FINDING_S = 100.0
 """What looking for the largest batch may take."""
-
-O1: Choices = {"precision": {"level": "O1", "dtype": "bfloat16"}}
-O2: Choices = {"precision": {"level": "O2", "dtype": "bfloat16"}}
-SOCKETS: Choices = {"nccl_settings": {"socket_threads": 4, "sockets_per_thread": 4}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One workload.
-
-    Attributes:
-        workload: An entry of the zoo, without its batch.
-        per_gpu: Samples of a step on one GPU; None for the most that DDP at O1 fits.
-        small: The workload of a dry run, without its batch.
-        image: Its samples are images.
-        convolves: It has convolutions, for which cuDNN's benchmark is on.
-    """
-
-    name: str
-    workload: str
-    per_gpu: int | None
-    small: str
-    image: bool = True
-    convolves: bool = True
-
-    def reference(self, batch: int, *, small: bool) -> str:
-        entry = self.small if small else self.workload
-        return f"{WORKLOAD}?entry={entry.replace('?', '&')}&batch={batch}"
-
-
-_GPT = "sequence=32&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32&bos_token_id=0&eos_token_id=0"
-_BERT = "sequence=32&hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=256"
-_VGG = "image_size=32&divisor=8&hidden=64&num_labels=10"
-ROWS: tuple[Row, ...] = (
-    Row(name="vit_large", workload="vit_large", per_gpu=64, small=f"vit_large?{SMALL_VIT}&patch_size=8"),
-    Row(name="vit_huge", workload="vit_huge", per_gpu=32, small=f"vit_huge?{SMALL_VIT}&patch_size=8"),
-    Row(name="vit_huge_largest", workload="vit_huge", per_gpu=None, small=f"vit_huge?{SMALL_VIT}&patch_size=8"),
-    Row(
-        name="gpt2_large",
-        workload="gpt2_large?sequence=1024",
-        per_gpu=4,
-        small=f"gpt2_large?{_GPT}",
-        image=False,
-        convolves=False,
-    ),
-    Row(name="resnet50", workload="resnet50", per_gpu=64, small=f"resnet50?{SMALL_RESNET}"),
-    Row(name="vgg16", workload="vgg16", per_gpu=64, small=f"vgg16?{_VGG}"),
-    Row(
-        name="bert_large",
-        workload="bert_large?sequence=512",
-        per_gpu=16,
-        small=f"bert_large?{_BERT}",
-        image=False,
-        convolves=False,
-    ),
-)
 SMALL_PER_GPU, SMALL_MOST = 4, 16
-PLANNED = {
-    ("one", ""): [row.name for row in ROWS],
-    ("two", ""): ["vit_large"],
-    ("two", "lossy"): [row.name for row in ROWS if row.per_gpu],
-}
-"""Rows that the table is to have, by network and consent; it shows others, too, once they are measured."""
-
-
-def by_hand(row: Row, *, network: str, lossy: bool, on_cpu: bool) -> dict[str, Choices]:
-    """The columns of the table, the default first and then the most promising."""
-    common = of_every_column(convolves=row.convolves, on_cpu=on_cpu)
-
-    def sharded(mode: str, **more: bool | str) -> Choices:
-        return {**O2, "sharding": {"mode": mode, "wrap": "block", "ignored": "norms", **more}}
-
-    bf16: Choices = {"gradient_compression": {"method": "bf16"}}
-    hierarchical: Choices = {"hierarchical_allreduce": {"levels": 2}}
-    columns: dict[str, Choices] = {DDP: O1}
-    if network != "one":
-        hybrid = sharded("hybrid", reshard=False)
-        columns |= {
-            "hierarchical": {**O1, **hierarchical},
-            "hybrid sharding": hybrid,
-            "DDP, 4 x 4 sockets": {**O1, **SOCKETS},
-            "hybrid sharding, 4 x 4 sockets": {**hybrid, **SOCKETS},
-        }
-        if lossy:
-            columns |= {
-                "hybrid sharding, bf16 reduction": {**hybrid, **bf16},
-                "hierarchical, bf16 between hosts": {**O1, **hierarchical, **bf16},
-            }
-    if lossy:
-        columns |= {
-            "PowerSGD 4": {**O1, "gradient_compression": {"method": "powersgd", "rank": 4}},
-            "DDP, bf16 hook": {**O1, **bf16},
-        }
-    columns |= {
-        "FSDP2 per block": sharded("full"),
-        "FSDP2 per block, grad_op": sharded("grad_op"),
-        "DDP 200 MiB": {**O1, "ddp_buckets": {"bucket_cap_mb": 200}},
-    }
-    return {name: {**common, **choices} for name, choices in columns.items()}
-
 
 # --- one row ----------------------------------------------------------------------------------
 
@@ -383,77 +271,6 @@ def shape() -> None:
         raise CannotShape(f"tc cannot shape lo: {made.stderr.strip() or made.returncode}")
 
 
-# --- the summary ------------------------------------------------------------------------------
-
-
-def best_by_hand(line: dict) -> tuple[str, dict] | None:
-    """The column against which ours is slowest."""
-    found = [(name, column) for name, column in line.get("by_hand", {}).items() if column.get("ratio")]
-    return min(found, key=lambda pair: pair[1]["ratio"], default=None)
-
-
-def verdicts(line: dict) -> dict[str, bool]:
-    """What a row has to show, and whether it did."""
-    best, default = best_by_hand(line), line.get("by_hand", {}).get(DDP, {})
-    shown: dict[str, bool] = {}
-    if best is not None:
-        shown["at least the best by hand"] = reached(best[1])
-    wanted = WANTED.get((line["network"], line["allow"], line["row"]))
-    if line["row"] == "vit_huge_largest":
-        wanted = WANTED_LARGEST
-    if wanted is not None and default.get("ratio"):
-        shown[f"{wanted} times DDP's default"] = default["ratio"] >= wanted
-    if line["network"] == "one" and "exposed_communication" in line:
-        shown["exposed communication below 10 %"] = line["exposed_communication"] < MOST_EXPOSED
-    return shown
-
-
-def summary(lines: Sequence[dict]) -> str:
-    """A table for each network and consent, and what is missing; tables of their own where ranks shared a device."""
-    text = []
-    for shared in (False, True):
-        for network, allow in itertools.product(NETWORKS, ("", "lossy")):
-            of_table = [
-                line for line in lines if (line["network"], line["allow"], _shared(line)) == (network, allow, shared)
-            ]
-            last = {line["row"]: line for line in of_table}
-            planned = () if shared else PLANNED.get((network, allow), ())
-            shown = [row.name for row in ROWS if row.name in {*last, *planned}]
-            if shown:
-                where = ", ranks share a device" if shared else ""
-                text.append(f"{network}, allowed: {allow or 'nothing'}{where}")
-                text += [_told_row(name, last.get(name)) for name in shown]
-    return "\n".join(text)
-
-
-def _shared(line: dict) -> bool:
-    return any(SHARED in name for name in line.get("hardware", {}).get("devices", ()))
-
-
-def _told_row(name: str, line: dict | None) -> str:
-    if line is None:
-        return f"  {name:16} missing"
-    if "impossible" in line:
-        return f"  {name:16} impossible: {line['impossible']}"
-    best, default = best_by_hand(line), line["by_hand"].get(DDP, {})
-    if best is None:
-        return f"  {name:16} missing: no by-hand figure to compare with"
-    ratio = default.get("ratio")
-    parts = [
-        f"  {name:16} {line['ranks']} ranks, {line['beside']['units_per_s'] or 0:10.0f} {line['unit']}s/s",
-        f"{best[1]['ratio']:.3f} {best[1]['interval'] or ''} of {best[0]}",
-        f"{ratio:.2f} of DDP" if ratio else "no figure of DDP",
-        f"{line['exposed_communication']:.1%} exposed",
-        f"{line['trials']} trials in {line['tuning_s']:.0f} s",
-        f"guard {line['guard_verdicts']['passed']} of {sum(line['guard_verdicts'].values())}",
-        f"peaks {line['beside']['peak_mib_by_rank']} MiB",
-    ]
-    if "hours_per_imagenet_epoch" in line:
-        parts.append(f"{line['hours_per_imagenet_epoch']:.3f} h per epoch of ImageNet")
-    missed = [goal for goal, shown in verdicts(line).items() if not shown]
-    return ", ".join(parts) + (f": NOT {'; NOT '.join(missed)}" if missed else ": reached")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, [row.name for row in ROWS], tune_minutes=4.7, minutes=9.3, out="multi_gpu.jsonl")
@@ -493,7 +310,7 @@ def tune(arguments: argparse.Namespace) -> None:
             except CannotShape as error:
                 found = {"impossible": str(error)}
             append(arguments.out, {**head, **found})
-            print(_told_row(row.name, {**head, **found}), flush=True)
+            print(told_row(row.name, {**head, **found}), flush=True)
 
 
 if __name__ == "__main__":

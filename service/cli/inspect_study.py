@@ -150,6 +150,8 @@ def verify(
         recommendation = store.recommendation(study.study_id)
         if recommendation is None:
             raise StoreError(f"study {study.study_id} has no recommendation to verify ({study.state.value})")
+        if recommendation.candidate.is_baseline:
+            errors.print("today's configuration is recommended: what differs is how two runs of it differ")
         with errors.status("training") as status:
             verification = verify_study(
                 study,

@@ -27,8 +27,13 @@ def load() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def multi_gpu(load: Any) -> Any:
-    return load("multi_gpu")
+def table(load: Any) -> Any:
+    return load("multi_gpu_table")
+
+
+@pytest.fixture(scope="module")
+def rows(load: Any) -> Any:
+    return load("multi_gpu_rows")
 
 
 def line(row: str = "vit_large", network: str = "one", allow: str = "", **changes: Any) -> dict[str, Any]:
@@ -54,48 +59,55 @@ def line(row: str = "vit_large", network: str = "one", allow: str = "", **change
 
 
 class TestRows:
-    def test_are_missing_until_they_are_measured(self, multi_gpu: Any) -> None:
-        planned = sum(map(len, multi_gpu.PLANNED.values()))
-        assert multi_gpu.summary([]).count("missing") == planned
-        assert multi_gpu.summary([line()]).count("missing") == planned - 1
+    def test_are_missing_until_they_are_measured(self, table: Any) -> None:
+        planned = sum(map(len, table.PLANNED.values()))
+        assert table.summary([]).count("missing") == planned
+        assert table.summary([line()]).count("missing") == planned - 1
 
-    def test_others_than_those_planned_are_shown_once_measured(self, multi_gpu: Any) -> None:
-        assert multi_gpu.summary([line("vgg16", "two_25gbit")]).count("reached") == 1
+    def test_others_than_those_planned_are_shown_once_measured(self, table: Any) -> None:
+        assert table.summary([line("vgg16", "two_25gbit")]).count("reached") == 1
 
-    def test_the_last_of_a_row_counts(self, multi_gpu: Any) -> None:
-        text = multi_gpu.summary([line(trials=77), line(trials=12)])
+    def test_the_last_of_a_row_counts(self, table: Any) -> None:
+        text = table.summary([line(trials=77), line(trials=12)])
         assert "12 trials" in text
         assert "77 trials" not in text
 
-    def test_one_that_cannot_be_run_here_says_why(self, multi_gpu: Any) -> None:
+    def test_ranks_that_shared_a_device_have_a_table_of_their_own(self, table: Any) -> None:
+        planned = sum(map(len, table.PLANNED.values()))
+        shared = line("vgg16", "two", "lossy", hardware={"devices": ["H, shared by 2 ranks"] * 2}, trials=77)
+        text = table.summary([shared])
+        assert text.count("missing") == planned
+        assert "two, allowed: lossy, ranks share a device\n  vgg16" in text
+
+    def test_one_that_cannot_be_run_here_says_why(self, table: Any) -> None:
         impossible = {
             "row": "vgg16",
             "network": "two_25gbit",
             "allow": "",
             "impossible": "there is no tc (iproute2) here",
         }
-        assert "impossible: there is no tc" in multi_gpu.summary([impossible])
+        assert "impossible: there is no tc" in table.summary([impossible])
 
-    def test_columns_that_drop_information_need_consent(self, multi_gpu: Any) -> None:
-        for row in multi_gpu.ROWS:
-            for network in multi_gpu.NETWORKS:
-                exact = multi_gpu.by_hand(row, network=network, lossy=False, on_cpu=False)
+    def test_columns_that_drop_information_need_consent(self, table: Any, rows: Any) -> None:
+        for row in rows.ROWS:
+            for network in table.NETWORKS:
+                exact = rows.by_hand(row, network=network, lossy=False, on_cpu=False)
                 assert not any("gradient_compression" in choices for choices in exact.values())
-                lossy = multi_gpu.by_hand(row, network=network, lossy=True, on_cpu=False)
+                lossy = rows.by_hand(row, network=network, lossy=True, on_cpu=False)
                 assert exact.keys() < lossy.keys()
                 assert next(iter(lossy)) == DDP
 
-    def test_what_needs_a_network_is_by_hand_between_hosts_only(self, multi_gpu: Any) -> None:
-        row = multi_gpu.ROWS[0]
-        one = multi_gpu.by_hand(row, network="one", lossy=True, on_cpu=False)
+    def test_what_needs_a_network_is_by_hand_between_hosts_only(self, rows: Any) -> None:
+        row = rows.ROWS[0]
+        one = rows.by_hand(row, network="one", lossy=True, on_cpu=False)
         assert not any(choices.keys() & {"hierarchical_allreduce", "nccl_settings"} for choices in one.values())
-        two = multi_gpu.by_hand(row, network="two", lossy=True, on_cpu=False)
+        two = rows.by_hand(row, network="two", lossy=True, on_cpu=False)
         assert {"hierarchical", "hybrid sharding, bf16 reduction", "DDP, 4 x 4 sockets"} <= two.keys()
 
-    def test_every_column_is_a_choice_of_the_strategies(self, multi_gpu: Any) -> None:
+    def test_every_column_is_a_choice_of_the_strategies(self, rows: Any) -> None:
         from tuner.strategies import strategy_named
 
-        for choices in multi_gpu.by_hand(multi_gpu.ROWS[0], network="two", lossy=True, on_cpu=False).values():
+        for choices in rows.by_hand(rows.ROWS[0], network="two", lossy=True, on_cpu=False).values():
             for name, choice in choices.items():
                 strategy_named(name).check(choice)
 
@@ -106,24 +118,24 @@ class TestAims:
         [(1.2, None, True), (0.985, [0.96, 1.01], True), (0.985, [0.97, 0.99], False), (0.97, [0.9, 1.1], False)],
     )
     def test_the_slowest_comparison_decides(
-        self, multi_gpu: Any, ratio: float, interval: list[float] | None, reached: bool
+        self, table: Any, ratio: float, interval: list[float] | None, reached: bool
     ) -> None:
         by_hand = {DDP: {"ratio": 3.0, "interval": None}, "hierarchical": {"ratio": ratio, "interval": interval}}
-        assert multi_gpu.verdicts(line(by_hand=by_hand))["at least the best by hand"] == reached
+        assert table.verdicts(line(by_hand=by_hand))["at least the best by hand"] == reached
 
     @pytest.mark.parametrize(("allow", "wanted"), [("lossy", 2.5), ("", 1.5)])
-    def test_between_hosts_a_vit_beats_ddps_default(self, multi_gpu: Any, allow: str, wanted: float) -> None:
+    def test_between_hosts_a_vit_beats_ddps_default(self, table: Any, allow: str, wanted: float) -> None:
         for ratio, reached in ((wanted, True), (wanted - 0.01, False)):
             found = line(network="two", allow=allow, by_hand={DDP: {"ratio": ratio, "interval": None}})
-            assert multi_gpu.verdicts(found)[f"{wanted} times DDP's default"] == reached
+            assert table.verdicts(found)[f"{wanted} times DDP's default"] == reached
 
-    def test_communication_is_hidden_on_one_host(self, multi_gpu: Any) -> None:
-        assert not multi_gpu.verdicts(line(exposed_communication=0.11))["exposed communication below 10 %"]
-        assert "exposed communication below 10 %" not in multi_gpu.verdicts(line(network="two"))
+    def test_communication_is_hidden_on_one_host(self, table: Any) -> None:
+        assert not table.verdicts(line(exposed_communication=0.11))["exposed communication below 10 %"]
+        assert "exposed communication below 10 %" not in table.verdicts(line(network="two"))
 
-    def test_the_largest_batch_is_compared_with_ddps(self, multi_gpu: Any) -> None:
+    def test_the_largest_batch_is_compared_with_ddps(self, table: Any) -> None:
         found = line("vit_huge_largest", by_hand={DDP: {"ratio": 2.1, "interval": None}})
-        assert "NOT 2.2 times DDP's default" in multi_gpu.summary([found])
+        assert "NOT 2.2 times DDP's default" in table.summary([found])
 
 
 class TestLargestBatch:

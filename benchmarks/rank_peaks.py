@@ -176,7 +176,7 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
 
     workload = load_workload(configuration.workload)
     device = rank_device(configuration.device, rank, configuration.cap_bytes)
-    Coordinator(rank, configuration.num_ranks, None, folder, device)  # there is no server to tell
+    coordinator = Coordinator(rank, configuration.num_ranks, None, folder, device)  # there is no server to tell
     order = draw_batches(workload, workload.dataset(), seed=0, limit=NUM_STEPS)
 
     def make_model() -> torch.nn.Module:
@@ -199,6 +199,9 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
             job.step(batch)
             if configuration.device == "cpu" and counter.peak() > (configuration.cap_bytes or float("inf")):
                 raise MemoryError(f"tensors took {counter.peak()} bytes")
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        coordinator.total([0.0])  # whoever left now would end what others still wait for
         return counter.peak()
 
 

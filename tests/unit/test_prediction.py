@@ -251,7 +251,8 @@ class TestTasks:
     STEP = ComputeStep(before_ns=0, forward_ns=30 * MS, backward_ns=60 * MS, optimizer_ns=6 * MS, divisible_ns=4 * MS)
     PAIR = Cluster(num_hosts=1, devices_per_host=2, inside=Link(kind="x", latency_ns=MS, bytes_per_s=1e30))
     """An all-gather or a reduce-scatter takes one step, an all-reduce two."""
-    VOLUMES = volumes_of(replace_facts(num_blocks=3), choices(), 4)
+    SHARDED = choices(sharding={"mode": "full", "wrap": "block"})
+    VOLUMES = volumes_of(replace_facts(num_blocks=3), SHARDED, 4)
 
     def test_the_update_waits_for_the_last_reduction(self) -> None:
         tasks = data_parallel_tasks(self.STEP, self.VOLUMES, self.PAIR, choices(), {})
@@ -259,22 +260,31 @@ class TestTasks:
 
     def test_units_are_gathered_just_ahead(self) -> None:
         """The third is gathered when the first has computed, not before."""
-        chosen = choices(sharding={"mode": "full", "wrap": "block"})
-        tasks = sharded_tasks(self.STEP, self.VOLUMES, self.PAIR, chosen)
+        tasks = sharded_tasks(self.STEP, self.VOLUMES, self.PAIR, self.SHARDED)
         ends = simulate(tasks).ends_ns
         gathers = [n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION][:3]
         assert [ends[n] / self.MS for n in gathers] == [1, 2, 12]
         # 1 for the first unit of each pass, 1 for the last scatter; half of the divisible part of the update.
         assert simulate(tasks).step_ns / self.MS == 1 + 30 + 1 + 60 + 1 + 6 - 2
 
+    @pytest.mark.parametrize(
+        ("precision", "ignored", "units"),
+        [("O1", None, 3), ("O2", None, 3 + 5), ("O2", "norms", 3)],
+    )
+    def test_norms_of_another_format_are_units(self, precision: str, ignored: str | None, units: int) -> None:
+        facts = replace_facts(num_blocks=3, module_types={"LayerNorm": 5, "Linear": 9})
+        sharding = {"mode": "full", "wrap": "block", "ignored": ignored}
+        chosen = choices(precision={"level": precision, "dtype": "bfloat16"}, sharding=sharding)
+        tasks = sharded_tasks(self.STEP, volumes_of(facts, chosen, 2), self.PAIR, chosen)
+        assert sum(task.lane is Lane.COMMUNICATION for task in tasks) == 3 * units
+
     def test_a_cpu_waits_for_every_exchange_of_fsdp(self) -> None:
         facts = replace_facts(num_blocks=3)
-        chosen = choices(sharding={"mode": "full", "wrap": "block"})
         beside = Model(step=self.STEP, facts=facts)
         waits = replace(beside, has_streams=False)
         # Three gathers in each pass and three scatters, one after the other.
-        assert waits.step_ns(chosen, self.PAIR) == (30 + 60 + 9 + 4) * self.MS
-        assert beside.step_ns(chosen, self.PAIR) < waits.step_ns(chosen, self.PAIR)
+        assert waits.step_ns(self.SHARDED, self.PAIR) == (30 + 60 + 9 + 4) * self.MS
+        assert beside.step_ns(self.SHARDED, self.PAIR) < waits.step_ns(self.SHARDED, self.PAIR)
         assert waits.step_ns(choices(), self.PAIR) == beside.step_ns(choices(), self.PAIR)
 
 

@@ -17,7 +17,7 @@ from tuner.prediction.cluster import Cluster
 from tuner.prediction.overheads import frees, scattered_bytes
 from tuner.prediction.step import ComputeStep
 from tuner.prediction.timeline import Lane, Task
-from tuner.prediction.volumes import Volumes, num_units
+from tuner.prediction.volumes import Volumes
 from tuner.records import Choice
 
 
@@ -28,7 +28,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     """
     sharding = choices["sharding"]
     hybrid = sharding["mode"] == "hybrid"
-    units = num_units(volumes, sharding)
+    units = volumes.num_units
     ahead = int(sharding["prefetch"] or 1)
     gather_bytes = volumes.num_elements * volumes.formats.gathered / units
     scatter_bytes = volumes.num_trained * scattered_bytes(choices, volumes) / units

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.records import Choice, ModelFacts
-from tuner.strategies.exchange import Formats, formats_of
+from tuner.strategies.exchange import Formats, formats_of, num_fsdp_units
 
 MIB = 2**20
 
@@ -24,14 +24,14 @@ class Volumes:
         num_trained: Of those, such as have a gradient.
         formats: Bytes of an element.
         num_tensors: That the elements are in.
-        num_blocks: Repeated blocks of the model.
+        num_units: Of FSDP.
     """
 
     num_elements: int
     num_trained: int
     formats: Formats
     num_tensors: int
-    num_blocks: int
+    num_units: int
 
     @property
     def all_gradients_bytes(self) -> float:
@@ -46,7 +46,7 @@ def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int)
         num_trained=max(1, model.num_trained),
         formats=formats,
         num_tensors=max(1, model.num_parameter_tensors),
-        num_blocks=model.num_blocks,
+        num_units=num_fsdp_units(model, choices),
     )
 
 
@@ -61,12 +61,3 @@ def buckets(volumes: Volumes, choice: Mapping[str, object]) -> list[float]:
         found.append(min(left, others if found else first))
         left -= found[-1]
     return found
-
-
-def num_units(volumes: Volumes, sharding: Choice) -> int:
-    """Of FSDP: blocks, or modules of a size; the root, which holds the rest, counts with them."""
-    if sharding["wrap"] == "block":
-        return max(1, volumes.num_blocks)
-    if sharding["wrap"] == "size":
-        return max(1, int(volumes.num_elements / int(sharding["min_num_params"] or 1)))
-    return 1

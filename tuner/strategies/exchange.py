@@ -45,3 +45,17 @@ def formats_of(model: ModelFacts, num_ranks: int, choices: Mapping[str, Choice])
             reduced = FP32_BYTES if widened else half
             return Formats(gradient=half, reduced=reduced, gathered=half, updated=FP32_BYTES)
     return Formats(gradient=own, reduced=own, gathered=own, updated=own)
+
+
+def num_fsdp_units(model: ModelFacts, choices: Mapping[str, Choice]) -> int:
+    """Blocks, modules of a size, or one; the root, which holds the rest, counts with them. At O2 normalisation layers
+    have another format than their block: they are units of their own, unless they are left out.
+    """
+    sharding = choices["sharding"]
+    norms = sum(count for name, count in model.module_types.items() if "Norm" in name)
+    apart = norms if choices["precision"]["level"] == "O2" and not sharding["ignored"] else 0
+    if sharding["wrap"] == "block":
+        return max(1, model.num_blocks) + apart
+    if sharding["wrap"] == "size":
+        return max(1, model.num_parameters // int(sharding["min_num_params"] or 1)) + apart
+    return 1 + apart

@@ -25,7 +25,7 @@ from tuner.network.collective_costs import (
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Topology
-from tuner.strategies.exchange import CHOSEN_BYTES, FP32_BYTES, FSDP, SENT_BYTES, Formats, formats_of
+from tuner.strategies.exchange import CHOSEN_BYTES, FP32_BYTES, FSDP, SENT_BYTES, Formats, formats_of, num_fsdp_units
 from tuner.strategies.sockets import with_sockets
 from tuner.training.compression.own_cost import own_costs
 
@@ -114,7 +114,7 @@ def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, choices)
     method = choices["gradient_compression"]["method"]
-    units = _num_units(situation, sharding, choices["precision"]["level"] == "O2")
+    units = num_fsdp_units(model, choices)
     gathered_bytes = max(1, model.num_parameters) * formats.gathered / units
     reduced_bytes = (
         max(1, situation.workload.model.num_trained) * (SENT_BYTES[str(method)] if method else formats.reduced) / units
@@ -132,21 +132,6 @@ def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice
     gathers = micro_batches * (2 if frees else 1)
     reduces = micro_batches if sharding["reduce_each"] else 1
     return Reduction(total_ns=units * (gathers * gather_ns + reduces * reduce_ns), last_ns=gather_ns + reduce_ns)
-
-
-def _num_units(situation: Situation, sharding: Choice, norms_apart: bool) -> int:
-    """
-    Args:
-        norms_apart: Normalisation layers have another format than their block, and are units, unless left out.
-    """
-    model = situation.workload.model
-    norms = sum(count for name, count in model.module_types.items() if "Norm" in name)
-    apart = norms if norms_apart and not sharding["ignored"] else 0
-    if sharding["wrap"] == "block":
-        return max(1, model.num_blocks) + apart
-    if sharding["wrap"] == "size":
-        return max(1, model.num_parameters // int(sharding["min_num_params"] or 1)) + apart
-    return 1 + apart
 
 
 def _buckets(situation: Situation, choices: dict[str, Choice], formats: Formats) -> list[float]:

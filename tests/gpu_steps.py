@@ -61,3 +61,16 @@ WINDOWS = Step(
     num_block_kinds=24,
     modules={"Conv2d": 1, "Linear": 148, "LayerNorm": 53},
 )
+LARGE_LANGUAGE_MODEL = Step(
+    name="a large language model on four sequences",
+    gpu_ms={C.MATMUL: 900, C.ATTENTION: 60, C.NORMALISATION: 5, C.REDUCTION: 5, C.ELEMENTWISE: 22, C.OPTIMIZER: 11},
+    host_ms=45,
+    optimizer_host_ms=14,
+    in_16_bits={C.MATMUL: 0.08, C.ATTENTION: 0.18},
+    whole_s=80,
+    regional_s=12,
+    prepare_s=40,
+    num_blocks=36,
+    num_block_kinds=1,
+    modules={"Conv1D": 144, "LayerNorm": 73},
+)

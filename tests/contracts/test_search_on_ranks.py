@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 from gpu_model import by_hand, searched
-from gpu_steps import CONVOLUTIONS, VISION
-from predictions import MANY_SOCKETS, RESNET_50, SOCKETS, VIT_LARGE
+from gpu_steps import CONVOLUTIONS, LARGE_LANGUAGE_MODEL, VISION
+from predictions import GPT2_LARGE, MANY_SOCKETS, RESNET_50, SOCKETS, VIT_LARGE
 from ranks_model import RanksStep, on_ranks
 
 from tuner.records import Choice, Numerics
@@ -36,6 +36,11 @@ def convolutions(num_hosts: int) -> RanksStep:
     return on_ranks(CONVOLUTIONS, RESNET_50, batch=4.0, current=TODAY, num_ranks=2, num_hosts=num_hosts)
 
 
+def language(num_hosts: int) -> RanksStep:
+    """GPT-2 large, whose gradients are 3.1 GB."""
+    return on_ranks(LARGE_LANGUAGE_MODEL, GPT2_LARGE, batch=1.0, current=TODAY, num_ranks=2, num_hosts=num_hosts)
+
+
 def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:
     """What experts set: buckets, sockets, sharding, compression."""
     layout: dict[str, Choice] = {"memory_format": {"layout": "channels_last"}} if step.channels_last else {}
@@ -54,7 +59,7 @@ def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:
 
 @pytest.mark.parametrize("lossy", [False, True], ids=["exact", "lossy"])
 @pytest.mark.parametrize("num_hosts", [1, 2])
-@pytest.mark.parametrize("workload", [vision, convolutions])
+@pytest.mark.parametrize("workload", [vision, convolutions, language])
 def test_finds_within_minutes_what_an_expert_sets_by_hand(workload, num_hosts: int, lossy: bool) -> None:
     step = workload(num_hosts)
     answer, runner, driver = searched(step, budget_s=BUDGET_S, start_s=3.0, allow=(Numerics.LOSSY,) * lossy)
@@ -62,6 +67,16 @@ def test_finds_within_minutes_what_an_expert_sets_by_hand(workload, num_hosts: i
     best = min(by_hand(step, driver, **choices) for choices in columns(step, lossy=lossy))
     assert found <= 1.03 * best, answer.candidate.label
     assert runner.now_s <= 1.05 * BUDGET_S
+
+
+@pytest.mark.parametrize("lossy", [False, True], ids=["exact", "lossy"])
+@pytest.mark.parametrize("workload", [vision, convolutions, language])
+def test_over_slow_sockets_two_and_a_half_minutes_do(workload, lossy: bool) -> None:
+    """Where starts take 5 s."""
+    step = replace(workload(2), between=ONE_EACH, many_sockets=MANY_ONE_EACH)
+    answer, _, driver = searched(step, budget_s=SHORT_S, start_s=5.0, allow=(Numerics.LOSSY,) * lossy)
+    best = min(by_hand(step, driver, **choices) for choices in columns(step, lossy=lossy))
+    assert by_hand(step, driver, **answer.candidate.choices) <= 1.03 * best, answer.candidate.label
 
 
 @pytest.mark.parametrize(("lossy", "times"), [(False, 3.2), (True, 3.5)], ids=["exact", "lossy"])

@@ -16,9 +16,8 @@ What drops information is by hand only where the study may do so, too.
 Two hosts are emulated (`STEPTUNE_EMULATED_HOSTS`): ranks send between them through sockets over loopback. `two_25gbit`
 shapes the loopback interface to the 25 Gbit/s of each host's port, both ways together, which needs root and `tc`.
 
-Where there is one GPU, `STEPTUNE_EMULATED_DEVICES=2` lets two ranks share it, on two emulated hosts. Under NVIDIA's MPS
-their kernels run at the same time; without it they take turns, and each exchange waits for some. Such rows stand in
-tables of their own.
+Where there is one GPU, `STEPTUNE_EMULATED_DEVICES=2` lets two ranks share it, on two emulated hosts: they take turns, and
+each exchange waits for some. Such rows stand in tables of their own.
 
 `vit_huge_largest` has the largest batch that DDP at O1 fits into memory, which is found first.
 

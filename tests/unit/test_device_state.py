@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from builders import sample_result, sample_window
@@ -282,18 +281,6 @@ class TestNvml:
         assert look.unmeasured == (
             "use by other processes of the device: the driver numbers processes otherwise than this container or "
             "sandbox does",
-        )
-
-    def test_under_mps_others_cannot_be_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(psutil.Process, "name", lambda self: "nvidia-cuda-mps-server")
-        nvml = Nvml()
-        nvml.samples = [Struct(pid=os.getppid(), smUtil=90, timeStamp=5)]
-        look = NvmlLook(nvml, "GPU-1")
-        for _ in range(2):
-            assert look.look(since_us=3).uses is None
-        assert nvml.asked.count("nvmlDeviceGetProcessUtilization") == 1
-        assert look.unmeasured == (
-            "use by other processes of the device: the driver counts all processes under MPS as one",
         )
 
     def test_own_processes_hold_this_one_and_its_siblings_parent(self) -> None:

@@ -215,3 +215,21 @@ class TestSearch:
         ladder = sorted(study.memory_ladder(), key=lambda candidate: memory.may_not_fit(candidate, 1))
         assert ladder[0].choices["sharding"]["mode"] in ("grad_op", "full")
         assert memory.may_not_fit(laid("zero1"), 1)
+
+    def test_tries_last_what_is_no_smaller_than_what_ran_out(self) -> None:
+        """In 20 GB, of which parts of parameters and states take 6: at least 13.5 GB of activations did not fit."""
+        memory = memory_model(space(capacity_gb=20), StudySettings())
+        same = (laid("full", "block", ignored="norms"), laid("full", "block", prefetch=2), laid("grad_op", "block"))
+        assert not any(memory.may_not_fit(other, 1) for other in same)
+        memory.ran_out_with(FULL, 1)
+        assert all(memory.may_not_fit(other, 1) for other in same)
+        # Less on the device, fewer samples at a time, or other activations may fit.
+        recomputed = FULL.with_choice("activation_checkpointing", {"every": 1})
+        assert not memory.may_not_fit(laid("full", "block", cpu_offload=True), 1)
+        assert not memory.may_not_fit(FULL, 2)
+        assert not memory.may_not_fit(recomputed, 1)
+
+    def test_rules_nothing_out_by_what_may_have_been_missing_by_little(self) -> None:
+        memory = memory_model(space(capacity_gb=20), StudySettings())
+        memory.ran_out_with(FULL, 1)
+        assert memory.why_not(laid("full", "block", ignored="norms"), 1) is None

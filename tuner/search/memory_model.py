@@ -140,7 +140,7 @@ class MemoryModel:
         """What a trial with so many micro-batches showed."""
         rest, samples = self._place(result.candidate, pieces)
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
-            self.ran_out(rest, samples)
+            self.ran_out_with(result.candidate, pieces)
         elif result.failure is None and result.memory:
             peak = max(peak.allocated_bytes or peak.resident_bytes for peak in result.memory)
             self.learn(rest, samples, peak)
@@ -149,14 +149,17 @@ class MemoryModel:
 
     def ran_out_with(self, candidate: Candidate, pieces: int) -> None:
         """A candidate with so many micro-batches ran out of memory."""
-        self.ran_out(*self._place(candidate, pieces))
+        rest, samples = self._place(candidate, pieces)
+        self.ran_out(rest, samples)
+        if self._layouts is not None:
+            self._layouts.ran_out(candidate, pieces, samples, self._capacity)
 
     def why_not(self, candidate: Candidate, pieces: int) -> str | None:
         """Why a candidate with so many micro-batches will not fit, or None where it may."""
         reason = self.refusal(*self._place(candidate, pieces))
         if reason is not None or self._layouts is None or self._fitted(candidate, pieces):
             return reason
-        least = self._layouts.least(candidate, pieces)
+        least = self._layouts.without_activations(candidate, pieces)
         peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
         if least is not None and least > self._capacity:
             return (
@@ -174,7 +177,7 @@ class MemoryModel:
         """Whether a candidate with so many micro-batches is better tried after others."""
         if self._layouts is not None and not self._fitted(candidate, pieces):
             peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
-            peak = peak or self._layouts.least(candidate, pieces) or 0.0
+            peak = peak or self._layouts.least(candidate, pieces, self._per_rank / pieces) or 0.0
             if peak > (1 - MARGIN) * self._capacity:
                 return True
         return self.is_unlikely(*self._place(candidate, pieces))

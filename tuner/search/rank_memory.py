@@ -202,6 +202,8 @@ class RankMemory:
         self._space = space
         self._activations: dict[str, dict[float, float]] = {}
         """By the other choices and the samples of a micro-batch: the most that was seen."""
+        self._too_many: dict[str, dict[float, float]] = {}
+        """Likewise, at least so many there were where the memory ran out."""
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
         """Takes in a measured peak, with so many micro-batches of so many samples."""
@@ -210,14 +212,30 @@ class RankMemory:
         if activations is not None:
             self._note(candidate, samples, activations)
 
+    def ran_out(self, candidate: Candidate, pieces: int, samples: float, capacity_bytes: float) -> None:
+        """So many micro-batches of so many samples needed more than there is."""
+        found = held(self._space, candidate, pieces)
+        if found is not None and found.least < capacity_bytes:
+            points = self._too_many.setdefault(self._key(candidate), {})
+            activations = capacity_bytes - found.always - found.at_loss
+            points[samples] = max(activations, points.get(samples, 0.0))
+
     def look(self, samples: float, peak_bytes: float) -> None:
         """Takes in the peak of one step of the plain model on one device, which had no optimizer yet."""
         model = self._space.workload.model
         if peak_bytes > 2 * model.parameter_bytes:  # else it may be that of the gradients
             self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)
 
-    def least(self, candidate: Candidate, pieces: int) -> float | None:
-        """What it needs before any activation; None where that is not known."""
+    def least(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
+        """What it needs with no more activations than are known to be there; None where nothing is known."""
+        found = held(self._space, candidate, pieces)
+        if found is None:
+            return None
+        fewer = [most for size, most in self._too_many.get(self._key(candidate), {}).items() if size <= samples]
+        return found.peak(max(fewer, default=0.0))
+
+    def without_activations(self, candidate: Candidate, pieces: int) -> float | None:
+        """What it needs before any; None where that is not known."""
         found = held(self._space, candidate, pieces)
         return None if found is None else found.least
 

@@ -29,12 +29,6 @@ NOT_INSTALLED = (
 )
 
 
-MPS_SERVER = "nvidia-cuda-mps-server"
-"""Under NVIDIA's Multi-Process Service the driver counts what its clients make of a device as this process's."""
-BY_MPS = "the driver counts all processes under MPS as one"
-USE = "use by other processes"
-
-
 class DeviceLook(Protocol):
     """Looks at one device."""
 
@@ -139,7 +133,7 @@ class NvmlLook:
             reasons=self._asked("throttling", lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))) or 0,
             energy_mj=self._asked("energy", lambda: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
             thermal_ns=self._asked("time slowed down from heat", self._thermal_ns),
-            uses=self._asked(USE, lambda: self._uses(since_us)) if told else None,
+            uses=self._asked("use by other processes", lambda: self._uses(since_us)) if told else None,
         )
 
     def own_processes(self) -> frozenset[int]:
@@ -166,35 +160,24 @@ class NvmlLook:
         nvml = self._nvml
         return int(nvml.nvmlDeviceGetViolationStatus(self._handle, nvml.NVML_PERF_POLICY_THERMAL).violationTime)
 
-    def _uses(self, since_us: int | None) -> tuple[Use, ...] | None:
-        """The driver keeps samples by itself: one figure for each process over all of them since then. None where own
-        and other processes are one to it.
-        """
+    def _uses(self, since_us: int | None) -> tuple[Use, ...]:
+        """The driver keeps samples by itself: one figure for each process over all of them since then."""
         nvml = self._nvml
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
         except nvml.NVMLError_NotFound:  # no process used the device
             return ()
-        if any(_is_mps_server(int(sample.pid)) for sample in samples):
-            self._missing[USE] = BY_MPS
-            return None
         return tuple(
             Use(pid=int(s.pid), share=min(100, int(s.smUtil)) / 100, at_us=int(s.timeStamp)) for s in samples if s.pid
         )
 
     def _is_seen(self) -> bool:
         """Whether the driver numbers processes as this one is numbered: in a PID namespace of its own it is not."""
-        running = self._asked(USE, lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        what = "use by other processes"
+        running = self._asked(what, lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         if running is None:
             return False
         if os.getpid() in {int(process.pid) for process in running}:
             return True
-        self._missing[USE] = "the driver numbers processes otherwise than this container or sandbox does"
-        return False
-
-
-def _is_mps_server(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).name() == MPS_SERVER
-    except psutil.Error:
+        self._missing[what] = "the driver numbers processes otherwise than this container or sandbox does"
         return False

@@ -16,8 +16,8 @@ What drops information is by hand only where the study may do so, too.
 Two hosts are emulated (`STEPTUNE_EMULATED_HOSTS`): ranks send between them through sockets over loopback. `two_25gbit`
 shapes the loopback interface to the 25 Gbit/s of each host's port, both ways together, which needs root and `tc`.
 
-Where there is one GPU, `STEPTUNE_EMULATED_DEVICES=2` lets two ranks share it, on two emulated hosts: they take turns, and
-each exchange waits for some. Such rows stand in tables of their own.
+Where there is one GPU, `STEPTUNE_EMULATED_DEVICES=2` lets two ranks share it, on two emulated hosts: they take turns,
+and each exchange waits for some. Such rows stand in tables of their own.
 
 `vit_huge_largest` has the largest batch that DDP at O1 fits into memory, which is found first.
 
@@ -203,6 +203,10 @@ def largest_for_ddp(row: Row, settings: StudySettings, small: bool) -> dict:
     # Ours is trained in processes of its own, whose guard needs some memory, too: an eighth is stepped down at a time.
     while size > 16 and not peak_of(size):
         size = size * 7 // 8 // 8 * 8
+        if time.monotonic() > until:
+            size = max(peaks)
+            print(f"{row.name}: no time is left to look for the largest batch: {size} a GPU was trained", flush=True)
+            break
     return {"per_gpu": size, "largest_peaks_mib": _mib(peaks)}
 
 
@@ -221,12 +225,17 @@ def _asked(expression: str) -> int:
 
 def _num_gpus() -> int:
     """Visible ones, or the parts of them that are taken for devices."""
+    return _asked("torch.cuda.device_count()") * _sharing()
+
+
+def _sharing() -> int:
+    """Ranks on one GPU."""
     visible = _asked("torch.cuda.device_count()")
-    return visible * ranks_per_device(visible)
+    return ranks_per_device(visible) if visible else 1
 
 
 def _gpu_bytes() -> int:
-    return _asked("torch.cuda.get_device_properties(0).total_memory")
+    return _asked("torch.cuda.get_device_properties(0).total_memory") // _sharing()
 
 
 class CannotShape(Exception):
@@ -301,6 +310,7 @@ def tune(arguments: argparse.Namespace) -> None:
                 "network": network,
                 "allow": arguments.allow,
                 "small": arguments.small,
+                "ranks_per_device": _sharing(),
                 **stamp(command),
             }
             try:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from by_hand_rows import reached
 from multi_gpu_rows import DDP, ROWS
 
-from tuner.hardware import SHARED
-
 NETWORKS = ("one", "two", "two_25gbit")
 WANTED = {("two", "lossy", "vit_large"): 2.5, ("two", "", "vit_large"): 1.5}
 """Times DDP's default."""
@@ -65,7 +63,7 @@ def summary(lines: Sequence[dict]) -> str:
 
 
 def _shared(line: dict) -> bool:
-    return any(SHARED in name for name in line.get("hardware", {}).get("devices", ()))
+    return int(line.get("ranks_per_device", 1)) > 1
 
 
 def told_row(name: str, line: dict | None) -> str:

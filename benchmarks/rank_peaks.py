@@ -156,12 +156,16 @@ def _run(configuration: Configuration, rank: int, folder: Path) -> Peak:
     from tuner.hardware import describe_hardware
     from tuner.trials.failures import is_out_of_memory
 
+    device = describe_hardware(configuration.device).devices[rank if configuration.device == "cuda" else 0].name
     try:
-        num_bytes = _train(configuration, rank, folder)
-        device = describe_hardware(configuration.device).devices[rank if configuration.device == "cuda" else 0].name
-        return Peak(rank=rank, num_bytes=num_bytes, device=device)
+        return Peak(rank=rank, device=device, num_bytes=_train(configuration, rank, folder))
     except Exception as error:
-        return Peak(rank=rank, failure=f"{type(error).__name__}: {error}"[:500], out_of_memory=is_out_of_memory(error))
+        return Peak(
+            rank=rank,
+            device=device,
+            failure=f"{type(error).__name__}: {error}"[:500],
+            out_of_memory=is_out_of_memory(error),
+        )
 
 
 def _train(configuration: Configuration, rank: int, folder: Path) -> int:

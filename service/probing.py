@@ -50,14 +50,16 @@ def measure_links(
         remeasure: Measure what is known anew.
 
     Raises:
-        ChoiceError: A rank would be alone, or have no GPU.
+        ChoiceError: A rank would be alone, or have no device.
     """
     environment, _ = look_here(None, device)
     hardware = environment.hardware
     num_gpus = len(hardware.devices) if hardware.device_kind == "cuda" else None
     ranks = num_ranks or num_gpus or 2
     if num_gpus is not None and ranks > num_gpus:
-        raise ChoiceError(f"--ranks {ranks}: there are {num_gpus} GPUs, one for each rank; --device cpu needs none")
+        raise ChoiceError(
+            f"--ranks {ranks}: there is one device for each rank, and here {hardware.label}; --device cpu needs none"
+        )
     if ranks < 2:
         raise ChoiceError(
             "one rank has nobody to exchange with: give --ranks 2, with --device cpu where there is one GPU"

@@ -21,7 +21,9 @@ from service.app import create_app
 from service.connections import create_engine_for
 from service.database import check_schema, open_engine
 from service.settings import Settings
+from service.worker.machine import WHOLE_GPUS
 from service.worker.supervisor import Supervisor
+from tuner.emulation import refuse_parts
 from tuner.errors import ChoiceError
 
 BACKLOG = 2048
@@ -33,6 +35,7 @@ def run(settings: Settings) -> None:
 
     Raises:
         StoreError: The database cannot be used, or its schema is behind.
+        PlatformError: The worker beside it would have parts of GPUs.
         ChoiceError: The port is taken, or nobody would be asked who they are on an address that others reach.
     """
     if settings.insecure_no_auth:
@@ -82,6 +85,7 @@ def _embedded_worker(settings: Settings) -> Iterator[None]:
     if not settings.embedded_worker:
         yield
         return
+    refuse_parts(WHOLE_GPUS)
     supervisor = Supervisor(settings)
     supervisor.start()
     try:

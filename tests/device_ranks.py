@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.emulation import emulated_host, ranks_per_device
+from tuner.emulation import HOSTS_VARIABLE, ranks_per_device
+from tuner.training.hosts import emulate_for_nccl
 
 LOOPBACK = {
     "NCCL_SOCKET_IFNAME": "lo",
@@ -27,9 +28,9 @@ def num_devices() -> int:
 def variables(rank: int, num_ranks: int, num_hosts: int = 1) -> dict[str, str]:
     """Of the environment of a rank: the way to others, and its host if it is not the machine itself."""
     found = dict(LOOPBACK)
-    sharing = ranks_per_device(torch.cuda.device_count())
-    if num_hosts > 1 or sharing > 1:
-        found["NCCL_HOSTID"] = f"host{emulated_host(rank, num_ranks, num_hosts)}-{rank % sharing}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOSTS_VARIABLE, str(num_hosts))
+        emulate_for_nccl(rank, num_ranks, per_device=ranks_per_device(torch.cuda.device_count()), variables=found)
     return found
 
 

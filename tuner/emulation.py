@@ -52,15 +52,28 @@ def ranks_per_device(num_visible: int) -> int:
         num_visible: GPUs.
 
     Raises:
-        PlatformError: The variable holds no multiple of their number.
+        PlatformError: The variable holds no multiple of their number, or there are none.
     """
     num_devices = _number(DEVICES_VARIABLE, "devices", num_visible)
-    if num_visible and num_devices % num_visible:
+    if not num_visible:
+        refuse_parts("no GPU is visible here")
+        return 1
+    if num_devices % num_visible:
         raise PlatformError(
             f"{DEVICES_VARIABLE} is {num_devices}, and {num_visible} GPUs are visible, which are shared by equally "
             f"many ranks: set it to a multiple of {num_visible}, or unset it"
         )
-    return num_devices // num_visible if num_visible else 1
+    return num_devices // num_visible
+
+
+def refuse_parts(why: str) -> None:
+    """For what needs whole GPUs, or has none.
+
+    Raises:
+        PlatformError: The variable is set.
+    """
+    if DEVICES_VARIABLE in os.environ:
+        raise PlatformError(f"{DEVICES_VARIABLE} is set, and {why}: unset it")
 
 
 def _number(variable: str, what: str, otherwise: int) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tuner.device_links import device_links
-from tuner.emulation import num_emulated_hosts, ranks_per_device
+from tuner.emulation import num_emulated_hosts, ranks_per_device, refuse_parts
 from tuner.errors import PlatformError
 from tuner.records import Calibration, Device, Environment, HardwareProfile
 
@@ -30,8 +30,6 @@ SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """From, and below."""
 CORES_VARIABLE = "STEPTUNE_CORES"
-SHARED = "shared by"
-"""In the name of a device that is a part of one."""
 LINK_OF_PARTS = "loopback"
 """Between parts of GPUs, which NCCL takes to be on hosts of their own."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
@@ -151,6 +149,7 @@ def describe_hardware(kind: str) -> HardwareProfile:
         versions["cudnn"] = str(torch.backends.cudnn.version())
         devices, links = _cuda_devices()
     else:
+        refuse_parts("it is not on GPUs that is trained")
         links = {}
         devices = (Device(kind="cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total),)
     return HardwareProfile(
@@ -183,14 +182,21 @@ def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
     return devices, {f"{a}-{b}": LINK_OF_PARTS for a, b in pairs}
 
 
+def device_memory_bytes(device: torch.device | int) -> int:
+    """Of a GPU, or of one of the parts that ranks are to take for devices."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).total_memory) // ranks_per_device(torch.cuda.device_count())
+
+
 def _cuda_device(number: int, sharing: int = 1) -> Device:
     import torch
 
     properties = torch.cuda.get_device_properties(number)
     return Device(
         kind="cuda",
-        name=properties.name if sharing == 1 else f"{properties.name}, {SHARED} {sharing} ranks",
-        memory_bytes=properties.total_memory // sharing,
+        name=properties.name if sharing == 1 else f"{properties.name}, shared by {sharing} ranks",
+        memory_bytes=device_memory_bytes(number),
         capability=f"{properties.major}.{properties.minor}",
     )
 

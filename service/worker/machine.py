@@ -20,13 +20,14 @@ from service.places import CUDA, VISIBLE_DEVICES, host_id
 from service.queue import WorkerOffer
 from service.running import isolated_runner
 from service.settings import Settings
-from tuner.emulation import DEVICES_VARIABLE
+from tuner.emulation import refuse_parts
 from tuner.errors import ChoiceError
 from tuner.hardware import torch_version
 from tuner.records import HardwareProfile, new_id
 from tuner.trials.scratch import scratch_directory
 
 NO_GPUS = "none"
+WHOLE_GPUS = "workers claim whole GPUs"
 NVIDIA_SMI_TIMEOUT_S = 60
 """Without persistence mode the driver initialises every device for it."""
 
@@ -114,10 +115,10 @@ def offer_of_this_machine(
     """What a worker on these cores, with the visible GPUs, can say of itself.
 
     Raises:
-        ChoiceError: Its GPUs are named as no whole ones, or are to be taken for more than they are.
+        ChoiceError: Its GPUs are named as no whole ones.
+        PlatformError: They are to be taken for more than they are.
     """
-    if DEVICES_VARIABLE in os.environ:
-        raise ChoiceError(f"{DEVICES_VARIABLE} is set, and workers claim whole GPUs: unset it; `steptune tune` uses it")
+    refuse_parts(WHOLE_GPUS)
     profile = _known_profile(settings, level, cores, python)
     gpus: tuple[int, ...] = ()
     if profile.device_kind == CUDA:

@@ -10,6 +10,7 @@ import torch
 from tuner import hardware
 from tuner.emulation import DEVICES_VARIABLE, ranks_per_device
 from tuner.errors import PlatformError
+from tuner.export import apply
 from tuner.hardware import describe_hardware
 from tuner.trials.rank_device import rank_device
 from tuner.trials.topology import kind_inside
@@ -40,7 +41,7 @@ def test_every_rank_has_a_gpu_of_its_own_without_it(fractions: list) -> None:
     assert fractions == []
     profile = describe_hardware("cuda")
     assert (profile.label, profile.links) == ("2 x H", {"0-1": "NV18"})
-    with pytest.raises(PlatformError, match=r"rank 2 has no GPU: 2 are visible.*STEPTUNE_EMULATED_DEVICES"):
+    with pytest.raises(PlatformError, match=r"rank 2 has no GPU: 2 are visible, for 2 ranks.*STEPTUNE_EMULATED"):
         rank_device("cuda", 2)
 
 
@@ -51,7 +52,7 @@ def test_ranks_share_gpus_and_their_memory(fractions: list, monkeypatch: pytest.
     rank_device("cuda", 3, memory_limit_bytes=MEMORY_BYTES // 4)
     rank_device("cuda", 3, memory_limit_bytes=MEMORY_BYTES)
     assert fractions[4:] == [(0.25, 1), (0.5, 1)]
-    with pytest.raises(PlatformError, match="rank 4 has no GPU"):
+    with pytest.raises(PlatformError, match="rank 4 has no GPU: 2 are visible, for 4 ranks"):
         rank_device("cuda", 4)
 
 
@@ -71,3 +72,20 @@ def test_what_is_no_multiple_of_the_gpus_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(DEVICES_VARIABLE, text)
     with pytest.raises(PlatformError, match=said):
         ranks_per_device(2)
+
+
+def test_without_gpus_there_is_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for it would otherwise find a study on the CPU."""
+    monkeypatch.setenv(DEVICES_VARIABLE, "2")
+    with pytest.raises(PlatformError, match="no GPU is visible here: unset it"):
+        ranks_per_device(0)
+    with pytest.raises(PlatformError, match="not on GPUs that is trained: unset it"):
+        describe_hardware("cpu")
+
+
+@pytest.mark.usefixtures("fractions")
+def test_what_is_exported_trains_on_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEVICES_VARIABLE, "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(PlatformError, match=r"tuner.apply trains on whole GPUs: unset it"):
+        apply._device("cuda", describe_hardware("cuda"), 2)

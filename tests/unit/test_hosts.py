@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tuner.emulation import HOSTS_VARIABLE
+from tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE
 from tuner.training.hosts import HOST_ID, OVER_LOOPBACK, emulate_for_nccl, emulation_of
 from tuner.trials.coordination import Coordinator
 
@@ -38,12 +38,11 @@ class TestEmulation:
     def test_ranks_that_share_a_device_are_on_hosts_of_their_own_for_nccl(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of four parts of two devices those of different ones stay on one host."""
         monkeypatch.delenv(HOSTS_VARIABLE, raising=False)
         variables: list[dict[str, str]] = [{} for _ in range(4)]
         for rank, found in enumerate(variables):
             emulate_for_nccl(rank, 4, per_device=2, variables=found)
-        assert [found[HOST_ID] for found in variables] == [f"steptune-host-0-{part}" for part in (0, 1, 0, 1)]
+        assert [found[HOST_ID] for found in variables] == [f"steptune-host-0-{rank}" for rank in range(4)]
         assert all(OVER_LOOPBACK.items() <= found.items() for found in variables)
 
     def test_one_host_is_left_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +50,21 @@ class TestEmulation:
         assert told(0, 2) == {}
         assert emulation_of({"NCCL_NET": "Socket"}) == {}
 
-    @pytest.mark.parametrize(("device", "seen"), [("cuda", {HOST_ID: "steptune-host-1", **OVER_LOOPBACK}), ("cpu", {})])
+    @pytest.mark.parametrize(
+        ("device", "parts", "seen"),
+        [
+            ("cuda", "1", {HOST_ID: "steptune-host-1", **OVER_LOOPBACK}),
+            ("cuda", "2", {HOST_ID: "steptune-host-1-1", **OVER_LOOPBACK}),
+            ("cpu", "1", {}),
+        ],
+    )
     def test_is_set_before_nccl_begins(
-        self, device: str, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, device: str, parts: str, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """By the group of the ranks, whoever joins it: NCCL reads its variables once."""
         found: dict[str, str] = {}
+        monkeypatch.setenv(DEVICES_VARIABLE, parts)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setenv(HOSTS_VARIABLE, "2")
         for name in (HOST_ID, *OVER_LOOPBACK):
             monkeypatch.setenv(name, "")  # so that it is taken away again at the end

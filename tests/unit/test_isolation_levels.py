@@ -19,6 +19,7 @@ from service.isolation.visible import MAX_PARTS, visible_parts
 from service.running import own_files
 from service.settings import Settings
 from service.studies import compressed
+from tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
 from tuner.errors import ChoiceError, IsolationUnavailable, StoreError
 from tuner.records import FailureKind, Phase
 from tuner.trials import scratch
@@ -31,6 +32,10 @@ class TestEnvironment:
     def test_what_says_how_to_compute_passes(self) -> None:
         given = {"PATH": "/bin", "OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "1", "TORCHDYNAMO_VERBOSE": "1"}
         assert given.items() <= clean_environment(given).items()
+
+    @pytest.mark.parametrize("name", [HOSTS_VARIABLE, NETWORKS_VARIABLE, DEVICES_VARIABLE])
+    def test_what_is_emulated_passes(self, name: str) -> None:
+        assert clean_environment({name: "2"})[name] == "2"
 
     @given(
         name=st.one_of(

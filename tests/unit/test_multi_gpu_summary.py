@@ -74,7 +74,7 @@ class TestRows:
 
     def test_ranks_that_shared_a_device_have_a_table_of_their_own(self, table: Any) -> None:
         planned = sum(map(len, table.PLANNED.values()))
-        shared = line("vgg16", "two", "lossy", hardware={"devices": ["H, shared by 2 ranks"] * 2}, trials=77)
+        shared = line("vgg16", "two", "lossy", ranks_per_device=2, trials=77)
         text = table.summary([shared])
         assert text.count("missing") == planned
         assert "two, allowed: lossy, ranks share a device\n  vgg16" in text

@@ -9,7 +9,7 @@ from service.isolation import level_named
 from service.settings import Settings
 from service.worker import machine
 from service.worker.machine import offer_of_this_machine
-from tuner.errors import ChoiceError
+from tuner.errors import ChoiceError, PlatformError
 
 GPUS = sample_hardware()
 LISTED = "0, GPU-aaaa-1\n1, GPU-aabb-2\n"
@@ -64,5 +64,5 @@ def test_uuids_without_the_driver_s_tool_are_refused(monkeypatch) -> None:
 
 def test_parts_of_gpus_are_not_offered(monkeypatch) -> None:
     monkeypatch.setenv("STEPTUNE_EMULATED_DEVICES", "4")
-    with pytest.raises(ChoiceError, match="workers claim whole GPUs"):
+    with pytest.raises(PlatformError, match="workers claim whole GPUs"):
         offered(monkeypatch, "0,1")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tuner.emulation import refuse_parts
 from tuner.errors import ChoiceError, RecommendationError
 from tuner.export.native import load_recommendation
 from tuner.hardware import default_device, describe_hardware
@@ -221,6 +222,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
     name = str(measured.device_kind if wanted is None else wanted)
     if not name.startswith("cuda"):
         return torch.device(name)
+    refuse_parts("tuner.apply trains on whole GPUs")
     if name == "cuda":
         local = os.environ.get("LOCAL_RANK") if num_ranks > 1 else None
         name = f"cuda:{local or torch.cuda.current_device()}"

@@ -151,9 +151,11 @@ def _step_variation(evidence: Evidence) -> float | None:
 
 
 def _memory_filled(evidence: Evidence) -> float | None:
-    """Share of the device's memory that the allocator had reserved at its peak."""
+    """Share of the device's memory, or of the part that a rank has, that the allocator had reserved at its peak."""
     stats = evidence.analysis.memory if evidence.analysis else ()
-    filled = [s.peak_reserved_bytes / s.total_memory_bytes for s in stats if s.total_memory_bytes]
+    situation = evidence.situation
+    parts = [device.memory_bytes for device in situation.environment.hardware.devices] if situation else []
+    filled = [s.peak_reserved_bytes / min([s.total_memory_bytes, *parts]) for s in stats if s.total_memory_bytes]
     return max(filled, default=None)
 
 

@@ -117,13 +117,13 @@ def emulate_for_nccl(
     The way between hosts is the user's where they name one (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
 
     Args:
-        per_device: Ranks that share a GPU, which NCCL refuses within a host: each gets a host of its own.
+        per_device: Ranks that share a GPU, which NCCL refuses within a host. Where some do, each rank is a host.
     """
     num_hosts = num_emulated_hosts()
     if num_hosts == per_device == 1:
         return
     host = f"steptune-host-{emulated_host(rank, num_ranks, num_hosts)}"
-    variables[HOST_ID] = host if per_device == 1 else f"{host}-{rank % per_device}"
+    variables[HOST_ID] = host if per_device == 1 else f"{host}-{rank}"
     for name, value in OVER_LOOPBACK.items():
         variables.setdefault(name, value)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tuner.emulation import DEVICES_VARIABLE, ranks_per_device
 from tuner.errors import PlatformError
+from tuner.hardware import device_memory_bytes
 from tuner.trials.memory import limit_device_memory
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> torch.device:
     """Rank r uses the r-th visible GPU, and no more of its memory than the limit; where devices are emulated, as
-    many ranks use each as there are parts of it, and none takes more than its part.
+    many ranks use each as there are parts of it, and no tensors of theirs take more than their part.
 
     Raises:
         PlatformError: There are fewer GPUs than ranks.
@@ -27,13 +28,12 @@ def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> 
     sharing = ranks_per_device(count)
     if rank >= count * sharing:
         raise PlatformError(
-            f"rank {rank} has no GPU: {count} are visible, one for each rank. Ask for fewer ranks, or set "
-            f"{DEVICES_VARIABLE} to let ranks share GPUs where it is not speed that is asked for"
+            f"rank {rank} has no GPU: {count} are visible, for {count * sharing} ranks. Ask for fewer ranks, or set "
+            f"{DEVICES_VARIABLE} to let more of them share GPUs where it is not speed that is asked for"
         )
     device = torch.device("cuda", rank // sharing)
     torch.cuda.set_device(device)
-    limits = [] if memory_limit_bytes is None else [memory_limit_bytes]
-    if sharing > 1:
-        limits.append(torch.cuda.get_device_properties(device).total_memory // sharing)
+    part_bytes = device_memory_bytes(device) if sharing > 1 else None
+    limits = [limit for limit in (memory_limit_bytes, part_bytes) if limit is not None]
     limit_device_memory(min(limits, default=None), device)
     return device

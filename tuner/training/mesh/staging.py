@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import UnsupportedHere
+from tuner.hardware import device_memory_bytes
 from tuner.training.job import moved
 from tuner.training.mesh.layer_costs import measure
 from tuner.training.mesh.pipeline import Stages, num_stages
@@ -36,7 +37,6 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
     Raises:
         UnsupportedHere: It is no chain, or too short.
     """
-    import torch
     import torch.distributed as dist
 
     count = num_stages(arguments.schedule, arguments.pipeline)
@@ -52,7 +52,7 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
             num_ranks=arguments.pipeline,
             schedule=arguments.schedule,
             num_micro_batches=arguments.num_micro_batches,
-            memory_bytes=torch.cuda.get_device_properties(device).total_memory if is_cuda else float("inf"),
+            memory_bytes=device_memory_bytes(device) if is_cuda else float("inf"),
         )
     ]
     dist.broadcast_object_list(starts, src=0)

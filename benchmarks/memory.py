@@ -48,7 +48,6 @@ from tuner.records import (
 from tuner.search.rank_memory import RankMemory
 from tuner.search.space import Space
 
-CAP_BYTES = 24 * 10**9
 TOLERANCE = 0.10
 """Of a measured peak, by which a prediction may miss it."""
 STUDY_SHARE = 0.85
@@ -263,7 +262,8 @@ def _told(line: dict[str, Any]) -> str:
     if "study" in line:
         found = line["study"]
         return (
-            f"{line['row']:11} tuned under the cap: {found['verdict']}, {found['recommended']}, {found['peak_mib']} MiB"
+            f"{line['row']:11} tuned under {line['cap_bytes'] / 1e9:g} GB: {found['verdict']}, "
+            f"{found['recommended']}, {found['peak_mib']} MiB"
         )
     if "largest_per_rank" in line:
         return f"{line['row']:11} {line['layout']:24} largest batch of a rank: {line['largest_per_rank']}"
@@ -307,7 +307,7 @@ def measure_rows(arguments: argparse.Namespace) -> None:
     device = "cpu" if arguments.small else "cuda"
     for number, name in enumerate(arguments.only):
         left = end - time.monotonic()
-        workload, cap = SMALL[name] if arguments.small else (WORKLOADS[name], CAP_BYTES)
+        workload, cap = SMALL[name] if arguments.small else (WORKLOADS[name], int(arguments.cap_gb * 1e9))
         head = {"small": arguments.small, "ranks": arguments.ranks, **stamp(command)}
         try:
             if left <= 0:
@@ -335,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--cap-gb", type=float, default=24.0, help="of each rank's device")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all models together")
     parser.add_argument("--study", action="store_true", help="tune under the cap instead")
     parser.add_argument("--small", action="store_true", help="models and a cap for a dry run on a CPU")

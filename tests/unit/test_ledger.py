@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import pytest
-from builders import sample_study
+from builders import sample_study, sample_topology
 from search_builders import SMALL, candidate, move, run_one, surface_space
 
 from tuner.memory_store import MemoryStudyStore
-from tuner.records import MeasureSettings, Phase, Purpose, StudySettings, TrialState
+from tuner.records import Link, MeasureSettings, Phase, Purpose, StudySettings, TrialState
 from tuner.search.ledger import Ledger
-from tuner.search.specs import MIN_DEADLINE_S, PATIENCE, SpecMaker, guard_protocol, measure_settings
+from tuner.search.specs import MIN_DEADLINE_S, PATIENCE, SpecMaker, expected_step_ns, guard_protocol, measure_settings
 from tuner.trials.fake import FakeRunner, fake_workload
 
 BASE, FAST = candidate(), candidate(loader=2)
@@ -91,7 +92,9 @@ class TestSpecs:
 
     @pytest.mark.parametrize("seconds", [0.0, 1.0, 1000.0])
     def test_the_guard_takes_what_steps_there_is_time_for_within_limits(self, seconds):
-        figures: dict[str, Any] = {"seconds": seconds, "num_roundoffs": 2, "bias_corrections": False, "seed": 0}
+        step_ns = fake_workload().sample_step_ns
+        figures: dict[str, Any] = {"num_roundoffs": 2, "bias_corrections": False, "seed": 0}
+        figures |= {"seconds": seconds, "step_ns": step_ns}
         protocol = guard_protocol(fake_workload(), lossy=False, **figures)
         assert 2 <= protocol.num_pointwise <= 5
         assert protocol.num_horizon == 0
@@ -99,6 +102,15 @@ class TestSpecs:
         lossy = guard_protocol(fake_workload(), lossy=True, **figures)
         assert 16 <= lossy.num_horizon <= 60
         assert (lossy.num_horizon == 60) is (seconds > 0)
+
+    def test_a_step_of_the_reference_exchanges_its_gradients(self):
+        """Of 1 GB each of four ranks sends three quarters twice."""
+        facts = fake_workload()
+        facts = msgspec.structs.replace(facts, model=msgspec.structs.replace(facts.model, parameter_bytes=10**9))
+        link = Link(kind="network", latency_ns=0, bytes_per_s=1e9)
+        assert expected_step_ns(facts, None) == facts.sample_step_ns
+        slow = expected_step_ns(facts, sample_topology(whole=link))
+        assert slow == pytest.approx(facts.sample_step_ns + 1.5e9)
 
 
 def test_moves_of_the_surface_are_its_levels():

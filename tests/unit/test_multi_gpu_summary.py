@@ -174,8 +174,8 @@ class TestMemory:
 
     def test_a_study_under_the_cap_is_told(self, load: Any) -> None:
         found = {"verdict": "enables_training", "recommended": {"sharding": {"mode": "full"}}, "peak_mib": 20000}
-        text = load("memory").summary([{"row": "gpt2_xl", "study": found, "cap_bytes": 1}])
-        assert "tuned under the cap: enables_training, {'sharding': {'mode': 'full'}}, 20000 MiB" in text
+        text = load("memory").summary([{"row": "gpt2_xl", "study": found, "cap_bytes": 24 * 10**9}])
+        assert "tuned under 24 GB: enables_training, {'sharding': {'mode': 'full'}}, 20000 MiB" in text
         assert text.count("tuned under the cap: missing") == 1
 
     def test_layouts_without_a_largest_batch_are_missing(self, load: Any) -> None:

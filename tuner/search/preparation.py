@@ -17,7 +17,7 @@ from tuner.search.knowledge import Priors
 from tuner.search.memory_model import MemoryModel, memory_model, pieces_of
 from tuner.search.priors import gather_priors
 from tuner.search.space import Space
-from tuner.search.specs import SpecMaker, guard_protocol, measure_settings
+from tuner.search.specs import SpecMaker, expected_step_ns, guard_protocol, measure_settings
 from tuner.search.view import StudyView
 from tuner.strategies import STRATEGIES, Strategy
 from tuner.strategies.composition import environment_variables
@@ -116,7 +116,7 @@ class Preparation:
         self._store.update_study(study)
         space = Space(environment, facts, study.settings, self._strategies)
         self._view.unit = facts.sample_unit.value
-        self._check_budget(facts.sample_step_ns)
+        self._check_budget(expected_step_ns(facts, environment.topology))
         reference = self._make_reference(space, facts)
         # A resumed study tells its story with the seconds that it began with, however long the looks take this time.
         trials_s = study.settings.budget_s - self._prepared_s()
@@ -180,7 +180,7 @@ class Preparation:
         self._store.add_event(self._study.study_id, "prepared", {"seconds": seconds})
         return seconds
 
-    def _check_budget(self, step_ns: int) -> None:
+    def _check_budget(self, step_ns: float) -> None:
         """A study that has measured something goes on to its answer, however little time is left."""
         if self._has_trials:
             return
@@ -222,6 +222,7 @@ class Preparation:
         settings = self._study.settings
         return guard_protocol(
             facts,
+            step_ns=expected_step_ns(facts, space.environment.topology),
             seconds=REFERENCE_SHARE * settings.budget_s,
             num_roundoffs=len(space.unit_roundoffs()),
             bias_corrections=space.rounds_bias_corrections(),

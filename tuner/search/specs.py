@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.network.collective_costs import ALL_REDUCE, ring_ns
 from tuner.records import (
     Candidate,
     Deadlines,
@@ -10,6 +11,7 @@ from tuner.records import (
     Phase,
     Purpose,
     Study,
+    Topology,
     TrialResult,
     TrialSpec,
     WorkloadFacts,
@@ -98,14 +100,30 @@ def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
     return msgspec.structs.replace(base, cap_s=min(base.cap_s, cap_s))
 
 
+def expected_step_ns(facts: WorkloadFacts, topology: Topology | None) -> float:
+    """Of the reference, before it was ever run: the step that was looked at on one device, and the exchange of whole
+    gradients over the measured links, as if nothing hid it.
+    """
+    if topology is None:
+        return facts.sample_step_ns
+    return facts.sample_step_ns + ring_ns(ALL_REDUCE, facts.model.parameter_bytes, topology.num_ranks, topology.whole)
+
+
 def guard_protocol(
-    facts: WorkloadFacts, *, seconds: float, num_roundoffs: int, bias_corrections: bool, lossy: bool, seed: int
+    facts: WorkloadFacts,
+    *,
+    step_ns: float,
+    seconds: float,
+    num_roundoffs: int,
+    bias_corrections: bool,
+    lossy: bool,
+    seed: int,
 ) -> Protocol:
     """As many guarded steps as the time allows, within limits that make the check worth having; where not even the
     fewest fit, what rounding does is measured once for each roundoff instead of twice.
     """
     is_random = facts.randomness != "none"
-    step_s = max(1e-3, facts.sample_step_ns / 1e9)
+    step_s = max(1e-3, step_ns / 1e9)
     parts = 2 if is_random else 1
 
     def runs(num_disturbed: int) -> int:

@@ -235,6 +235,10 @@ class TestSharding:
         few, many = (sharded("full", wrap="size", min_num_params=size) for size in (10**7, 10**5))
         assert reduction(situation, sharding=many).total_ns > 1.05 * reduction(situation, sharding=few).total_ns
 
+    def test_on_the_cpu_is_for_memory(self):
+        situation = situation_on(topology_of(SLOW_NETWORK), precision={"level": "O1", "dtype": "bfloat16"})
+        assert expected("sharding", situation, mode="full", wrap="block", cpu_offload=True) == 0
+
 
 class TestPrecision:
     """Of DDP with weights of 16 bits."""
@@ -332,6 +336,17 @@ class TestSockets:
 
 
 class TestUnknown:
+    @pytest.mark.parametrize(
+        ("name", "choice"),
+        [("parallel_mesh", {"tensor": 2}), ("parallel_mesh", {"pipeline": 2}), ("local_sgd", {"every": 4})],
+    )
+    def test_is_what_ranks_exchange_beside_gradients(self, name, choice):
+        """What is expected of a reduction of gradients would be another's."""
+        situation = situation_on(topology_of(SLOW_NETWORK), **{name: {**DEFAULTS[name], **choice}})
+        assert reduction(situation) is None
+        for reducer in REDUCERS:
+            assert expected(reducer, situation) is None
+
     def test_links_leave_bounds_as_they_were(self):
         situation = situation_on(None)
         for name, choice in (

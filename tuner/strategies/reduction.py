@@ -26,6 +26,7 @@ from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Topology
 from tuner.strategies.exchange import CHOSEN_BYTES, FP32_BYTES, FSDP, SENT_BYTES, Formats, formats_of, num_fsdp_units
+from tuner.strategies.parallel_mesh import model_ranks
 from tuner.strategies.sockets import with_sockets
 from tuner.training.compression.own_cost import own_costs
 
@@ -46,7 +47,8 @@ class Reduction(NamedTuple):
 
 
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Choice) -> Reduction | None:
-    """With the incumbent's choices and these instead; None where the links are not known.
+    """With the incumbent's choices and these instead; None where the links are not known, and where the ranks exchange
+    something else: activations of a model that is laid over them, or weights every so many steps.
 
     Args:
         compressing: With what compressing takes by itself, which is no part of a bound.
@@ -55,6 +57,8 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Cho
     if topology is None:
         return None
     choices = {**situation.choices, **changed}
+    if model_ranks(choices["parallel_mesh"]) > 1 or choices["local_sgd"]["every"] != 1:
+        return None
     measured_with = situation.workload.current.get("nccl_settings", {})
     topology = with_sockets(topology, choices["nccl_settings"], measured_with)
     if choices["sharding"]["mode"] in FSDP:

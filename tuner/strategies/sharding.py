@@ -166,7 +166,11 @@ class Sharding(Strategy):
         return min(1.0, removable(situation, Category.COMMUNICATION) + _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """By what is sent, where the links are known; and a usual part of the rest."""
+        """By what is sent, where the links are known; and a usual part of the rest. What lies on the CPU is for memory: it
+        is sent there and back.
+        """
+        if choice["cpu_offload"]:
+            return 0.0
         now, then = reduction(situation), reduction(situation, sharding=choice)
         if now is None or then is None:
             return None

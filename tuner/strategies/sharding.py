@@ -166,8 +166,8 @@ class Sharding(Strategy):
         return min(1.0, removable(situation, Category.COMMUNICATION) + _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """By what is sent, where the links are known; and a usual part of the rest. What lies on the CPU is for memory: it
-        is sent there and back.
+        """By what is sent, where the links are known; and a usual part of the rest. What lies on the CPU is for
+        memory: it is sent there and back.
         """
         if choice["cpu_offload"]:
             return 0.0

@@ -298,6 +298,10 @@ class TestCopies:
 
         assert copies() == 4  # into buckets and out of them
         assert copies(ddp_buckets={"bucket_views": True}) == 0
+        o2 = {"level": "O2", "dtype": "bfloat16"}
+        wide = volumes_of(RESNET_50, choices(precision=o2), 4)
+        found = copies_ns(choices(precision=o2, ddp_buckets={"bucket_views": True}), wide, calibration)
+        assert found / gradients_ns == pytest.approx(5)  # 20 bytes for each of the elements of 4
         assert copies(sharding={"mode": "grad_op"}) == 4  # gathered once, scattered once
         assert copies(sharding={"mode": "full"}) == 6  # gathered twice
         assert copies(sharding={"mode": "full"}, gradient_compression={"method": "bf16"}) == pytest.approx(5)  # 16 bits

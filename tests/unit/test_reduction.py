@@ -304,6 +304,19 @@ class TestPrecision:
         assert expected("gradient_compression", two, method="bf16") == 0
         assert expected("gradient_compression", two, method="one_bit") > 0.5
 
+    def test_over_four_ranks_takes_what_widening_takes(self):
+        """20 bytes of each element, over what a copy reads and writes in a second."""
+        o2, bf16 = {"level": "O2", "dtype": "bfloat16"}, {**DEFAULTS["gradient_compression"], "method": "bf16"}
+        situation = situation_on(topology_of(FAST_NETWORK), precision=o2)
+        slower = dataclasses.replace(
+            situation,
+            environment=replace(situation.environment, calibration=Calibration(copy_bytes_per_s=3e11)),
+        )
+        elements = 100 * MIB / 4
+        more_ns = reduction(slower).total_ns - reduction(situation).total_ns
+        assert more_ns == pytest.approx(20 * elements * (1 / 3e11 - 1 / 3e12) * 1e9)
+        assert reduction(slower, gradient_compression=bf16) == reduction(situation, gradient_compression=bf16)
+
 
 class TestSockets:
     def test_of_emulated_hosts_are_expected_to_carry_more(self):

@@ -1,8 +1,8 @@
 """What ways to communicate add to a rank's compute: copies of gradients and of parameters.
 
-DDP copies gradients into buckets and back unless they are views of them (`bucket_views`). FSDP copies what it gathers
-out of one buffer, and gradients into another. Each copy reads and writes: it takes its bytes over the measured
-bandwidth of a large copy.
+DDP copies gradients into buckets and back unless they are views of them (`bucket_views`); those of 16 bits are widened
+to be added up over more than two ranks. FSDP copies what it gathers out of one buffer, and gradients into another. Each
+copy reads and writes: it takes its bytes over the measured bandwidth of a large copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tuner.prediction.volumes import Volumes
 from tuner.records import Calibration, Choice
-from tuner.strategies.exchange import FSDP, SENT_BYTES
+from tuner.strategies.exchange import FSDP, SENT_BYTES, widening_bytes
 
 
 def frees(sharding: Choice) -> bool:
@@ -38,9 +38,8 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
         gathered = count * gathers * volumes.num_elements * volumes.formats.gathered
         scattered = reductions * volumes.num_trained * scattered_bytes(choices, volumes)
         return 2 * (gathered + scattered) / rate * 1e9
-    if choices["ddp_buckets"]["bucket_views"]:
-        return 0.0
-    return 2 * 2 * volumes.all_gradients_bytes / rate * 1e9
+    copied = 0.0 if choices["ddp_buckets"]["bucket_views"] else 2 * 2 * volumes.all_gradients_bytes
+    return (copied + volumes.num_trained * widening_bytes(volumes.formats, choices)) / rate * 1e9
 
 
 def _micro_batches(choices: Mapping[str, Choice]) -> int:

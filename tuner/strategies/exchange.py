@@ -13,6 +13,8 @@ SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 
 """Of an element: what is sent, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
 CHOSEN_BYTES = 8.0
 """Value and place of an element of `dgc`."""
+WIDENED_BYTES = 20.0
+"""Of an element of 16 bits that DDP averages in FP32: read and written to widen, to divide and to narrow it."""
 FSDP = ("grad_op", "full", "hybrid")
 """Modes of sharding that lay parameters over ranks."""
 
@@ -45,6 +47,14 @@ def formats_of(model: ModelFacts, num_ranks: int, choices: Mapping[str, Choice])
             reduced = FP32_BYTES if widened else half
             return Formats(gradient=half, reduced=reduced, gathered=half, updated=FP32_BYTES)
     return Formats(gradient=own, reduced=own, gathered=own, updated=own)
+
+
+def widening_bytes(formats: Formats, choices: Mapping[str, Choice]) -> float:
+    """Of an element of DDP's gradients, what is read and written to average it in more bits than it has."""
+    compressed = choices["gradient_compression"]["method"] is not None
+    if compressed or choices["sharding"]["mode"] in FSDP or formats.reduced <= formats.gradient:
+        return 0.0
+    return WIDENED_BYTES
 
 
 def num_fsdp_units(model: ModelFacts, choices: Mapping[str, Choice]) -> int:

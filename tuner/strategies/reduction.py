@@ -25,7 +25,16 @@ from tuner.network.collective_costs import (
 from tuner.profiling.bounds import Situation, removable
 from tuner.profiling.categories import Category
 from tuner.records import Choice, Topology
-from tuner.strategies.exchange import CHOSEN_BYTES, FP32_BYTES, FSDP, SENT_BYTES, Formats, formats_of, num_fsdp_units
+from tuner.strategies.exchange import (
+    CHOSEN_BYTES,
+    FP32_BYTES,
+    FSDP,
+    SENT_BYTES,
+    Formats,
+    formats_of,
+    num_fsdp_units,
+    widening_bytes,
+)
 from tuner.strategies.parallel_mesh import model_ranks
 from tuner.strategies.sockets import with_sockets
 from tuner.training.compression.own_cost import own_costs
@@ -155,13 +164,24 @@ def _bucket_ns(
     compression = choices["gradient_compression"]
     element_bytes = formats.reduced if compression["method"] is None else formats.gradient
     sent_bytes = num_elements * _sent_bytes(situation, compression, element_bytes)
+    copy_rate = situation.environment.calibration.copy_bytes_per_s or 1e18
+    widening_ns = num_elements * widening_bytes(formats, choices) / copy_rate * 1e9
     if choices["hierarchical_allreduce"]["levels"] == 2 and topology.inside and topology.between:
         ranks_per_host, num_hosts = topology.ranks_per_host, topology.num_hosts
         assert ranks_per_host is not None, "two levels have as many ranks on every host"
         size_bytes = num_elements * element_bytes
-        copied_ns = COPIED_PARTS * size_bytes / (situation.environment.calibration.copy_bytes_per_s or 1e18) * 1e9
-        return copied_ns + two_level_all_reduce_ns(
-            size_bytes, ranks_per_host, num_hosts, topology.inside, topology.between, sent_part=sent_bytes / size_bytes
+        copied_ns = COPIED_PARTS * size_bytes / copy_rate * 1e9
+        return (
+            widening_ns
+            + copied_ns
+            + two_level_all_reduce_ns(
+                size_bytes,
+                ranks_per_host,
+                num_hosts,
+                topology.inside,
+                topology.between,
+                sent_part=sent_bytes / size_bytes,
+            )
         )
     ranks, link = topology.num_ranks, topology.whole
     match compression["method"]:
@@ -173,7 +193,7 @@ def _bucket_ns(
             return 2 * ring_ns(ALL_GATHER, ranks * sent_bytes / 2, ranks, link)
         case "powersgd":
             return 2 * ring_ns(ALL_REDUCE, sent_bytes / 2, ranks, link)
-    return ring_ns(ALL_REDUCE, sent_bytes, ranks, link)
+    return widening_ns + ring_ns(ALL_REDUCE, sent_bytes, ranks, link)
 
 
 def _compressing_ns(situation: Situation, choices: dict[str, Choice], sizes: list[float]) -> list[float]:

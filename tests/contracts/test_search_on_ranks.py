@@ -1,4 +1,4 @@
-"""Minutes on two GPUs, as a model: as fast as what an expert would set by hand."""
+"""Minutes on two and on four GPUs, as a model: as fast as what an expert would set by hand."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ TODAY: dict[str, Choice] = {
 O2: Choice = {"level": "O2", "dtype": "bfloat16"}
 
 
-def vision(num_hosts: int) -> RanksStep:
+def vision(num_hosts: int, num_ranks: int = 2) -> RanksStep:
     """A large vision transformer on half the images, whose gradients are 1.2 GB."""
-    return on_ranks(VISION, VIT_LARGE, batch=0.5, current=TODAY, num_ranks=2, num_hosts=num_hosts)
+    return on_ranks(VISION, VIT_LARGE, batch=0.5, current=TODAY, num_ranks=num_ranks, num_hosts=num_hosts)
 
 
-def convolutions(num_hosts: int) -> RanksStep:
+def convolutions(num_hosts: int, num_ranks: int = 2) -> RanksStep:
     """A ResNet-50 on four times the images, whose gradients are 0.1 GB."""
-    return on_ranks(CONVOLUTIONS, RESNET_50, batch=4.0, current=TODAY, num_ranks=2, num_hosts=num_hosts)
+    return on_ranks(CONVOLUTIONS, RESNET_50, batch=4.0, current=TODAY, num_ranks=num_ranks, num_hosts=num_hosts)
 
 
-def language(num_hosts: int) -> RanksStep:
+def language(num_hosts: int, num_ranks: int = 2) -> RanksStep:
     """GPT-2 large, whose gradients are 3.1 GB."""
-    return on_ranks(LARGE_LANGUAGE_MODEL, GPT2_LARGE, batch=1.0, current=TODAY, num_ranks=2, num_hosts=num_hosts)
+    return on_ranks(
+        LARGE_LANGUAGE_MODEL, GPT2_LARGE, batch=1.0, current=TODAY, num_ranks=num_ranks, num_hosts=num_hosts
+    )
 
 
 def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:
-    """What experts set: buckets, sockets, sharding, compression."""
+    """What experts set: buckets, sockets, sharding, compression; two levels where hosts have several ranks."""
     layout: dict[str, Choice] = {"memory_format": {"layout": "channels_last"}} if step.channels_last else {}
     exact: list[dict[str, Choice]] = [
         {},
@@ -54,14 +56,22 @@ def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:
         {"gradient_compression": {"method": "bf16"}},
         {"gradient_compression": {"method": "powersgd", "rank": 4}},
     ]
+    if step.num_hosts > 1 and step.num_ranks > step.num_hosts:
+        levels: dict[str, Choice] = {"hierarchical_allreduce": {"levels": 2}}
+        hybrid: dict[str, Choice] = {"precision": O2, "sharding": {"mode": "hybrid", "wrap": "block", "reshard": False}}
+        exact += [levels, hybrid, {**hybrid, "nccl_settings": {"socket_threads": 4, "sockets_per_thread": 4}}]
+        compressed += [{**both, "gradient_compression": {"method": "bf16"}} for both in (levels, hybrid)]
     return [{**TODAY, **layout, **more} for more in (exact + compressed if lossy else exact)]
 
 
 @pytest.mark.parametrize("lossy", [False, True], ids=["exact", "lossy"])
 @pytest.mark.parametrize("num_hosts", [1, 2])
+@pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("workload", [vision, convolutions, language])
-def test_finds_within_minutes_what_an_expert_sets_by_hand(workload, num_hosts: int, lossy: bool) -> None:
-    step = workload(num_hosts)
+def test_finds_within_minutes_what_an_expert_sets_by_hand(
+    workload, num_ranks: int, num_hosts: int, lossy: bool
+) -> None:
+    step = workload(num_hosts, num_ranks)
     answer, runner, driver = searched(step, budget_s=BUDGET_S, start_s=3.0, allow=(Numerics.LOSSY,) * lossy)
     found = by_hand(step, driver, **answer.candidate.choices)
     best = min(by_hand(step, driver, **choices) for choices in columns(step, lossy=lossy))

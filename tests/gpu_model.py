@@ -312,17 +312,24 @@ def searched(
     allow: tuple[Numerics, ...] = (),
 ) -> tuple[Recommendation, GpuModel, StudyDriver]:
     """A finished study."""
-    runner, store = GpuModel(step, seed, start_s), MemoryStudyStore()
+    runner = GpuModel(step, seed, start_s)
+    answer, driver = studied(runner, StudySettings(budget_s=budget_s, allow=allow, num_ranks=step.num_ranks))
+    return answer, runner, driver
+
+
+def studied(runner: GpuModel, settings: StudySettings) -> tuple[Recommendation, StudyDriver]:
+    """What a study ended with, in the runner's own time."""
+    store = MemoryStudyStore()
     study = Study(
         study_id=new_id(),
         workload="model:step",
-        settings=StudySettings(budget_s=budget_s, allow=allow, num_ranks=step.num_ranks),
+        settings=settings,
         created_at="2026-11-22T10:00:00+00:00",
         directory="",
     )
     store.create_study(study)
     driver = StudyDriver(study, store, runner, clock=runner.clock)
-    return driver.run(), runner, driver
+    return driver.run(), driver
 
 
 def by_hand(step: Step, driver: StudyDriver, **choices: Choice) -> float:

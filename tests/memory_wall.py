@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_model import C, Choices, GpuModel
+from gpu_model import C, Choices, GpuModel, studied
 from msgspec.structs import replace
 from ranks_model import RanksStep
 
 from tuner.errors import BaselineFailed
-from tuner.memory_store import MemoryStudyStore
 from tuner.profiling.categories import Category
 from tuner.records import (
     Candidate,
@@ -28,13 +27,11 @@ from tuner.records import (
     Phase,
     Purpose,
     Recommendation,
-    Study,
     StudySettings,
     TrialResult,
     TrialSpec,
     UnitFacts,
     WorkloadFacts,
-    new_id,
 )
 from tuner.search.driver import StudyDriver
 from tuner.search.rank_memory import held
@@ -145,18 +142,10 @@ def searched_under(
     step: WalledStep, capacity_bytes: int, *, budget_s: float, start_s: float
 ) -> tuple[Recommendation, WalledModel, StudyDriver]:
     """A finished study with so much memory for each rank."""
-    runner, store = WalledModel(step, capacity_bytes, start_s), MemoryStudyStore()
+    runner = WalledModel(step, capacity_bytes, start_s)
     settings = StudySettings(budget_s=budget_s, num_ranks=step.num_ranks, memory_limit_bytes=capacity_bytes)
-    study = Study(
-        study_id=new_id(),
-        workload="model:step",
-        settings=settings,
-        created_at="2026-11-23T10:00:00+00:00",
-        directory="",
-    )
-    store.create_study(study)
-    driver = StudyDriver(study, store, runner, clock=runner.clock)
-    return driver.run(), runner, driver
+    answer, driver = studied(runner, settings)
+    return answer, runner, driver
 
 
 def complete(driver: StudyDriver, **choices: Choice) -> dict[str, Choice]:

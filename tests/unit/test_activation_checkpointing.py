@@ -70,6 +70,19 @@ def test_a_block_is_exact_with_dropout_and_statistics(norm: type[nn.Module], sav
             assert torch.equal(value, recomputed.state_dict()[name]), name
 
 
+def test_a_kept_result_may_be_changed_in_place_by_the_next_module() -> None:
+    """As in VGG: the convolution is kept as it was, bit for bit, the activation is recomputed."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.Hardtanh(inplace=True))
+    recomputed = copy.deepcopy(plain)
+    checkpointed(recomputed, "products")
+    x = torch.randn(2, 3, 8, 8)
+    loss, expected = gradients(plain, x)
+    again, found = gradients(recomputed, x)
+    assert torch.equal(loss, again)
+    assert all(map(torch.equal, found, expected))
+
+
 class TestBlock:
     def test_keeps_its_momentum_and_its_state_keys(self) -> None:
         block = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=0.25))

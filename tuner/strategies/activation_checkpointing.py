@@ -122,6 +122,8 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
     """
     from torch.utils.checkpoint import checkpoint
 
+    if save is not None:
+        _keep_results(block)
     forward = block.forward
     arguments: dict[str, Any] = {"use_reentrant": False}
     if _has_statistics(block):
@@ -136,6 +138,13 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
     block.forward = recomputing
     setattr(block, _MARK, str(save))
+
+
+def _keep_results(block: torch.nn.Module) -> None:
+    """Modules that would change a kept result in place make a new tensor, which is recomputed like others."""
+    for module in block.modules():
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
 
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]

@@ -59,14 +59,18 @@ soak: install
 	PYTHONPATH=. $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.
-# Side by side, but for those that compare with the device's clock. A plugin for benchmarks, where a host has it, warns
-# of running side by side, and warnings are errors.
+# Side by side, but for those that compare with the device's clock, and those of several ranks, which share GPUs where there
+# are fewer than four. A plugin for benchmarks, where a host has it, warns of running side by side, and warnings are errors.
 GPU_JOBS ?= 6
 ALONE := tests/gpu/test_device_truth.py
-GPU_PYTEST = $(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu -p no:benchmark
+RANKS := tests/gpu/test_ranks_on_device.py tests/gpu/test_meshes_on_device.py
+GPU_PYTHON = $(or $(wildcard $(BIN)/python),python3)
+GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:benchmark
+PARTS = $(shell $(GPU_PYTHON) -c "import torch; n = torch.cuda.device_count(); print(n * -(-4 // n) if 0 < n < 4 else '')")
 gpu-test:
-	$(GPU_PYTEST) -n $(GPU_JOBS) --dist loadfile --ignore $(ALONE) tests/gpu; status=$$?; \
-	$(GPU_PYTEST) $(ALONE) && exit $$status
+	$(GPU_PYTEST) -n $(GPU_JOBS) --dist loadfile $(addprefix --ignore ,$(ALONE) $(RANKS)) tests/gpu; status=$$?; \
+	$(GPU_PYTEST) $(ALONE) || status=$$?; \
+	$(addprefix STEPTUNE_EMULATED_DEVICES=,$(PARTS)) $(GPU_PYTEST) $(RANKS) && exit $$status
 
 # Wheels for a host without network that has PyTorch for Python 3.12 already.
 PLATFORMS := $(foreach tag,2_28 2_27 2_17,--platform manylinux_$(tag)_x86_64) --platform manylinux2014_x86_64

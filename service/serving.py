@@ -40,6 +40,8 @@ def run(settings: Settings) -> None:
     """
     if settings.insecure_no_auth:
         check_loopback_only(settings.host)
+    if settings.embedded_worker:
+        refuse_parts(WHOLE_GPUS)
     prepare(settings)
     app = create_app(settings)
     listener = _listen(settings)
@@ -85,7 +87,6 @@ def _embedded_worker(settings: Settings) -> Iterator[None]:
     if not settings.embedded_worker:
         yield
         return
-    refuse_parts(WHOLE_GPUS)
     supervisor = Supervisor(settings)
     supervisor.start()
     try:

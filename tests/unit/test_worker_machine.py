@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from builders import sample_hardware
 
+from service import serving
 from service.isolation import level_named
 from service.settings import Settings
 from service.worker import machine
@@ -66,3 +67,12 @@ def test_parts_of_gpus_are_not_offered(monkeypatch) -> None:
     monkeypatch.setenv("STEPTUNE_EMULATED_DEVICES", "4")
     with pytest.raises(PlatformError, match="workers claim whole GPUs"):
         offered(monkeypatch, "0,1")
+
+
+def test_nor_does_a_service_start_whose_worker_would_have_them(monkeypatch, tmp_path: Path) -> None:
+    """Before anything is made or said."""
+    monkeypatch.setenv("STEPTUNE_EMULATED_DEVICES", "4")
+    settings = Settings(_env_file=None, database_url=f"sqlite:///{tmp_path}/new.db", data_directory=tmp_path / "data")
+    with pytest.raises(PlatformError, match="workers claim whole GPUs"):
+        serving.run(settings)
+    assert not (tmp_path / "new.db").exists()

@@ -12,6 +12,7 @@ import msgspec
 
 from tuner.emulation import refuse_parts
 from tuner.errors import ChoiceError, RecommendationError
+from tuner.export.leaving import let_go_at_exit
 from tuner.export.native import load_recommendation
 from tuner.hardware import default_device, describe_hardware
 from tuner.network.finding import Level
@@ -88,6 +89,8 @@ def apply(
         # PyTorch's guess that there are too many workers: theirs was measured.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         job = assemble(workload, make_plan(choices), device=target, rank=rank, num_ranks=num_ranks)
+    if num_ranks > 1:
+        let_go_at_exit(job.model)
     _fill_cache(job)
     return job
 

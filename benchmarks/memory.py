@@ -11,6 +11,8 @@ of every size that was tried on the way; and the peak of one sample a rank by th
 learns from each peak that is measured; every prediction was made before its measurement. `--study` tunes under the cap
 instead: where DDP cannot train one sample a rank, the recommendation has to enable training.
 
+Where there is one GPU, `STEPTUNE_EMULATED_DEVICES=2` lets both ranks share it.
+
 A line is appended to the results file for each peak, and one for each layout's largest batch.
 """
 

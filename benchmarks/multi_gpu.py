@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -217,8 +218,9 @@ def _mib(peaks: Mapping[int, int]) -> dict[int, int]:
 # --- the machine ------------------------------------------------------------------------------
 
 
+@functools.cache
 def _asked(expression: str) -> int:
-    """Of torch, which this process does not import."""
+    """Of torch, which this process does not import; it takes seconds."""
     code = f"import torch; print({expression})"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -389,3 +389,16 @@ class TestReach:
         breakdown = breakdown_of({C.MATMUL: 0.8}, device="cuda:0", rest=C.UNKNOWN)
         (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,), tensor_core_share=0.0)))
         assert (finding.rule, finding.bound) == ("idle_tensor_cores", pytest.approx(0.7))
+
+
+def test_memory_is_full_when_a_rank_s_part_of_a_shared_device_is() -> None:
+    """The trace tells of the whole device, the hardware profile of the part."""
+    [rule] = [rule for rule in RULES if rule.name == "memory_nearly_full"]
+    whole = made_for(rule, 0.49, device_kind="cuda")
+    assert whole.situation is not None
+    assert rule.name not in fired(whole)
+    environment = whole.situation.environment
+    parts = tuple(msgspec.structs.replace(device, memory_bytes=5 * 10**8) for device in environment.hardware.devices)
+    hardware = msgspec.structs.replace(environment.hardware, devices=parts)
+    shared = dataclasses.replace(whole.situation, environment=msgspec.structs.replace(environment, hardware=hardware))
+    assert fired(dataclasses.replace(whole, situation=shared))[rule.name] == "high"

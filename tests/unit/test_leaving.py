@@ -29,4 +29,6 @@ def test_what_holds_the_group_goes_and_the_state_stays(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_gone_needs_nothing() -> None:
-    let_go(weakref.ref(nn.Linear(1, 1)))
+    gone = weakref.ref(nn.Linear(1, 1))
+    assert gone() is None
+    let_go(gone)

@@ -9,6 +9,7 @@ RUN python -m venv /opt/steptune
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 RUN /opt/steptune/bin/pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch==2.13.0
+COPY src src
 COPY tuner tuner
 COPY service service
 COPY dashboards dashboards

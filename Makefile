@@ -55,8 +55,8 @@ bench: install
 
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
-	PYTHONPATH=. $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
-	PYTHONPATH=. $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
+	PYTHONPATH=src $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
+	PYTHONPATH=src $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.
 # Side by side, but for those that compare with the device's clock, and those of several ranks, which share GPUs where there
@@ -65,7 +65,7 @@ GPU_JOBS ?= 6
 ALONE := tests/gpu/test_device_truth.py
 RANKS := tests/gpu/test_ranks_on_device.py tests/gpu/test_meshes_on_device.py
 GPU_PYTHON = $(or $(wildcard $(BIN)/python),python3)
-GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:benchmark
+GPU_PYTEST = PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu -p no:benchmark
 PARTS = $(shell $(GPU_PYTHON) -c "import torch; n = torch.cuda.device_count(); print(n * -(-4 // n) if 0 < n < 4 else '')")
 gpu-test:
 	$(GPU_PYTEST) -n $(GPU_JOBS) --dist loadfile $(addprefix --ignore ,$(ALONE) $(RANKS)) tests/gpu; status=$$?; \

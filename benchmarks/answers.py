@@ -46,7 +46,7 @@ def answer(workload: str, budget: str, seed: int, keep: Path | None) -> dict:
         folder = keep or temporary
         place = ["--database", f"sqlite:///{folder}/answers.db", "--output", f"{folder}/results"]
         options = ["--budget", budget, "--seed", str(seed), *place]
-        command = [sys.executable, "-m", "service.cli.main", "tune", workload, *options]
+        command = [sys.executable, "-m", "steptune", "tune", workload, *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         recommendation = json.loads((Path(folder) / "results" / "steptune.json").read_text())
     gain, hardware = recommendation["gain"], recommendation["hardware"]

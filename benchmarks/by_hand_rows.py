@@ -12,7 +12,7 @@ from pathlib import Path
 from stamp import RESULTS
 from tuned import Tuned, add_foreign_load
 
-from tuner.records import Candidate, Choice
+from steptune.tuner.records import Candidate, Choice
 
 Choices = dict[str, Choice]
 SLACK = 0.98

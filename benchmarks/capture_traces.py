@@ -20,7 +20,7 @@ from stamp import stamp
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tuner.trials.capture import record_profile
+from steptune.tuner.trials.capture import record_profile
 
 STEPS = 3
 

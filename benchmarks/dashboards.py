@@ -39,13 +39,13 @@ from sqlalchemy import insert, select  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 from traces import FOLDER  # noqa: E402
 
-from service.artifacts import open_artifacts  # noqa: E402
-from service.connections import create_engine_for, writing  # noqa: E402
-from service.database import migrate  # noqa: E402
-from service.models import RecommendationRow, StrategyOutcomeRow, StudyRow  # noqa: E402
-from service.settings import Settings  # noqa: E402
-from service.store import SqlStudyStore  # noqa: E402
-from tuner.records import new_id  # noqa: E402
+from steptune.service.artifacts import open_artifacts  # noqa: E402
+from steptune.service.connections import create_engine_for, writing  # noqa: E402
+from steptune.service.database import migrate  # noqa: E402
+from steptune.service.models import RecommendationRow, StrategyOutcomeRow, StudyRow  # noqa: E402
+from steptune.service.settings import Settings  # noqa: E402
+from steptune.service.store import SqlStudyStore  # noqa: E402
+from steptune.tuner.records import new_id  # noqa: E402
 
 NUM_STUDIES, NUM_TRIALS, NUM_EVENTS = 10_000, 200, 1_000_000
 LOADS = 7
@@ -107,7 +107,7 @@ def fill(settings: Settings, trace: Path) -> dict[str, str]:
 
 def _profiled_trial(store: SqlStudyStore, settings: Settings, trace: Path) -> str:
     """A trial whose profile is that of the trace, kept as a worker keeps it."""
-    from tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.profiling.analysis import analyse_traces
 
     analysis = analyse_traces([trace])
     study, trials, decisions, recommendation = stories()["complete"]
@@ -154,9 +154,9 @@ def serving(settings: Settings, folder: Path) -> Iterator[str]:
         "STEPTUNE_DATA_DIRECTORY": str(settings.data_directory),
         "STEPTUNE_INSECURE_NO_AUTH": "true",
         "STEPTUNE_REQUESTS_PER_MINUTE": "1000000",
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": str(HERE.parent / "src"),
     }
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--no-worker"]
+    command = [sys.executable, "-m", "steptune", "serve", "--port", "0", "--no-worker"]
     log = folder / "serve.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(command, cwd=folder, env=variables, stdout=sink, stderr=sink)

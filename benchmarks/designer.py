@@ -2,7 +2,7 @@
 
     python benchmarks/designer.py --seeds 0 20
 
-Each surface of `tuner.trials.fake` is searched under multiplicative noise of every process start. A
+Each surface of `steptune.tuner.trials.fake` is searched under multiplicative noise of every process start. A
 seed counts when the step of the designer's answer is within 2 % of the shortest step of all candidates
 that fit. On the surface of pure noise every candidate is as fast as the baseline, so there the whole
 driver runs, confirmation included, and a seed counts when its answer is the baseline.
@@ -22,14 +22,23 @@ from pathlib import Path
 
 from stamp import RESULTS, stamp
 
-from tuner.estimates import units_per_s
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, Study, StudySettings, TrialSpec, new_id
-from tuner.search.designer import Designer
-from tuner.search.driver import StudyDriver
-from tuner.search.knowledge import Outcome
-from tuner.search.space import Space
-from tuner.trials.fake import NOISE, SURFACES, FakeRunner, Surface
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import (
+    BASELINE,
+    Candidate,
+    MeasureSettings,
+    Purpose,
+    Study,
+    StudySettings,
+    TrialSpec,
+    new_id,
+)
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.space import Space
+from steptune.tuner.trials.fake import NOISE, SURFACES, FakeRunner, Surface
 
 WITHIN = 1.02
 CODE = ("tuner/search", "tuner/trials/fake.py", "tuner/estimates.py", "benchmarks/designer.py")

@@ -8,12 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, Study, StudySettings, TrialResult, new_id
-from tuner.search.space import Space
-from tuner.search.specs import SpecMaker, guard_protocol
-from tuner.trials.reference import ReferenceRequest
-from tuner.trials.runner import LocalRunner
-from tuner.workloads.reference import format_reference, parse_reference
+from steptune.tuner.records import (
+    BASELINE,
+    Candidate,
+    MeasureSettings,
+    Purpose,
+    Study,
+    StudySettings,
+    TrialResult,
+    new_id,
+)
+from steptune.tuner.search.space import Space
+from steptune.tuner.search.specs import SpecMaker, guard_protocol
+from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.runner import LocalRunner
+from steptune.tuner.workloads.reference import format_reference, parse_reference
 
 GUARD_S = 20.0
 

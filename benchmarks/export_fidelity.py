@@ -3,10 +3,10 @@
     make export-environments && python benchmarks/export_fidelity.py digits photo gpt
 
 A study of each example recommends. Then three scripts train the same model, in blocks of one process each,
-in random order: `tuner.apply` with today's settings, `tuner.apply` with the recommended ones, and an Accelerate script
-under `accelerate launch` with the exported YAML and the exported settings. The ratios of the last two to the first
-should fall into the recommendation's prediction interval. The search is kept to strategies that Accelerate has words
-for; what its exports list as not said is printed beside the figures.
+in random order: `steptune.apply` with today's settings, `steptune.apply` with the recommended ones, and an Accelerate
+script under `accelerate launch` with the exported YAML and the exported settings. The ratios of the last two to the
+first should fall into the recommendation's prediction interval. The search is kept to strategies that Accelerate has
+words for; what its exports list as not said is printed beside the figures.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 import msgspec
 from stamp import RESULTS, ROOT, hardware, stamp
 
-from tuner.export import exporter_named
-from tuner.export.native import load_recommendation
-from tuner.records import BASELINE, Environment, Recommendation
-from tuner.strategies import STRATEGIES
+from steptune.tuner.export import exporter_named
+from steptune.tuner.export.native import load_recommendation
+from steptune.tuner.records import BASELINE, Environment, Recommendation
+from steptune.tuner.strategies import STRATEGIES
 
 EXAMPLES = {
     "digits": "examples/digits_vit.py:DigitsViT",
@@ -79,10 +79,18 @@ def recommended(example: str, folder: Path, budget_s: float) -> Recommendation:
     """What a study of the strategies that Accelerate has words for finds."""
     known = exporter_named("accelerate_python").rules  # type: ignore[attr-defined]
     only = tuple(strategy.name for strategy in STRATEGIES if strategy.name in known)
-    command = [sys.executable, "-m", "service.cli.main", "tune", EXAMPLES[example], "--budget", f"{budget_s:.0f}s"]
+    command = [
+        sys.executable,
+        "-m",
+        "steptune",
+        "tune",
+        EXAMPLES[example],
+        "--budget",
+        f"{budget_s:.0f}s",
+    ]
     command += ["--database", f"sqlite:///{folder / 'study.db'}", "--output", str(folder / "results")]
     command += [word for name in only for word in ("--only", name)]
-    variables = {**os.environ, "STEPTUNE_DATA_DIRECTORY": str(folder / "data"), "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "STEPTUNE_DATA_DIRECTORY": str(folder / "data"), "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.DEVNULL)
     found = load_recommendation(folder / "results" / "steptune.json")
     print(f"recommended: {found.candidate.label}", flush=True)
@@ -125,7 +133,7 @@ def rate(command: list[str]) -> float:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "ACCELERATE_"))}
     done = subprocess.run(
         command,
-        env={**variables, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPTS}"},
+        env={**variables, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{SCRIPTS}"},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -28,9 +28,9 @@ from bound_rows import measure_rows, parser_of
 from stamp import ROOT
 from tuned import Tuned
 
-from tuner.estimates import plain_mean
-from tuner.profiling.categories import Category
-from tuner.records import BASELINE, Choice
+from steptune.tuner.estimates import plain_mean
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import BASELINE, Choice
 
 WORKLOADS = ROOT / "benchmarks" / "workloads" / "jpeg_resnet.py"
 FULL = {"jpeg": f"{WORKLOADS}:JpegResNet", "epochs": f"{WORKLOADS}:ShortEpochs"}
@@ -76,7 +76,7 @@ def epochs(workload: str, folder: Path, choices: dict[str, Choice], count: int) 
     command = [sys.executable, str(script), workload, str(folder), json.dumps(choices), "--epochs", str(count)]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
         "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "compiled"),  # one turn compiles, the others find it
     }
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -13,14 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from service.isolation import LEVELS, Available, Level
-from service.running import isolated_runner
-from service.settings import Settings
-from tuner.estimates import units_per_s
-from tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, TrialSpec, new_id
-from tuner.strategies.composition import complete_choices, environment_variables
-from tuner.trials.runner import LocalRunner
-from tuner.workloads.reference import format_reference, parse_reference
+from steptune.service.isolation import LEVELS, Available, Level
+from steptune.service.running import isolated_runner
+from steptune.service.settings import Settings
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, TrialSpec, new_id
+from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.trials.runner import LocalRunner
+from steptune.tuner.workloads.reference import format_reference, parse_reference
 
 WORKLOAD = "examples/digits_vit.py:DigitsViT"
 SETTINGS = MeasureSettings(cap_s=1.0, max_rounds=4, foreign_cpu_share=100.0)

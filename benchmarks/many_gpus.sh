@@ -34,7 +34,7 @@ if [ -z "${SMALL:-}" ] && [ "$per_group" -lt 2 ]; then
 fi
 # Multicast over NVLink can put GPUs that others share out of service; nothing here needs it.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+export PYTHONPATH=$PWD/src PYTHONUNBUFFERED=1
 mkdir -p "$results"
 if [ -d .wheelhouse ]; then make offline-install; fi
 

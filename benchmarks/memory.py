@@ -33,7 +33,7 @@ from rank_peaks import LIMIT_S, Configuration, largest_batch, measured
 from stamp import RESULTS, stamp
 from tuned import answer, settings_of, tuned
 
-from tuner.records import (
+from steptune.tuner.records import (
     Candidate,
     Choice,
     DatasetFacts,
@@ -47,8 +47,8 @@ from tuner.records import (
     UnitFacts,
     WorkloadFacts,
 )
-from tuner.search.rank_memory import RankMemory
-from tuner.search.space import Space
+from steptune.tuner.search.rank_memory import RankMemory
+from steptune.tuner.search.space import Space
 
 TOLERANCE = 0.10
 """Of a measured peak, by which a prediction may miss it."""
@@ -234,9 +234,9 @@ def facts_of(workload: str, num_ranks: int) -> WorkloadFacts:
 def print_facts(workload: str, num_ranks: int) -> None:
     import torch
 
-    from tuner.training.sharding import sizes_of_units
-    from tuner.trials.model_look import state_bytes
-    from tuner.workloads.loading import load_workload
+    from steptune.tuner.training.sharding import sizes_of_units
+    from steptune.tuner.trials.model_look import state_bytes
+    from steptune.tuner.workloads.loading import load_workload
 
     loaded = load_workload(f"{workload}&batch={num_ranks}")
     with torch.device("meta"):

@@ -66,11 +66,11 @@ from tuned import (
     tuned,
 )
 
-from tuner.emulation import HOSTS_VARIABLE, ranks_per_device
-from tuner.errors import ChoiceError, StoreError
-from tuner.prediction.basis import basis_of
-from tuner.prediction.plans import COMMUNICATION
-from tuner.records import Candidate, StudySettings, TrialResult
+from steptune.tuner.emulation import HOSTS_VARIABLE, ranks_per_device
+from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.prediction.basis import basis_of
+from steptune.tuner.prediction.plans import COMMUNICATION
+from steptune.tuner.records import Candidate, StudySettings, TrialResult
 
 IMAGENET = 1_281_167
 PORT_GBITS = 25

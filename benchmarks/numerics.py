@@ -22,10 +22,10 @@ import msgspec
 from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
-from tuner.errors import WorkloadError
-from tuner.records import BASELINE, Choice, StudySettings
-from tuner.trials.guard import last_quarter
-from tuner.trials.training_run import LossCurve, TrainRequest
+from steptune.tuner.errors import WorkloadError
+from steptune.tuner.records import BASELINE, Choice, StudySettings
+from steptune.tuner.trials.guard import last_quarter
+from steptune.tuner.trials.training_run import LossCurve, TrainRequest
 
 _SMALL_ENCODER = "hidden_size=64&num_hidden_layers=2&num_attention_heads=2&intermediate_size=128"
 _BASE_ENCODER = "hidden_size=768&num_hidden_layers=12&num_attention_heads=12&intermediate_size=3072"

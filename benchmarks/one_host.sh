@@ -16,7 +16,7 @@ results=$1
 shift
 tune_minutes=${TUNE_MINUTES:-6} row_minutes=${ROW_MINUTES:-9.5} limit_s=${LIMIT_S:-1000000}
 cores=$(($(nproc) / $#))
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+export PYTHONPATH=$PWD/src PYTHONUNBUFFERED=1
 mkdir -p "$results"
 if [ -d .wheelhouse ]; then make offline-install; fi
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from engine import engine
 from stamp import RESULTS, hardware, peak_memory_bytes, stamp
 
-import service.cli.main  # noqa: F401  what the parent of `steptune tune` has loaded
-from tuner.records import BASELINE, MeasureSettings, Purpose, StudySettings
+import steptune.service.cli.main  # noqa: F401  what the parent of `steptune tune` has loaded
+from steptune.tuner.records import BASELINE, MeasureSettings, Purpose, StudySettings
 
 TOY = "zoo:synthetic"
 LARGE = "zoo:gpt2_large?batch=1&sequence=16"

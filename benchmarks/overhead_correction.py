@@ -41,15 +41,15 @@ from stamp import stamp
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from tuner.profiling.breakdown import breakdown_of
-from tuner.profiling.capture import link
-from tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, Category
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Kind
-from tuner.records import Breakdown
-from tuner.trials.capture import record_profile
+from steptune.tuner.profiling.breakdown import breakdown_of
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, Category
+from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trials.capture import record_profile
 
 PROFILED_STEPS = 10
 PROFILES = 5

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from stamp import RESULTS, hardware, stamp
 from torch.distributed.pipelining import PipelineStage
 
-from tuner.hardware import describe_environment
-from tuner.training.mesh.pipeline import CHUNKS, SCHEDULES, make_schedule, num_stages
+from steptune.tuner.hardware import describe_environment
+from steptune.tuner.training.mesh.pipeline import CHUNKS, SCHEDULES, make_schedule, num_stages
 
 OUTPUT = RESULTS / "pipeline_bubble.json"
 FORWARD_S = 0.05

@@ -36,11 +36,11 @@ from pathlib import Path
 import msgspec
 from stamp import RESULTS, hardware, stamp
 
-from tuner.emulation import HOSTS_VARIABLE
-from tuner.estimates import units_per_s
-from tuner.prediction.basis import Basis, basis_of
-from tuner.prediction.cluster import Cluster
-from tuner.records import (
+from steptune.tuner.emulation import HOSTS_VARIABLE
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.prediction.basis import Basis, basis_of
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Choice,
@@ -57,9 +57,9 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.strategies.composition import complete_choices, environment_variables
-from tuner.training.compression.own_cost import OwnCost
-from tuner.trials.runner import LocalRunner
+from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.training.compression.own_cost import OwnCost
+from steptune.tuner.trials.runner import LocalRunner
 
 WORKLOAD = Path(__file__).parent / "workloads" / "sleeping.py"
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
@@ -191,10 +191,10 @@ def own_cost(method: str) -> OwnCost:
     import torch
     import torch.distributed as dist
 
-    from tuner.training.communication import build
-    from tuner.training.compression.base import FlatCompression
-    from tuner.training.compression.lane import Lane
-    from tuner.training.plan import CompressionArguments
+    from steptune.tuner.training.communication import build
+    from steptune.tuner.training.compression.base import FlatCompression
+    from steptune.tuner.training.compression.lane import Lane
+    from steptune.tuner.training.plan import CompressionArguments
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a rank among several on few cores

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from stamp import RESULTS, hardware, stamp
 
-from service.database import open_store
-from tuner.records import Decision, Study
+from steptune.service.database import open_store
+from steptune.tuner.records import Decision, Study
 
 JUDGED = ("accepted", "no_gain", "inconclusive")
 
@@ -58,7 +58,7 @@ def tuned(workload: str, budget: str, folder: Path) -> list[dict]:
     """One study of a workload, and what its decisions say."""
     database = folder / "study.db"
     place = ["--database", f"sqlite:///{database}", "--output", str(folder / "results")]
-    command = [sys.executable, "-m", "service.cli.main", "tune", workload, "--budget", budget, *place]
+    command = [sys.executable, "-m", "steptune", "tune", workload, "--budget", budget, *place]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return rows_of(database)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from stamp import ROOT
 
-from tuner.records import Choice, Record
+from steptune.tuner.records import Choice, Record
 
 if TYPE_CHECKING:
     import torch
@@ -153,8 +153,8 @@ def main() -> None:
 
 
 def _run(configuration: Configuration, rank: int, folder: Path) -> Peak:
-    from tuner.hardware import describe_hardware
-    from tuner.trials.failures import is_out_of_memory
+    from steptune.tuner.hardware import describe_hardware
+    from steptune.tuner.trials.failures import is_out_of_memory
 
     device = describe_hardware(configuration.device).devices[rank if configuration.device == "cuda" else 0].name
     try:
@@ -171,12 +171,12 @@ def _run(configuration: Configuration, rank: int, folder: Path) -> Peak:
 def _train(configuration: Configuration, rank: int, folder: Path) -> int:
     import torch
 
-    from tuner.strategies.composition import make_plan
-    from tuner.training.assemble import assemble
-    from tuner.trials.coordination import Coordinator
-    from tuner.trials.rank_device import rank_device
-    from tuner.workloads.batches import EndlessBatches, draw_batches
-    from tuner.workloads.loading import load_workload
+    from steptune.tuner.strategies.composition import make_plan
+    from steptune.tuner.training.assemble import assemble
+    from steptune.tuner.trials.coordination import Coordinator
+    from steptune.tuner.trials.rank_device import rank_device
+    from steptune.tuner.workloads.batches import EndlessBatches, draw_batches
+    from steptune.tuner.workloads.loading import load_workload
 
     workload = load_workload(configuration.workload)
     device = rank_device(configuration.device, rank, configuration.cap_bytes)
@@ -210,7 +210,7 @@ def _train(configuration: Configuration, rank: int, folder: Path) -> int:
 
 
 def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
-    from tuner.strategies import STRATEGIES
+    from steptune.tuner.strategies import STRATEGIES
 
     return {strategy.name: {**strategy.defaults, **choices.get(strategy.name, {})} for strategy in STRATEGIES}
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
-from tuner.records import BASELINE, Candidate, Gain, MeasureSettings, Purpose, StudySettings
-from tuner.search.confirmation import judge, plan_blocks
+from steptune.tuner.records import BASELINE, Candidate, Gain, MeasureSettings, Purpose, StudySettings
+from steptune.tuner.search.confirmation import judge, plan_blocks
 
 WORKLOADS = {
     "zoo:synthetic": Candidate(choices={"data_loading": {"num_workers": 1}}),

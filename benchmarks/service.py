@@ -40,17 +40,17 @@ from msgspec.structs import replace  # noqa: E402
 from sqlalchemy import func, insert, select, text  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 
-from service.access.scopes import Scope  # noqa: E402
-from service.access.tokens import TokenStore, utc_now  # noqa: E402
-from service.access.users import UserStore  # noqa: E402
-from service.connections import create_engine_for, writing  # noqa: E402
-from service.database import migrate  # noqa: E402
-from service.models import BreakdownRow, QueueEntryRow, RecommendationRow, StudyRow, TrialRow, UserRow  # noqa: E402
-from service.queue import StudyQueue  # noqa: E402
-from service.queue.records import WorkerOffer  # noqa: E402
-from service.store import SqlStudyStore  # noqa: E402
-from tuner.records import HardwareProfile, Study, StudyState, new_id  # noqa: E402
-from tuner.store_rules import decode  # noqa: E402
+from steptune.service.access.scopes import Scope  # noqa: E402
+from steptune.service.access.tokens import TokenStore, utc_now  # noqa: E402
+from steptune.service.access.users import UserStore  # noqa: E402
+from steptune.service.connections import create_engine_for, writing  # noqa: E402
+from steptune.service.database import migrate  # noqa: E402
+from steptune.service.models import BreakdownRow, QueueEntryRow, RecommendationRow, StudyRow, TrialRow, UserRow  # noqa: E402
+from steptune.service.queue import StudyQueue  # noqa: E402
+from steptune.service.queue.records import WorkerOffer  # noqa: E402
+from steptune.service.store import SqlStudyStore  # noqa: E402
+from steptune.tuner.records import HardwareProfile, Study, StudyState, new_id  # noqa: E402
+from steptune.tuner.store_rules import decode  # noqa: E402
 
 ROOT = HERE.parent
 NUM_STUDIES, TRIALS_OF_A_STUDY, NUM_USERS = 10_000, 30, 20
@@ -66,7 +66,17 @@ CLAIMERS = 4
 def template(folder: Path) -> list[dict]:
     """The rows of a real study: one of each table that is copied, trials with theirs."""
     url = f"sqlite:///{folder}/template.db"
-    command = [sys.executable, "-m", "service.cli.main", "tune", "zoo:synthetic", "--budget", "2m", "--database", url]
+    command = [
+        sys.executable,
+        "-m",
+        "steptune",
+        "tune",
+        "zoo:synthetic",
+        "--budget",
+        "2m",
+        "--database",
+        url,
+    ]
     subprocess.run([*command, "--output", str(folder / "results")], check=True, cwd=folder, env=environment(folder))
     engine = create_engine_for(url)
     with engine.connect() as connection:
@@ -156,7 +166,7 @@ def copy_study(
 def environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(ROOT / "src"),
         "STEPTUNE_DATA_DIRECTORY": str(folder / "data"),
         "STEPTUNE_REQUESTS_PER_MINUTE": "100000000",
     }
@@ -165,7 +175,17 @@ def environment(folder: Path) -> dict[str, str]:
 @contextmanager
 def server(url: str, folder: Path) -> Iterator[int]:
     """The port of one API process."""
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--no-worker", "--port", "0", "--database-url", url]
+    command = [
+        sys.executable,
+        "-m",
+        "steptune",
+        "serve",
+        "--no-worker",
+        "--port",
+        "0",
+        "--database-url",
+        url,
+    ]
     command += ["--log-level", "warning"]
     with (folder / "serve.log").open("w") as log:
         process = subprocess.Popen(command, stderr=log, stdout=log, env=environment(folder), cwd=folder)

@@ -20,10 +20,10 @@ from pathlib import Path
 from stamp import ROOT, hardware, stamp
 from tuned import Tuned, tuned
 
-from tuner.emulation import NETWORKS_VARIABLE
-from tuner.errors import PlatformError
-from tuner.network.emulated import emulated_hosts
-from tuner.records import Candidate, MeasureSettings, StudySettings
+from steptune.tuner.emulation import NETWORKS_VARIABLE
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.network.emulated import emulated_hosts
+from steptune.tuner.records import Candidate, MeasureSettings, StudySettings
 
 WORKLOAD = "benchmarks/workloads/large_table.py:LargeTable"
 GRADIENT_MIB = 4.0

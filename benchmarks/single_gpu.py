@@ -41,7 +41,7 @@ from by_hand_rows import (
 from stamp import stamp
 from tuned import answer, compared, json_lines, settings_of, side_by_side, told, tuned
 
-from tuner.records import StudySettings
+from steptune.tuner.records import StudySettings
 
 BEST_O1, BEST_PURE = "best by hand, O1", "best by hand, pure bf16"
 BLOCKS_O1 = "by hand, O1, compiled blocks"

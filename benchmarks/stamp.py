@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tuner import __version__
-from tuner.records import Environment
+from steptune import __version__
+from steptune.tuner.records import Environment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

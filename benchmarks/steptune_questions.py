@@ -15,11 +15,11 @@ from pathlib import Path
 
 from stamp import peak_memory_bytes
 
-from tuner.profiling.breakdown import breakdown_of
-from tuner.profiling.capture import link
-from tuner.profiling.categories import COMPUTING
-from tuner.profiling.device_time import device_time
-from tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.breakdown import breakdown_of
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.categories import COMPUTING
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.reader import read_trace
 
 
 def main() -> None:

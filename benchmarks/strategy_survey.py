@@ -19,8 +19,8 @@ import msgspec
 from engine import engine
 from stamp import stamp
 
-from tuner.estimates import log_ratio
-from tuner.records import BASELINE, Candidate, MeasureSettings, Numerics, Purpose, StudySettings
+from steptune.tuner.estimates import log_ratio
+from steptune.tuner.records import BASELINE, Candidate, MeasureSettings, Numerics, Purpose, StudySettings
 
 STAMP = stamp(" ".join(["python", "benchmarks/strategy_survey.py", *sys.argv[1:]]))
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 from stamp import RESULTS, ROOT, stamp
 
-from tuner.hardware import cpu_name
+from steptune.tuner.hardware import cpu_name
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steptune" / "trace_analysis"
@@ -115,7 +115,7 @@ def ask(command: list[str], path: Path) -> dict:
     Raises:
         RuntimeError: It failed; its last words are in the message.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HERE)])}
     if command[0] != sys.executable:
         environment.pop("PYTHONPATH")
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, check=False)

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.estimates import log_rate
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import (
+from steptune.tuner.estimates import log_rate
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Choice,
@@ -38,17 +38,17 @@ from tuner.records import (
     TrialResult,
     new_id,
 )
-from tuner.search.confirmation import judge, plan_blocks
-from tuner.search.driver import StudyDriver
-from tuner.search.space import Space
-from tuner.search.specs import SpecMaker
-from tuner.search.starts import cold_compile_s, warm_compile_s
-from tuner.search.view import StudyView
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.base import Unsupported
-from tuner.strategies.composition import conflict, normalise
-from tuner.trials.runner import LocalRunner
-from tuner.workloads.reference import format_reference, parse_reference
+from steptune.tuner.search.confirmation import judge, plan_blocks
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.space import Space
+from steptune.tuner.search.specs import SpecMaker
+from steptune.tuner.search.starts import cold_compile_s, warm_compile_s
+from steptune.tuner.search.view import StudyView
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.trials.runner import LocalRunner
+from steptune.tuner.workloads.reference import format_reference, parse_reference
 
 NEARLY = 0.95
 """Share of the final gain whose time is of interest."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
-from tuner.estimates import log_rate, log_ratio
-from tuner.records import BASELINE, MeasureSettings, Purpose, StudySettings
+from steptune.tuner.estimates import log_rate, log_ratio
+from steptune.tuner.records import BASELINE, MeasureSettings, Purpose, StudySettings
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.workloads.loading import load_workload
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.workloads.loading import load_workload
 
 
 def main() -> None:

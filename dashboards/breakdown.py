@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.sources import TrialSource
-from dashboards.starts import RECOMMENDED, TODAY, leading_candidate, reference_results, results
-from tuner.records import Recommendation, TrialResult
+from steptune.dashboards import theme, units
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate, reference_results, results
+from steptune.tuner.records import Recommendation, TrialResult
 
 COLUMNS = ("configuration", "category", "group", "title", "ms_per_step", "share")
 LABELLED_SHARE = 0.05

@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.effects import Effects
-from dashboards.frames import rows_of
-from dashboards.history import LOOKS, Look, outcome_of
-from dashboards.sources import TrialSource
-from dashboards.starts import RECOMMENDED, TODAY, leading_candidate
-from tuner.records import Decision, FailureKind, Trial, TrialState
+from steptune.dashboards import theme, units
+from steptune.dashboards.effects import Effects
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.history import LOOKS, Look, outcome_of
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate
+from steptune.tuner.records import Decision, FailureKind, Trial, TrialState
 
 COLUMNS = (
     "key",

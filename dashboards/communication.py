@@ -7,8 +7,8 @@ import math
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from tuner.trace_records import TraceAnalysis
+from steptune.dashboards import theme, units
+from steptune.tuner.trace_records import TraceAnalysis
 
 COLUMNS = (
     "collective",

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.breakdown import COLUMNS as BREAKDOWN_COLUMNS
-from dashboards.breakdown import plot_breakdown
-from dashboards.frames import rows_of
-from dashboards.templating import figures_json
-from tuner.records import Candidate, Study, Trial, choice_label
-from tuner.trace_records import Comparison, Difference, KernelDifference
+from steptune.dashboards import theme, units
+from steptune.dashboards.breakdown import COLUMNS as BREAKDOWN_COLUMNS
+from steptune.dashboards.breakdown import plot_breakdown
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.templating import figures_json
+from steptune.tuner.records import Candidate, Study, Trial, choice_label
+from steptune.tuner.trace_records import Comparison, Difference, KernelDifference
 
 DIFFERENCE_COLUMNS = ("category", "title", "group", "before_ms", "after_ms", "change_ms", "low_ms", "high_ms", "share")
 NUM_EXPLAINED = 3

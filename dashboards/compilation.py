@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dashboards import units
-from tuner.records import Compilation
+from steptune.dashboards import units
+from steptune.tuner.records import Compilation
 
 
 class CompiledRow(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from dashboards import units
-from dashboards.sources import TrialSource
+from steptune.dashboards import units
+from steptune.dashboards.sources import TrialSource
 
 COLUMNS = ("strategy", "num_tried", "num_accepted", "num_rejected", "limit", "best", "own_gain", "spent_s")
 

@@ -8,10 +8,10 @@ import statistics
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.frames import rows_of
-from dashboards.history import LOOKS
-from dashboards.sources import TrialSource
+from steptune.dashboards import theme, units
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.history import LOOKS
+from steptune.dashboards.sources import TrialSource
 
 COLUMNS = ("number", "label", "outcome", "spent_s", "gain", "best", "best_label")
 

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dashboards.starts import reference_results
-from tuner.estimates import log_rate, log_ratio
-from tuner.records import BASELINE, Candidate, Purpose, Trial, TrialResult
-from tuner.search.effects import EffectModel, Observation
+from steptune.dashboards.starts import reference_results
+from steptune.tuner.estimates import log_rate, log_ratio
+from steptune.tuner.records import BASELINE, Candidate, Purpose, Trial, TrialResult
+from steptune.tuner.search.effects import EffectModel, Observation
 
 NORMAL_QUANTILE = 1.96
 UNKNOWN_WINDOW_ERROR = 0.05

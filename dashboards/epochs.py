@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tuner.records import Recommendation, Study
+from steptune.tuner.records import Recommendation, Study
 
 
 class EpochInfo(NamedTuple):

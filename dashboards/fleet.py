@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.frames import rows_of
-from dashboards.templating import figures_json
+from steptune.dashboards import theme, units
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.templating import figures_json
 
 NOT_RUN = "not run yet"
 MIN_STUDIES = 3

@@ -7,9 +7,9 @@ import math
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.sources import TrialSource
-from tuner.records import choice_label
+from steptune.dashboards import theme, units
+from steptune.dashboards.sources import TrialSource
+from steptune.tuner.records import choice_label
 
 COLUMNS = ("strategy", "label", "gain", "low", "high", "limit", "numerics", "reason")
 

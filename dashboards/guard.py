@@ -7,8 +7,8 @@ import math
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme
-from tuner.records import GuardVerdict
+from steptune.dashboards import theme
+from steptune.tuner.records import GuardVerdict
 
 
 def get_guard_info(guard: GuardVerdict) -> pd.DataFrame:

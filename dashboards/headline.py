@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dashboards import units
-from dashboards.sources import TrialSource
-from dashboards.starts import leading_candidate, reference_results, results
-from tuner.estimates import units_per_s
-from tuner.records import (
+from steptune.dashboards import units
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.starts import leading_candidate, reference_results, results
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.records import (
     Gain,
     MeasureSettings,
     Recommendation,

@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.sources import TrialSource
-from dashboards.starts import reference_results, results
-from tuner.estimates import log_rate, log_ratio, units_per_s
-from tuner.records import Decision, Purpose, SampleUnit, Trial, TrialResult, TrialState
+from steptune.dashboards import theme, units
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.starts import reference_results, results
+from steptune.tuner.estimates import log_rate, log_ratio, units_per_s
+from steptune.tuner.records import Decision, Purpose, SampleUnit, Trial, TrialResult, TrialState
 
 COLUMNS = ("number", "trial_id", "label", "candidate", "purpose", "outcome", "gain", "units_per_s", "note")
 

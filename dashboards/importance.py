@@ -19,11 +19,11 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.effects import NORMAL_QUANTILE, Effects
-from dashboards.frames import rows_of
-from dashboards.sources import TrialSource
-from tuner.records import BASELINE, Candidate, choice_label
+from steptune.dashboards import theme, units
+from steptune.dashboards.effects import NORMAL_QUANTILE, Effects
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.sources import TrialSource
+from steptune.tuner.records import BASELINE, Candidate, choice_label
 
 TODAY = "as today"
 COLUMNS = ("strategy", "best", "worst", "ratio", "low", "high", "num_trials", "paired")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.trace_info import main_rank
-from tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
+from steptune.dashboards import theme, units
+from steptune.dashboards.trace_info import main_rank
+from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
 MAX_LANES = 24
 """More rows than this nobody tells apart."""

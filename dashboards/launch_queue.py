@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme
-from tuner.trace_records import RankAnalysis
+from steptune.dashboards import theme
+from steptune.tuner.trace_records import RankAnalysis
 
 LINES = (theme.GOOD, theme.BAD, "#00566e", theme.NEUTRAL)
 MAX_STREAMS = len(LINES)

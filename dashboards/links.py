@@ -7,11 +7,11 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from tuner.network.collective_costs import ALL_REDUCE, bus_bytes_per_s, ring_ns
-from tuner.network.finding import Level
-from tuner.network.rank_order import examine_order
-from tuner.records import CollectiveTiming, Link, Topology
+from steptune.dashboards import theme, units
+from steptune.tuner.network.collective_costs import ALL_REDUCE, bus_bytes_per_s, ring_ns
+from steptune.tuner.network.finding import Level
+from steptune.tuner.network.rank_order import examine_order
+from steptune.tuner.records import CollectiveTiming, Link, Topology
 
 COLUMNS = ("link", "collective", "message_bytes", "duration_ns", "bus_bytes_per_s", "fitted_bus_bytes_per_s")
 LINE = ALL_REDUCE

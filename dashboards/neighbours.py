@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.effects import Effects
-from dashboards.frames import rows_of
-from dashboards.history import LOOKS
-from dashboards.sources import TrialSource
-from dashboards.starts import leading_candidate
-from tuner.records import Candidate, choice_label
+from steptune.dashboards import theme, units
+from steptune.dashboards.effects import Effects
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.history import LOOKS
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.starts import leading_candidate
+from steptune.tuner.records import Candidate, choice_label
 
 COLUMNS = ("strategy", "here", "there", "ratio", "low", "high", "outcome", "num_starts")
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from dashboards.site import STANDALONE, Site
-from dashboards.sources import TrialSource, snapshot
-from dashboards.starts import leading_candidate, reference_results
-from dashboards.study_page import study_context
-from dashboards.templating import render
-from dashboards.trial_page import SCRIPTS, TrialPageSource, trial_context
-from tuner.records import Trial
+from steptune.dashboards.site import STANDALONE, Site
+from steptune.dashboards.sources import TrialSource, snapshot
+from steptune.dashboards.starts import leading_candidate, reference_results
+from steptune.dashboards.study_page import study_context
+from steptune.dashboards.templating import render
+from steptune.dashboards.trial_page import SCRIPTS, TrialPageSource, trial_context
+from steptune.tuner.records import Trial
 
 MAX_TRIALS = 6
 """Pages of trials in a report: each may be as large as the rest of it."""

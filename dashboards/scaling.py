@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.frames import rows_of
-from dashboards.templating import figures_json
-from tuner.prediction.forecast import Extrapolation
-from tuner.records import SampleUnit
+from steptune.dashboards import theme, units
+from steptune.dashboards.frames import rows_of
+from steptune.dashboards.templating import figures_json
+from steptune.tuner.prediction.forecast import Extrapolation
+from steptune.tuner.records import SampleUnit
 
 COLUMNS = ("family", "label", "num_hosts", "num_ranks", "step_ms", "units_per_s", "efficiency")
 WAY_COLUMNS = ("label", "family", "step_ns", "exposed_ns", "units_per_s", "efficiency", "numerics")

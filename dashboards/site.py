@@ -64,12 +64,12 @@ STANDALONE = Site(standalone=True)
 @functools.cache
 def asset_text(name: str) -> str:
     """The content of a file of `dashboards/static`."""
-    return resources.files("dashboards").joinpath("static", name).read_text(encoding="utf-8")
+    return resources.files("steptune.dashboards").joinpath("static", name).read_text(encoding="utf-8")
 
 
 @functools.cache
 def asset_names() -> tuple[str, ...]:
-    files = resources.files("dashboards").joinpath("static").iterdir()
+    files = resources.files("steptune.dashboards").joinpath("static").iterdir()
     return tuple(sorted(file.name for file in files if file.is_file()))
 
 

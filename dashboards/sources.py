@@ -1,4 +1,4 @@
-"""Where pages read from. A `tuner.protocols.StudyStore` is one; so is anything else with these methods."""
+"""Where pages read from. A `steptune.tuner.protocols.StudyStore` is one; so is anything else with these methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tuner.records import Decision, Recommendation, Study, Trial
+from steptune.tuner.records import Decision, Recommendation, Study, Trial
 
 
 class TrialSource(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboards.sources import TrialSource
-from tuner.records import Candidate, Purpose, Trial, TrialResult
+from steptune.dashboards.sources import TrialSource
+from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult
 
 TODAY, RECOMMENDED, BEST_SO_FAR = "today", "recommended", "best so far"
 

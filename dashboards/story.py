@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 
-from dashboards import units
-from dashboards.sources import TrialSource
-from tuner.records import Decision, choice_label
+from steptune.dashboards import units
+from steptune.dashboards.sources import TrialSource
+from steptune.tuner.records import Decision, choice_label
 
 TRIED_COLUMNS = ("number", "stage", "changed", "verdict", "limit", "gain", "low", "high", "trial_ids", "reason")
 NOT_TRIED_COLUMNS = ("strategy", "choices", "reason")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dashboards import units
+from steptune.dashboards import units
 
 
 class ListedStudy(NamedTuple):

@@ -8,28 +8,28 @@ from typing import Any, NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from dashboards.breakdown import get_breakdown_info, get_comparison_info, plot_breakdown
-from dashboards.candidates import OUT_OF_MEMORY, get_candidates_info, plot_memory
-from dashboards.contributions import get_contributions_info
-from dashboards.convergence import get_convergence_info, plot_convergence
-from dashboards.effects import Effects
-from dashboards.epochs import get_epoch_info
-from dashboards.gains import get_gains_info, plot_gains
-from dashboards.headline import get_headline_info
-from dashboards.history import LOOKS, get_history_info, plot_history
-from dashboards.importance import METHOD, get_importance_info, plot_importance
-from dashboards.links import LinksInfo, get_links_info, plot_links
-from dashboards.neighbours import get_neighbours_info, plot_neighbours
-from dashboards.site import Site, data_url
-from dashboards.sources import TrialSource, snapshot
-from dashboards.starts import TODAY, leading_candidate, reference_results, results
-from dashboards.story import get_not_tried_info, get_tried_info
-from dashboards.templating import figures_json
-from tuner.errors import ChoiceError
-from tuner.export import EXPORTERS, Exporter
-from tuner.export.study_formats import STUDY_FORMATS
-from tuner.records import (
+from steptune.dashboards import theme, units
+from steptune.dashboards.breakdown import get_breakdown_info, get_comparison_info, plot_breakdown
+from steptune.dashboards.candidates import OUT_OF_MEMORY, get_candidates_info, plot_memory
+from steptune.dashboards.contributions import get_contributions_info
+from steptune.dashboards.convergence import get_convergence_info, plot_convergence
+from steptune.dashboards.effects import Effects
+from steptune.dashboards.epochs import get_epoch_info
+from steptune.dashboards.gains import get_gains_info, plot_gains
+from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.history import LOOKS, get_history_info, plot_history
+from steptune.dashboards.importance import METHOD, get_importance_info, plot_importance
+from steptune.dashboards.links import LinksInfo, get_links_info, plot_links
+from steptune.dashboards.neighbours import get_neighbours_info, plot_neighbours
+from steptune.dashboards.site import Site, data_url
+from steptune.dashboards.sources import TrialSource, snapshot
+from steptune.dashboards.starts import TODAY, leading_candidate, reference_results, results
+from steptune.dashboards.story import get_not_tried_info, get_tried_info
+from steptune.dashboards.templating import figures_json
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.export import EXPORTERS, Exporter
+from steptune.tuner.export.study_formats import STUDY_FORMATS
+from steptune.tuner.records import (
     Candidate,
     Choice,
     Finding,
@@ -42,7 +42,7 @@ from tuner.records import (
     Trial,
     choice_label,
 )
-from tuner.strategies import strategy_named
+from steptune.tuner.strategies import strategy_named
 
 NUMERICS: dict[str, str] = {
     Numerics.EXACT: "bit for bit the same",

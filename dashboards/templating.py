@@ -17,8 +17,8 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboards import theme, units
-from dashboards.site import Site, asset_text
+from steptune.dashboards import theme, units
+from steptune.dashboards.site import Site, asset_text
 
 
 def render(template: str, site: Site, **context: Any) -> str:
@@ -45,7 +45,7 @@ def figures_json(figures: Mapping[str, go.Figure]) -> dict[str, Markup]:
 def templates() -> jinja2.Environment:
     """The pages, with the filters that they use."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dashboards"),
+        loader=jinja2.PackageLoader("steptune.dashboards"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

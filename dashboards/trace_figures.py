@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from tuner.trace_records import MemoryStats
+from steptune.dashboards import theme, units
+from steptune.tuner.trace_records import MemoryStats
 
 
 def plot_steps(info: pd.DataFrame) -> go.Figure:

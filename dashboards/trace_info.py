@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from dashboards import theme, units
-from tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
-from tuner.profiling.diagnosis import RULES, busiest
-from tuner.profiling.rank_comparison import late_part, straggler
-from tuner.records import Breakdown
-from tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
+from steptune.dashboards import theme, units
+from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
+from steptune.tuner.profiling.diagnosis import RULES, busiest
+from steptune.tuner.profiling.rank_comparison import late_part, straggler
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
 
 LIMITS = {
     "input": "input: for {share} of it the device waits for data",

@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import units
-from dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
-from dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
-from dashboards.launch_queue import get_queue_info, plot_queue
-from dashboards.site import STANDALONE
-from dashboards.templating import figures_json, render
-from dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
-from dashboards.trace_info import (
+from steptune.dashboards import units
+from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
+from steptune.dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
+from steptune.dashboards.launch_queue import get_queue_info, plot_queue
+from steptune.dashboards.site import STANDALONE
+from steptune.dashboards.templating import figures_json, render
+from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
+from steptune.dashboards.trace_info import (
     get_findings_info,
     get_gaps_info,
     get_late_ns,
@@ -29,8 +29,8 @@ from dashboards.trace_info import (
     is_rescaled,
     main_rank,
 )
-from dashboards.treemap import get_treemap_info, plot_treemap
-from tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
+from steptune.dashboards.treemap import get_treemap_info, plot_treemap
+from steptune.tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
 
 SCRIPTS = ("lanes.js",)
 MAX_STEPS = 24

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme, units
-from tuner.profiling.categories import classify_operator
-from tuner.trace_records import RankAnalysis
+from steptune.dashboards import theme, units
+from steptune.tuner.profiling.categories import classify_operator
+from steptune.tuner.trace_records import RankAnalysis
 
 OTHER = "compute_other"
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dashboards import units
-from dashboards.headline import Fact
-from dashboards.windows import get_spread
-from tuner.estimates import units_per_s
-from tuner.records import Decision, FailureKind, Phase, SampleUnit, Trial, TrialResult, TrialState
+from steptune.dashboards import units
+from steptune.dashboards.headline import Fact
+from steptune.dashboards.windows import get_spread
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.records import Decision, FailureKind, Phase, SampleUnit, Trial, TrialResult, TrialState
 
 PHASES = {
     Phase.BUILD: "while it was built",

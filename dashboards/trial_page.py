@@ -8,15 +8,15 @@ from typing import Any, Protocol
 import plotly.graph_objects as go
 from msgspec.structs import replace
 
-from dashboards.compilation import compilation_sentence, get_compilation_info
-from dashboards.guard import get_guard_info, plot_guard
-from dashboards.sources import TrialSource
-from dashboards.templating import figures_json
-from dashboards.trace_page import trace_context, trace_figures
-from dashboards.trial_headline import get_trial_headline
-from dashboards.windows import get_spread, get_windows_info, plot_windows
-from tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
-from tuner.trace_records import RankAnalysis, TraceAnalysis
+from steptune.dashboards.compilation import compilation_sentence, get_compilation_info
+from steptune.dashboards.guard import get_guard_info, plot_guard
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.templating import figures_json
+from steptune.dashboards.trace_page import trace_context, trace_figures
+from steptune.dashboards.trial_headline import get_trial_headline
+from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
+from steptune.tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
+from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 
 SCRIPTS = ("live.js", "lanes.js", "trial.js")
 TOP = 20

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from tuner.records import Interval, Move, SampleUnit, choice_label
-from tuner.wording import counted as counted
+from steptune.tuner.records import Interval, Move, SampleUnit, choice_label
+from steptune.tuner.wording import counted as counted
 
 UNKNOWN = "unknown"
 _LAMBDAS = re.compile(r"\([^()]*\)(?=::\{lambda)|::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import theme
-from tuner.estimates import log_rate
-from tuner.records import TrialResult
+from steptune.dashboards import theme
+from steptune.tuner.estimates import log_rate
+from steptune.tuner.records import TrialResult
 
 COLUMNS = ("number", "round", "num_steps", "step_ms", "p20_ms", "p50_ms", "p80_ms", "rate", "foreign", "queue", "void")
 

@@ -21,17 +21,17 @@ import msgspec
 import typer
 from pydantic_core import PydanticUndefined
 
-import tuner.errors
-from service.app import create_app
-from service.cli.console import INTERRUPTED
-from service.cli.main import USER_ERROR, app
-from service.probing import workload_with_everything
-from service.settings import Settings
-from tuner.profiling.categories import CATEGORIES, GROUPS
-from tuner.profiling.compile_findings import COMPILE_RULES
-from tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rule
-from tuner.profiling.quality import PROBLEMS
-from tuner.records import (
+import steptune.tuner.errors
+from steptune.service.app import create_app
+from steptune.service.cli.console import INTERRUPTED
+from steptune.service.cli.main import USER_ERROR, app
+from steptune.service.probing import workload_with_everything
+from steptune.service.settings import Settings
+from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
+from steptune.tuner.profiling.compile_findings import COMPILE_RULES
+from steptune.tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rule
+from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.records import (
     Choice,
     Device,
     Environment,
@@ -40,8 +40,8 @@ from tuner.records import (
     Scalar,
     choice_label,
 )
-from tuner.strategies import STRATEGIES, Strategy, Unsupported
-from tuner.strategies.composition import CONFLICTS, MEANINGLESS, TOGETHER
+from steptune.tuner.strategies import STRATEGIES, Strategy, Unsupported
+from steptune.tuner.strategies.composition import CONFLICTS, MEANINGLESS, TOGETHER
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `python docs/generate.py` from the code. Change that, then run it again. -->"
@@ -233,8 +233,8 @@ def errors() -> str:
     _same("FAILURES", FAILURES, FailureKind)
     classes = [
         value
-        for value in vars(tuner.errors).values()
-        if inspect.isclass(value) and issubclass(value, tuner.errors.SteptuneError)
+        for value in vars(steptune.tuner.errors).values()
+        if inspect.isclass(value) and issubclass(value, steptune.tuner.errors.SteptuneError)
     ]
     rows = [(f"`{c.__name__}`", f"`{c.__bases__[0].__name__}`", _summary(c), str(USER_ERROR)) for c in classes]
     return "\n".join(

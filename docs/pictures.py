@@ -17,9 +17,9 @@ from pathlib import Path
 import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
-from service.app import create_app
-from service.settings import Settings
-from service.store import SqlStudyStore
+from steptune.service.app import create_app
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH, HEIGHT = 1180, 860

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import tuner
+import steptune
 
 MODULES = (
     "ast",
@@ -104,7 +104,7 @@ def standard_library_definitions() -> list[str]:
     return [text for text in texts if len(text) >= MIN_LENGTH]
 
 
-class CharGPT(tuner.Workload):
+class CharGPT(steptune.Workload):
     """Tokens are characters; the loss is their mean, padding left out."""
 
     global_batch = 8

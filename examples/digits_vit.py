@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-import tuner
+import steptune
 
 
 class Block(nn.Module):
@@ -68,7 +68,7 @@ class Digits(torch.utils.data.Dataset):
         return torch.roll(self.images[index], shift, dims=(1, 2)), self.labels[index]
 
 
-class DigitsViT(tuner.Workload):
+class DigitsViT(steptune.Workload):
     """What Steptune tunes: model, data, loss, optimizer."""
 
     global_batch = 64

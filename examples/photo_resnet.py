@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 from torch import nn
 
-import tuner
+import steptune
 
 NUM_FILES = 512
 CROP = 400
@@ -82,7 +82,7 @@ class Photos(torch.utils.data.Dataset):
         return self.augment(self.load(index))
 
 
-class PhotoResNet(tuner.Workload):
+class PhotoResNet(steptune.Workload):
     """Which of the two photographs was a piece cut from?"""
 
     global_batch = 32

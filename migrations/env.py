@@ -1,16 +1,16 @@
-"""Runs revisions on the connection, and in the transaction, that `service.database.migrate` gives.
+"""Runs revisions on the connection, and in the transaction, that `steptune.service.database.migrate` gives.
 
 Revisions only go forward: to go back, one restores the copy made before the upgrade.
 """
 
 from alembic import context
 
-from service.models import Base
+from steptune.service.models import Base
 
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=Base.metadata,
-    transactional_ddl=True,  # SQLite's too, since `service.connections` begins its transactions itself
+    transactional_ddl=True,  # SQLite's too, since `steptune.service.connections` begins its transactions itself
     render_as_batch=True,  # SQLite cannot alter most things in place
 )
 with context.begin_transaction():

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-import tuner
-from service.access.authentication import Access
-from service.api import (
+import steptune
+from steptune.service.access.authentication import Access
+from steptune.service.api import (
     artifacts,
     audit,
     events,
@@ -24,19 +24,19 @@ from service.api import (
     users,
     workloads,
 )
-from service.api.access_middleware import AccessMiddleware
-from service.api.context import Services
-from service.api.metrics import Metrics
-from service.api.middleware import PREFIX, BodyLimitMiddleware, RequestMiddleware
-from service.api.openapi import document
-from service.api.problems import add_handlers
-from service.artifacts import open_artifacts
-from service.connections import create_engine_for
-from service.event_hub import EventHub
-from service.pages import ROUTERS
-from service.queue import open_queue
-from service.settings import Settings
-from service.uploads import UploadSpace
+from steptune.service.api.access_middleware import AccessMiddleware
+from steptune.service.api.context import Services
+from steptune.service.api.metrics import Metrics
+from steptune.service.api.middleware import PREFIX, BodyLimitMiddleware, RequestMiddleware
+from steptune.service.api.openapi import document
+from steptune.service.api.problems import add_handlers
+from steptune.service.artifacts import open_artifacts
+from steptune.service.connections import create_engine_for
+from steptune.service.event_hub import EventHub
+from steptune.service.pages import ROUTERS
+from steptune.service.queue import open_queue
+from steptune.service.settings import Settings
+from steptune.service.uploads import UploadSpace
 
 RESOURCES = (
     trials,
@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     engine = create_engine_for(settings.database_url)
     app = FastAPI(
         title="Steptune",
-        version=tuner.__version__,
+        version=steptune.__version__,
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
-from service.connections import FULL_ERRNOS
-from tuner.errors import ArchiveRefused, StorageFull, WorkloadRejected
+from steptune.service.connections import FULL_ERRNOS
+from steptune.tuner.errors import ArchiveRefused, StorageFull, WorkloadRejected
 
 _CHUNK_BYTES = 1 << 16
 _FREE_RATIO_BYTES = 1 << 20

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from dashboards.starts import leading_candidate
-from tuner.errors import StoreError
-from tuner.profiling.trial_comparison import compare_trials, different_hardware
-from tuner.protocols import StudyStore
-from tuner.records import Study, Trial
-from tuner.trace_records import Comparison
+from steptune.dashboards.starts import leading_candidate
+from steptune.tuner.errors import StoreError
+from steptune.tuner.profiling.trial_comparison import compare_trials, different_hardware
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Study, Trial
+from steptune.tuner.trace_records import Comparison
 
 
 def trial_in(store: StudyStore, study: Study, which: str) -> Trial:

@@ -19,8 +19,8 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, InvalidatePoolError, Pr
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from service.interrupts import held_back
-from tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
+from steptune.service.interrupts import held_back
+from steptune.tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for its turn; our transactions take milliseconds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
@@ -11,16 +10,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, func, inspect, select
 
-import service
-from service import advisory_locks
-from service.connections import create_engine_for, place_of, reading, writing
-from service.store import SqlStudyStore
-from tuner import __version__
-from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
+from steptune import __version__
+from steptune.service import advisory_locks
+from steptune.service.connections import create_engine_for, place_of, reading, writing
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
+from steptune.tuner.installation import PACKAGE
 
 __all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
-MIGRATIONS = Path(service.__file__).parent.parent / "migrations"
+MIGRATIONS = PACKAGE / "migrations"
 """Beside the package, in a checkout as in an installation."""
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from service.artifacts.retention import ENDED_STATES
-from service.connections import place_of, storage_errors, writing
-from service.fencing import database_now
-from service.models import QueueEntryRow, StudyRow
+from steptune.service.artifacts.retention import ENDED_STATES
+from steptune.service.connections import place_of, storage_errors, writing
+from steptune.service.fencing import database_now
+from steptune.service.models import QueueEntryRow, StudyRow
 
 
 def mark(engine: Engine, data_directory: Path, study_id: str) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 
-from dashboards import units
-from service.isolation import LEVELS, Unavailable
-from tuner.hardware import find_compiler, torch_version, usable_cores
-from tuner.records import Environment, Record
-from tuner.trials.connection import default_start_method
-from tuner.trials.contention import foreign_share, read_cpu
-from tuner.trials.runner import LocalRunner
+from steptune.dashboards import units
+from steptune.service.isolation import LEVELS, Unavailable
+from steptune.tuner.hardware import find_compiler, torch_version, usable_cores
+from steptune.tuner.records import Environment, Record
+from steptune.tuner.trials.connection import default_start_method
+from steptune.tuner.trials.contention import foreign_share, read_cpu
+from steptune.tuner.trials.runner import LocalRunner
 
 MIN_SHARED_MEMORY_BYTES = 256 << 20
 MIN_FREE_DISK_BYTES = 2 << 30

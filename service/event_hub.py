@@ -19,10 +19,10 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy import Engine
 
-from service.api.logs import LOGGER
-from service.queries import events as queries
-from service.queries.events import OwnedEvent
-from tuner.errors import StoreError
+from steptune.service.api.logs import LOGGER
+from steptune.service.queries import events as queries
+from steptune.service.queries.events import OwnedEvent
+from steptune.tuner.errors import StoreError
 
 GAP_PATIENCE_S = 2.0
 MAX_WAITING = 2_000

@@ -16,9 +16,9 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
-from service.models import QueueEntryRow
-from tuner.errors import LeaseLost
-from tuner.records import Record
+from steptune.service.models import QueueEntryRow
+from steptune.tuner.errors import LeaseLost
+from steptune.tuner.records import Record
 
 
 class Lease(Record):

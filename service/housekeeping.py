@@ -9,16 +9,16 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, CursorResult, Engine, delete
 
-from service.artifacts import ArtifactStore
-from service.artifacts.collection import collect_garbage
-from service.artifacts.retention import apply_quotas, release_traces
-from service.connections import reading, writing
-from service.directories import remove_directories
-from service.fencing import database_now
-from service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
-from service.queue import open_queue
-from service.settings import Settings
-from tuner.records import Record
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.artifacts.collection import collect_garbage
+from steptune.service.artifacts.retention import apply_quotas, release_traces
+from steptune.service.connections import reading, writing
+from steptune.service.directories import remove_directories
+from steptune.service.fencing import database_now
+from steptune.service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
+from steptune.service.queue import open_queue
+from steptune.service.settings import Settings
+from steptune.tuner.records import Record
 
 IDEMPOTENCY = timedelta(days=1)
 

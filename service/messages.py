@@ -5,7 +5,7 @@ A message may hold a stored record as JSON (`service.queries.stored`), so that i
 
 from __future__ import annotations
 
-from tuner.records import (
+from steptune.tuner.records import (
     Candidate,
     CollectiveStats,
     Decision,
@@ -30,7 +30,7 @@ from tuner.records import (
     Window,
     WorkloadFacts,
 )
-from tuner.trace_records import Timeline
+from steptune.tuner.trace_records import Timeline
 
 
 class StudySummary(Record):

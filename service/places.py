@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from tuner.hardware import allowed_cores
-from tuner.records import Record
+from steptune.tuner.hardware import allowed_cores
+from steptune.tuner.records import Record
 
 CORE = "core"
 CUDA = "cuda"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboards.starts import leading_candidate
-from service.comparing import trial_in
-from service.quantities import parse_bandwidth, parse_latency_ns
-from tuner.errors import ChoiceError
-from tuner.prediction.basis import basis_of, why_not_predicted
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.extrapolate import MAX_HOSTS, MAX_RANKS, checks_of, extrapolate
-from tuner.prediction.forecast import Extrapolation
-from tuner.prediction.links import between_link, inside_link
-from tuner.protocols import StudyStore
-from tuner.records import Study
-from tuner.strategies.composition import complete_choices
+from steptune.dashboards.starts import leading_candidate
+from steptune.service.comparing import trial_in
+from steptune.service.quantities import parse_bandwidth, parse_latency_ns
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.prediction.basis import basis_of, why_not_predicted
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.extrapolate import MAX_HOSTS, MAX_RANKS, checks_of, extrapolate
+from steptune.tuner.prediction.forecast import Extrapolation
+from steptune.tuner.prediction.links import between_link, inside_link
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Study
+from steptune.tuner.strategies.composition import complete_choices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from service.running import chosen_level, isolated_runner
-from service.settings import Settings
-from tuner.errors import ChoiceError
-from tuner.protocols import ProgressListener, StudyStore
-from tuner.records import (
+from steptune.service.running import chosen_level, isolated_runner
+from steptune.service.settings import Settings
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.protocols import ProgressListener, StudyStore
+from steptune.tuner.records import (
     DatasetFacts,
     Environment,
     ModelFacts,
@@ -18,8 +18,8 @@ from tuner.records import (
     Topology,
     WorkloadFacts,
 )
-from tuner.search.preparation import LONGEST_LINKS_S
-from tuner.workloads.reference import format_reference, parse_reference
+from steptune.tuner.search.preparation import LONGEST_LINKS_S
+from steptune.tuner.workloads.reference import format_reference, parse_reference
 
 
 def look_here(workload: str | None, device: str | None) -> tuple[Environment, WorkloadFacts]:

@@ -10,18 +10,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import units
-from dashboards.theme import category_colour, category_title
-from service.running import chosen_level, isolated_runner
-from service.settings import Settings
-from service.studies import compressed
-from tuner.errors import BaselineFailed
-from tuner.estimates import units_per_s
-from tuner.profiling.bounds import situation_of
-from tuner.profiling.categories import bottleneck
-from tuner.profiling.diagnosis import Evidence, diagnose
-from tuner.protocols import ProgressListener
-from tuner.records import (
+from steptune.dashboards import units
+from steptune.dashboards.theme import category_colour, category_title
+from steptune.service.running import chosen_level, isolated_runner
+from steptune.service.settings import Settings
+from steptune.service.studies import compressed
+from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.profiling.bounds import situation_of
+from steptune.tuner.profiling.categories import bottleneck
+from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.protocols import ProgressListener
+from steptune.tuner.records import (
     BASELINE,
     Breakdown,
     Finding,
@@ -32,11 +32,11 @@ from tuner.records import (
     TrialSpec,
     new_id,
 )
-from tuner.search.designer import why_not
-from tuner.strategies.composition import complete_choices, environment_variables
-from tuner.trials.study_files import StudyFiles
-from tuner.trials.untrusted import open_below
-from tuner.workloads.reference import format_reference, parse_reference
+from steptune.tuner.search.designer import why_not
+from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.untrusted import open_below
+from steptune.tuner.workloads.reference import format_reference, parse_reference
 
 BAR_WIDTH = 40
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tuner.records import Decision, Finding
-from tuner.search.view import StudyView
+from steptune.tuner.records import Decision, Finding
+from steptune.tuner.search.view import StudyView
 
 EVENT = "progress"
 RECENT_DECISIONS = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tuner.errors import BudgetError, ChoiceError
+from steptune.tuner.errors import BudgetError, ChoiceError
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _UNITS_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

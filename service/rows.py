@@ -9,8 +9,8 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from service.fencing import Lease
-from service.models import (
+from steptune.service.fencing import Lease
+from steptune.service.models import (
     ArtifactRow,
     BreakdownRow,
     CollectiveStatsRow,
@@ -30,7 +30,7 @@ from service.models import (
     WindowRow,
     WorkloadRow,
 )
-from tuner.records import (
+from steptune.tuner.records import (
     Artifact,
     Breakdown,
     Decision,
@@ -45,7 +45,7 @@ from tuner.records import (
     TrialState,
     WorkloadFacts,
 )
-from tuner.store_rules import decode, encode, number, parse_time
+from steptune.tuner.store_rules import decode, encode, number, parse_time
 
 ResultRow = WindowRow | BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | GuardCheckRow | FindingRow
 

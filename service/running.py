@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
-from service.isolation import Level, Resources, SandboxRequest, choose
-from service.isolation.devices import visible_gpus
-from service.places import VISIBLE_DEVICES
-from service.settings import Settings
-from tuner.errors import StorageFull
-from tuner.trials.runner import LocalRunner
-from tuner.trials.study_files import StudyFiles
+from steptune.service.isolation import Level, Resources, SandboxRequest, choose
+from steptune.service.isolation.devices import visible_gpus
+from steptune.service.places import VISIBLE_DEVICES
+from steptune.service.settings import Settings
+from steptune.tuner.errors import StorageFull
+from steptune.tuner.trials.runner import LocalRunner
+from steptune.tuner.trials.study_files import StudyFiles
 
 AT_HOME = "none"
 """The level of commands that a user types: it is their own code, their own machine, their own files."""

@@ -14,17 +14,17 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.engine import make_url
 
-from service.access.first_start import first_admin_token
-from service.access.open_access import check_loopback_only
-from service.api.logs import configure_logs
-from service.app import create_app
-from service.connections import create_engine_for
-from service.database import check_schema, open_engine
-from service.settings import Settings
-from service.worker.machine import WHOLE_GPUS
-from service.worker.supervisor import Supervisor
-from tuner.emulation import refuse_parts
-from tuner.errors import ChoiceError
+from steptune.service.access.first_start import first_admin_token
+from steptune.service.access.open_access import check_loopback_only
+from steptune.service.api.logs import configure_logs
+from steptune.service.app import create_app
+from steptune.service.connections import create_engine_for
+from steptune.service.database import check_schema, open_engine
+from steptune.service.settings import Settings
+from steptune.service.worker.machine import WHOLE_GPUS
+from steptune.service.worker.supervisor import Supervisor
+from steptune.tuner.emulation import refuse_parts
+from steptune.tuner.errors import ChoiceError
 
 BACKLOG = 2048
 """Connections that wait to be taken, as many as uvicorn itself would let."""
@@ -115,7 +115,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # whom to believe is for service.access.proxies to say
+        proxy_headers=False,  # whom to believe is for steptune.service.access.proxies to say
         timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
     )
 

@@ -9,10 +9,10 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
 
-from service.access.settings import AccessSettings
-from service.isolation.settings import IsolationSettings
-from service.worker.settings import QueueSettings
-from tuner.errors import ChoiceError
+from steptune.service.access.settings import AccessSettings
+from steptune.service.isolation.settings import IsolationSettings
+from steptune.service.worker.settings import QueueSettings
+from steptune.tuner.errors import ChoiceError
 
 
 class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):

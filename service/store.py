@@ -13,10 +13,10 @@ from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, true, u
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service import rows
-from service.connections import reading, writing
-from service.fencing import Lease, hold
-from service.models import (
+from steptune.service import rows
+from steptune.service.connections import reading, writing
+from steptune.service.fencing import Lease, hold
+from steptune.service.models import (
     ArtifactRow,
     Base,
     DecisionRow,
@@ -30,8 +30,8 @@ from service.models import (
     TrialAttemptRow,
     TrialRow,
 )
-from tuner import store_rules
-from tuner.records import (
+from steptune.tuner import store_rules
+from steptune.tuner.records import (
     Artifact,
     Decision,
     Event,
@@ -44,16 +44,16 @@ from tuner.records import (
     TrialResult,
     TrialState,
 )
-from tuner.store_rules import decode, encode
+from steptune.tuner.store_rules import decode, encode
 
 
 class SqlStudyStore:
-    """Studies in SQLite or PostgreSQL; see `tuner.protocols.StudyStore` for what each method does.
+    """Studies in SQLite or PostgreSQL; see `steptune.tuner.protocols.StudyStore` for what each method does.
 
     Threads and processes may write at the same time.
 
     Args:
-        engine: From `service.database.create_engine_for`, its schema checked; closed with the store.
+        engine: From `steptune.service.database.create_engine_for`, its schema checked; closed with the store.
         lease: Of the worker that writes: what it writes to its study is refused with LeaseLost once the lease is over.
             Without one, anybody may write: the command line, which asks the queue first.
     """

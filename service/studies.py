@@ -13,28 +13,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import tuner
-from dashboards.report import render_report
-from dashboards.trial_page import TrialPageSource
-from service.artifacts import ArtifactStore, open_artifacts
-from service.artifacts.retention import KEPT_VERDICTS, trace_kind
-from service.connections import FULL_ERRNOS
-from service.isolation import Level
-from service.places import this_place
-from service.running import chosen_level, isolated_runner
-from service.settings import Settings
-from tuner.errors import RunnerError, StorageFull, StoreError
-from tuner.export import OWN
-from tuner.protocols import StudyStore
-from tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
-from tuner.search.driver import StudyDriver
-from tuner.search.space import check_names
-from tuner.search.view import StudyView
-from tuner.trials.runner import LocalRunner
-from tuner.trials.study_files import StudyFiles
-from tuner.trials.untrusted import open_below
-from tuner.workloads.reference import format_reference, parse_reference, source_digest
-from tuner.workloads.zoo import zoo_entry
+import steptune
+from steptune.dashboards.report import render_report
+from steptune.dashboards.trial_page import TrialPageSource
+from steptune.service.artifacts import ArtifactStore, open_artifacts
+from steptune.service.artifacts.retention import KEPT_VERDICTS, trace_kind
+from steptune.service.connections import FULL_ERRNOS
+from steptune.service.isolation import Level
+from steptune.service.places import this_place
+from steptune.service.running import chosen_level, isolated_runner
+from steptune.service.settings import Settings
+from steptune.tuner.errors import RunnerError, StorageFull, StoreError
+from steptune.tuner.export import OWN
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.space import check_names
+from steptune.tuner.search.view import StudyView
+from steptune.tuner.trials.runner import LocalRunner
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.untrusted import open_below
+from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
+from steptune.tuner.workloads.zoo import zoo_entry
 
 REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0
@@ -77,7 +77,7 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
         created_at=datetime.now(UTC).isoformat(),
         directory=str(directory),
         source_digest=source_digest(reference),
-        steptune_version=tuner.__version__,
+        steptune_version=steptune.__version__,
     )
     store.create_study(study)
     return study

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-import tuner
-from tuner.errors import WorkloadRejected
-from tuner.records import Study, StudySettings
-from tuner.workloads.reference import format_reference, parse_reference, source_digest
-from tuner.workloads.zoo import zoo_entry
+import steptune
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import Study, StudySettings
+from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
+from steptune.tuner.workloads.zoo import zoo_entry
 
 
 def checked_reference(text: str) -> str:
@@ -46,5 +46,5 @@ def new_study(
         created_at=datetime.now(UTC).isoformat(),
         directory=str((data_directory / "studies" / study_id).absolute()),
         source_digest=digest,
-        steptune_version=tuner.__version__,
+        steptune_version=steptune.__version__,
     )

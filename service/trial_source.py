@@ -6,13 +6,13 @@ import gzip
 
 import msgspec
 
-from service.artifacts import ArtifactStore
-from service.artifacts.store import ArtifactGone
-from service.messages import ArtifactInfo
-from service.queries import outcomes
-from service.store import SqlStudyStore
-from tuner.records import Decision, Recommendation, Study, Trial
-from tuner.trace_records import TraceAnalysis
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.artifacts.store import ArtifactGone
+from steptune.service.messages import ArtifactInfo
+from steptune.service.queries import outcomes
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import Decision, Recommendation, Study, Trial
+from steptune.tuner.trace_records import TraceAnalysis
 
 MAX_ANALYSIS_BYTES = 64 << 20
 """A trial writes it, and what a trial runs is not to be trusted."""
@@ -21,7 +21,7 @@ _MAX_KINDS = 1000
 
 
 class KeptTrials:
-    """A `dashboards.trial_page.TrialPageSource`."""
+    """A `steptune.dashboards.trial_page.TrialPageSource`."""
 
     def __init__(self, store: SqlStudyStore, artifacts: ArtifactStore) -> None:
         self._store = store

@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import BoundedSemaphore
 from typing import BinaryIO
 
-from service.archives import DEFAULT_LIMITS, check_source_size, checked_parts, find_workloads, unpack
-from service.connections import storage_errors
-from tuner.errors import WorkloadError, WorkloadRejected
-from tuner.workloads.reference import parse_reference
+from steptune.service.archives import DEFAULT_LIMITS, check_source_size, checked_parts, find_workloads, unpack
+from steptune.service.connections import storage_errors
+from steptune.tuner.errors import WorkloadError, WorkloadRejected
+from steptune.tuner.workloads.reference import parse_reference
 
 _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 _SHOWN = 10

@@ -10,13 +10,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from dashboards import units
-from service.settings import Settings
-from service.studies import check_unchanged, local_runner
-from tuner.protocols import Progress
-from tuner.records import Candidate, Recommendation, Study
-from tuner.search.verification import Verification, verify
-from tuner.strategies.composition import complete_choices
+from steptune.dashboards import units
+from steptune.service.settings import Settings
+from steptune.service.studies import check_unchanged, local_runner
+from steptune.tuner.protocols import Progress
+from steptune.tuner.records import Candidate, Recommendation, Study
+from steptune.tuner.search.verification import Verification, verify
+from steptune.tuner.strategies.composition import complete_choices
 
 SHOWN_STEPS = 8
 

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from service.access.authentication import Access
-from service.access.scopes import Scope
-from service.access.settings import AccessSettings
-from service.access.users import User
-from service.app import create_app
-from service.settings import Settings
+from steptune.service.access.authentication import Access
+from steptune.service.access.scopes import Scope
+from steptune.service.access.settings import AccessSettings
+from steptune.service.access.users import User
+from steptune.service.app import create_app
+from steptune.service.settings import Settings
 
 BEGINNING = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HTTPS = "https://tune.example.org"
@@ -106,8 +106,8 @@ def bearer(token: str) -> dict[str, str]:
 
 def texts_of(engine: Engine) -> Iterator[str]:
     """Every text in every table."""
-    from service.connections import reading
-    from service.models import Base
+    from steptune.service.connections import reading
+    from steptune.service.models import Base
 
     with reading(engine) as session:
         for table in Base.metadata.sorted_tables:

@@ -5,9 +5,9 @@ from typing import Any
 
 from trace_events import Event, copy, launched, note, operator, runtime, step, write_trace
 
-from tuner.profiling.categories import CATEGORIES
-from tuner.records import Breakdown, CaptureQuality, GapSite, KernelStats
-from tuner.trace_records import GapStats, RankAnalysis, TraceAnalysis
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.records import Breakdown, CaptureQuality, GapSite, KernelStats
+from steptune.tuner.trace_records import GapStats, RankAnalysis, TraceAnalysis
 
 STEP_US = 1000
 GEMM, ADAM = "ampere_sgemm_128x64_nn", "multi_tensor_apply_kernel<FusedAdam>"

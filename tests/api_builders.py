@@ -18,15 +18,15 @@ from msgspec.structs import replace
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from service.access.scopes import Scope
-from service.api.context import Services
-from service.app import create_app
-from service.connections import writing
-from service.database import migrate
-from service.models import QueueEntryRow, StudyRow
-from service.settings import Settings
-from service.store import SqlStudyStore
-from tuner.records import StudyState, Trial, TrialState, new_id
+from steptune.service.access.scopes import Scope
+from steptune.service.api.context import Services
+from steptune.service.app import create_app
+from steptune.service.connections import writing
+from steptune.service.database import migrate
+from steptune.service.models import QueueEntryRow, StudyRow
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import StudyState, Trial, TrialState, new_id
 
 API = "/api/v1"
 TIMELINE = [{"rank": 0, "device": "cuda:0", "step_boundaries_ns": [0, 9], "end_ns": [9], "time_ns": [{"compute": 9}]}]

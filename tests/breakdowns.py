@@ -1,11 +1,11 @@
 """The breakdowns of a trace that was read, without the rest of its analysis."""
 
-from tuner.profiling.breakdown import breakdown_of
-from tuner.profiling.capture import link
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
-from tuner.profiling.trace import Trace
-from tuner.records import Breakdown
+from steptune.tuner.profiling.breakdown import breakdown_of
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.trace import Trace
+from steptune.tuner.records import Breakdown
 
 
 def analyse(trace: Trace, unprofiled_step_time_ns: int | None = None) -> tuple[Breakdown, ...]:

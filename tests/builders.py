@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tuner.records import (
+from steptune.tuner.records import (
     Alternative,
     Breakdown,
     Calibration,

@@ -34,14 +34,14 @@ from marked import VARIABLE, left_in, marked, new_mark, wait_until
 from postgres import PostgresServer, running_server
 from sqlalchemy import func, select
 
-from service.connections import create_engine_for, reading
-from service.database import migrate
-from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, TrialAttemptRow, TrialRow
-from service.queue import StudyQueue
-from service.submission import new_study
-from tuner.errors import StateConflict, StoreUnavailable
-from tuner.hardware import cpu_name
-from tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
+from steptune.service.connections import create_engine_for, reading
+from steptune.service.database import migrate
+from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, TrialAttemptRow, TrialRow
+from steptune.service.queue import StudyQueue
+from steptune.service.submission import new_study
+from steptune.tuner.errors import StateConflict, StoreUnavailable
+from steptune.tuner.hardware import cpu_name
+from steptune.tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
 
 ROOT = Path(__file__).parents[1]
 WORKLOAD = "zoo:synthetic?batch=4&load_ms=1&compute_ms=1&length=64"
@@ -136,10 +136,10 @@ class Service:
             "drain_s": 1,
         }
         variables = {f"STEPTUNE_{key.upper()}": str(value) for key, value in settings.items()}
-        own = {VARIABLE: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
+        own = {VARIABLE: self.mark, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(self.temporary)}
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "service.cli.main", *arguments],
+                [sys.executable, "-m", "steptune", *arguments],
                 cwd=self.folder,
                 env={**os.environ, **own, **variables},
                 stdout=log,
@@ -173,7 +173,7 @@ class Service:
                 continue
             if process.pid in workers:
                 found["worker"].append(process.pid)
-            elif "tuner.trials.server" in command:
+            elif "steptune.tuner.trials.server" in command:
                 found["server" if parent in workers else "rank"].append(process.pid)
         return {kind: pids for kind, pids in found.items() if pids}
 

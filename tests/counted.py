@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from live_bytes import LiveBytes
 from rank_jobs import build
 
-from tuner.records import Choice
-from tuner.workloads.loading import load_workload
+from steptune.tuner.records import Choice
+from steptune.tuner.workloads.loading import load_workload
 
 
 @dataclass(frozen=True, kw_only=True)

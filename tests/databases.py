@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.database import migrate
+from steptune.service.database import migrate
 
 
 @pytest.fixture(scope="session")

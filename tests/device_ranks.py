@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.emulation import HOSTS_VARIABLE, ranks_per_device
-from tuner.training.hosts import emulate_for_nccl
+from steptune.tuner.emulation import HOSTS_VARIABLE, ranks_per_device
+from steptune.tuner.training.hosts import emulate_for_nccl
 
 LOOPBACK = {
     "NCCL_SOCKET_IFNAME": "lo",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from report_builders import complete, cpu_hardware, make_recommendation
 
-from tuner.records import (
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Choice,
@@ -19,8 +19,8 @@ from tuner.records import (
     SampleUnit,
     WorkloadFacts,
 )
-from tuner.strategies import STRATEGIES, Supported, strategy_named
-from tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies import STRATEGIES, Supported, strategy_named
+from steptune.tuner.strategies.composition import conflict, normalise
 
 
 def gpu_hardware(count: int = 1) -> HardwareProfile:

@@ -16,9 +16,9 @@ from typing import Any
 from builders import sample_environment, sample_facts
 from msgspec.structs import replace
 
-from tuner.memory_store import MemoryStudyStore
-from tuner.profiling.categories import Category
-from tuner.records import (
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import (
     Breakdown,
     Calibration,
     Candidate,
@@ -41,8 +41,8 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.search.driver import StudyDriver
-from tuner.trials.fake import known_breakdown, known_window
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.trials.fake import known_breakdown, known_window
 
 C = Category
 Choices = Mapping[str, Choice]

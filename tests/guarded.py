@@ -13,20 +13,20 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from tuner import Workload
-from tuner.records import Choice, GuardCheck
-from tuner.strategies import STRATEGIES
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.initial_state import build_initialised, save_initial_state
-from tuner.training.job import TrainingJob
-from tuner.training.plan import Plan
-from tuner.training.tensor_file import map_tensors
-from tuner.trials.disturbance import rounds_bias_corrections
-from tuner.trials.guard import GuardReference, Protocol, compare, run_protocol
-from tuner.trials.reference import ReferenceRequest, make_reference
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import draw_batches, save_batches
+from steptune import Workload
+from steptune.tuner.records import Choice, GuardCheck
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.initial_state import build_initialised, save_initial_state
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.training.tensor_file import map_tensors
+from steptune.tuner.trials.disturbance import rounds_bias_corrections
+from steptune.tuner.trials.guard import GuardReference, Protocol, compare, run_protocol
+from steptune.tuner.trials.reference import ReferenceRequest, make_reference
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.batches import draw_batches, save_batches
 
 FP32 = 2.0**-24
 BF16 = 2.0**-8

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import MissingDependency, PlatformError
-from tuner.network.emulated import emulated_hosts
+from steptune.tuner.errors import MissingDependency, PlatformError
+from steptune.tuner.network.emulated import emulated_hosts
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from trial_builders import Prepared, prepare
 
-from service.isolation import Available, Level, Resources, SandboxRequest, level_named
-from tuner.trials.study_files import StudyFiles
+from steptune.service.isolation import Available, Level, Resources, SandboxRequest, level_named
+from steptune.tuner.trials.study_files import StudyFiles
 
 NEEDED = ("bubblewrap",)
 """Levels that can be tried wherever the project's own CI runs."""

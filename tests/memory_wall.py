@@ -15,9 +15,9 @@ from gpu_model import C, Choices, GpuModel, studied
 from msgspec.structs import replace
 from ranks_model import RanksStep
 
-from tuner.errors import BaselineFailed
-from tuner.profiling.categories import Category
-from tuner.records import (
+from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import (
     Candidate,
     Choice,
     Failure,
@@ -33,10 +33,10 @@ from tuner.records import (
     UnitFacts,
     WorkloadFacts,
 )
-from tuner.search.driver import StudyDriver
-from tuner.search.rank_memory import held
-from tuner.search.space import Space
-from tuner.strategies import STRATEGIES
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.rank_memory import held
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies import STRATEGIES
 
 GB = 10**9
 KEPT = {None: 0.15, "attention": 0.25, "products": 0.55}

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from torch.utils.data import SequentialSampler
 
-from tuner.workloads.adapters.transformers import TransformersWorkload
-from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
+from steptune.tuner.workloads.adapters.transformers import TransformersWorkload
+from steptune.tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 16, "resid_pdrop": 0.0}

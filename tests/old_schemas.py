@@ -8,8 +8,8 @@ from typing import Any
 from alembic import command
 from sqlalchemy import DateTime, Engine, MetaData, func, select
 
-from service.connections import writing
-from service.database import _alembic_config
+from steptune.service.connections import writing
+from steptune.service.database import _alembic_config
 
 RELEASED = Path(__file__).parent / "released"
 REVISIONS = sorted(path.stem for path in RELEASED.glob("*.json"))

@@ -31,14 +31,14 @@ from report_builders import (
 )
 from sqlalchemy import update
 
-from service.app import create_app
-from service.connections import writing
-from service.models import QueueEntryRow, StudyRow
-from service.serving import Server
-from service.settings import Settings
-from service.store import SqlStudyStore
-from tuner.protocols import StudyStore
-from tuner.records import (
+from steptune.service.app import create_app
+from steptune.service.connections import writing
+from steptune.service.models import QueueEntryRow, StudyRow
+from steptune.service.serving import Server
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Decision,

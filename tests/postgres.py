@@ -138,7 +138,7 @@ def running_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A server with a migrated template."""
-    from service.database import migrate
+    from steptune.service.database import migrate
 
     with running_server() as server:
         migrate(server.create(TEMPLATE))

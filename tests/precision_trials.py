@@ -7,13 +7,13 @@ from typing import Any
 
 from trial_builders import QUICK, reference
 
-from tuner.records import BASELINE, Candidate, FailureKind, Purpose, TrialResult, TrialSpec, new_id
-from tuner.strategies import strategy_named
-from tuner.strategies.base import BF16_ROUNDOFF, FP16_ROUNDOFF, FP32_ROUNDOFF
-from tuner.strategies.composition import complete_choices
-from tuner.trials.guard import MAX_REPEATS, Protocol
-from tuner.trials.reference import ReferenceRequest
-from tuner.trials.runner import LocalRunner
+from steptune.tuner.records import BASELINE, Candidate, FailureKind, Purpose, TrialResult, TrialSpec, new_id
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP16_ROUNDOFF, FP32_ROUNDOFF
+from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.trials.guard import MAX_REPEATS, Protocol
+from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.runner import LocalRunner
 
 NUM_STEPS = 4
 LAST_IN_RANGE = 2

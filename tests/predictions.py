@@ -15,10 +15,10 @@ from builders import sample_facts
 from msgspec import structs
 from report_builders import cpu_hardware, make_result, make_study, make_windows
 
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.model import Model
-from tuner.prediction.step import UPDATE_BYTES, ComputeStep
-from tuner.records import (
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.model import Model
+from steptune.tuner.prediction.step import UPDATE_BYTES, ComputeStep
+from steptune.tuner.records import (
     Breakdown,
     Calibration,
     Candidate,
@@ -35,7 +35,7 @@ from tuner.records import (
     TrialResult,
     Window,
 )
-from tuner.strategies import STRATEGIES
+from steptune.tuner.strategies import STRATEGIES
 
 NVLINK = Link(kind="NV18", latency_ns=2_000, bytes_per_s=350e9, call_ns=15_000)
 """Bandwidth as nccl-tests show it on H200 without NVLS; latency and call as NCCL's usual ones."""

@@ -4,9 +4,9 @@ from typing import Any
 
 from builders import sample_environment, sample_facts
 
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
-from tuner.records import Breakdown, Calibration, CaptureQuality, Choice
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice
 
 STEP_NS = 1_000_000
 

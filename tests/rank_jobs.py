@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tuner.emulation import HOSTS_VARIABLE
-from tuner.records import Choice
-from tuner.strategies import STRATEGIES
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.trials.rank_device import rank_device
-from tuner.workloads.batches import EndlessBatches, draw_batches
-from tuner.workloads.workload import Workload
+from steptune.tuner.emulation import HOSTS_VARIABLE
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.workloads.batches import EndlessBatches, draw_batches
+from steptune.tuner.workloads.workload import Workload
 
 DEFAULTS: dict[str, Choice] = {s.name: dict(s.defaults) for s in STRATEGIES}
 

@@ -150,8 +150,8 @@ def _run(
 def _run_on_host(
     pipe: Any, device: str, networks: tuple[Path, ...], function: Any, args: Any, rank: int, *job: Any
 ) -> None:
-    from tuner.emulation import NETWORKS_VARIABLE
-    from tuner.trials.host_networks import enter_host_network
+    from steptune.tuner.emulation import NETWORKS_VARIABLE
+    from steptune.tuner.trials.host_networks import enter_host_network
 
     before = dict(os.environ)
     os.environ[NETWORKS_VARIABLE] = ",".join(map(str, networks))
@@ -170,7 +170,7 @@ def group(rank: int, num_ranks: int, store: str, device: str = "cpu") -> Iterato
     import torch.distributed as dist
     from torch._dynamo.utils import counters
 
-    from tuner.trials.rank_device import rank_device
+    from steptune.tuner.trials.rank_device import rank_device
 
     torch.manual_seed(0)
     torch._dynamo.reset()

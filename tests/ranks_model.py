@@ -12,13 +12,13 @@ import predictions
 from gpu_model import C, Choices, Step
 from msgspec.structs import replace
 
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.model import Model
-from tuner.prediction.step import UPDATE_BYTES, ComputeStep
-from tuner.prediction.timeline import Timeline
-from tuner.profiling.categories import Category
-from tuner.records import Choice, HardwareProfile, Link, ModelFacts, Topology, WorkloadFacts
-from tuner.strategies import strategy_named
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.model import Model
+from steptune.tuner.prediction.step import UPDATE_BYTES, ComputeStep
+from steptune.tuner.prediction.timeline import Timeline
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, HardwareProfile, Link, ModelFacts, Topology, WorkloadFacts
+from steptune.tuner.strategies import strategy_named
 
 OFFLOAD_BYTES_PER_S = 25e9
 MESH_FACTOR = 2.0

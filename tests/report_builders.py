@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import (
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import (
     BASELINE,
     Alternative,
     Breakdown,
@@ -46,7 +46,7 @@ from tuner.records import (
     Verdict,
     Window,
 )
-from tuner.strategies import STRATEGIES
+from steptune.tuner.strategies import STRATEGIES
 
 STUDY_ID = "01kg6p7c2qv8mwz0y4x9t3r5ab"
 BATCH = 32

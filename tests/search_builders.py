@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tuner.memory_store import MemoryStudyStore
-from tuner.profiling.categories import Category
-from tuner.records import (
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import (
     Candidate,
     Failure,
     FailureKind,
@@ -24,11 +24,11 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.search.designer import Designer
-from tuner.search.driver import StudyDriver
-from tuner.search.knowledge import Outcome
-from tuner.search.space import Space
-from tuner.trials.fake import SEPARABLE, FakeRunner, Surface
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.space import Space
+from steptune.tuner.trials.fake import SEPARABLE, FakeRunner, Surface
 
 CREATED_AT = "2026-11-21T10:00:00+00:00"
 NO_LIMIT_S = 1e9

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from marked import VARIABLE, marked, new_mark, wait_until
 
-from service.database import open_store
-from service.queue import QueueEntry, StudyQueue
-from service.settings import Settings
-from service.submission import new_study
-from tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
+from steptune.service.database import open_store
+from steptune.service.queue import QueueEntry, StudyQueue
+from steptune.service.settings import Settings
+from steptune.service.submission import new_study
+from steptune.tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
 
 ROOT = Path(__file__).parents[1]
 WORKLOAD = "zoo:synthetic?batch=4&load_ms=1&compute_ms=1&length=64"
@@ -41,14 +41,14 @@ class Site:
             **os.environ,
             **{f"STEPTUNE_{name.upper()}": str(value) for name, value in settings.items()},
             VARIABLE: self.mark,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             "TMPDIR": str(self.temporary),
         }
 
     def worker(self, *arguments: str, isolation: str = "none") -> subprocess.Popen[bytes]:
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli.main", "worker", "--isolation", isolation, *arguments],
+                [sys.executable, "-m", "steptune", "worker", "--isolation", isolation, *arguments],
                 cwd=self.folder,
                 env=self.environment(),
                 stdout=log,

@@ -18,9 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tuner.profiling import gaps, steps
-from tuner.profiling import regions as product
-from tuner.profiling.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel, classify_operator
+from steptune.tuner.profiling import gaps, steps
+from steptune.tuner.profiling import regions as product
+from steptune.tuner.profiling.categories import (
+    COMPUTE,
+    PRIORITY,
+    Category,
+    classify_copy,
+    classify_kernel,
+    classify_operator,
+)
 
 HOST_KINDS = ("cpu_op", "operator", "user_annotation")
 RUNTIME_KINDS = ("cuda_runtime", "cuda_driver", "runtime")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import SequentialSampler, TensorDataset
 
-import tuner
+import steptune
 
 NUM_SAMPLES = 32
 
@@ -56,7 +56,7 @@ def image_data(num_samples: int = NUM_SAMPLES) -> TensorDataset:
     return TensorDataset(images, torch.randint(4, (num_samples,), generator=generator))
 
 
-class Everything(tuner.Workload):
+class Everything(steptune.Workload):
     """Convolution, attention, repeated blocks, a splittable batch; samples in order, no dropout."""
 
     global_batch = 8
@@ -84,7 +84,7 @@ class Products(Everything):
         return nn.Sequential(nn.Flatten(), blocks, nn.Linear(192, 4, bias=False))
 
 
-class Line(tuner.Workload):
+class Line(steptune.Workload):
     """Least squares on a line: gradients that can be computed by hand."""
 
     global_batch = 4

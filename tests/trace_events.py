@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Trace
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Trace
 
 Event = dict[str, Any]
 MAIN, OTHER = 1, 2

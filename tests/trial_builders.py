@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tuner.protocols import ProgressListener
-from tuner.records import (
+from steptune.tuner.protocols import ProgressListener
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Deadlines,
@@ -19,10 +19,10 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.strategies.composition import complete_choices, environment_variables
-from tuner.trials.guard import Protocol
-from tuner.trials.reference import ReferenceRequest
-from tuner.trials.runner import LocalRunner
+from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.trials.guard import Protocol
+from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.runner import LocalRunner
 
 WORKLOADS = Path(__file__).parent / "workloads"
 QUICK = MeasureSettings(window_s=0.02, min_rounds=2, max_rounds=2, cap_s=0.5, foreign_cpu_share=1000.0)

@@ -1,34 +1,8 @@
-"""Steptune's engine: finds the fastest way to run one training step, proves it, explains it.
+"""The engine: it needs no database and no web server."""
 
-In a workload file:      `tuner.Workload`
-In a training script:    `tuner.apply(recommendation, workload)`, `tuner.launch_environment(recommendation)`
-Of traces one has:       `tuner.analyse_traces([Path("rank0.json.gz"), ...])`
-"""
+if __name__ == "tuner":  # a checkout's own folder answers to the old name where it is the working directory
+    from steptune._old_name import get_attribute as __getattr__  # noqa: F401
+    from steptune._old_name import hand_on
 
-from typing import TYPE_CHECKING, Any
-
-from tuner.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from tuner.export.apply import apply, launch_environment
-    from tuner.export.native import load_recommendation
-    from tuner.profiling.analysis import analyse_traces
-
-__version__ = "0.1.0"
-__all__ = ["Workload", "__version__", "analyse_traces", "apply", "launch_environment", "load_recommendation"]
-
-_LAZY = {
-    "analyse_traces": "tuner.profiling.analysis",
-    "apply": "tuner.export.apply",
-    "launch_environment": "tuner.export.apply",
-    "load_recommendation": "tuner.export.native",
-}
-"""Imported when first asked for: a workload file needs none of it."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'tuner' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    is_old_name = True
+    hand_on()

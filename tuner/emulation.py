@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tuner.errors import PlatformError
+from steptune.tuner.errors import PlatformError
 
 HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
 """So many hosts the ranks of this machine are taken to be on, in their order."""

@@ -26,7 +26,7 @@
 
 A message names what was violated, the value that was found, and the way out. `SteptuneError` is a
 `ValueError`, so that a script may treat it as one. Our own invariants are `assert`s, never these.
-Failures of a *trial* are results, not exceptions: see `tuner.records.Failure`.
+Failures of a *trial* are results, not exceptions: see `steptune.tuner.records.Failure`.
 """
 
 

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.records import TrialResult, Window
+from steptune.tuner.records import TrialResult, Window
 
 TRIM = 0.2
 """Share of the values left out at either end."""

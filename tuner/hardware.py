@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tuner.device_links import device_links
-from tuner.emulation import num_emulated_hosts, ranks_per_device, refuse_parts
-from tuner.errors import PlatformError
-from tuner.records import Calibration, Device, Environment, HardwareProfile
+from steptune.tuner.device_links import device_links
+from steptune.tuner.emulation import num_emulated_hosts, ranks_per_device, refuse_parts
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.records import Calibration, Device, Environment, HardwareProfile
 
 if TYPE_CHECKING:
     import torch

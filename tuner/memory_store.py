@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tuner import store_rules
-from tuner.records import (
+from steptune.tuner import store_rules
+from steptune.tuner.records import (
     Artifact,
     Decision,
     Event,
@@ -26,7 +26,7 @@ from tuner.records import (
     TrialResult,
     TrialState,
 )
-from tuner.store_rules import copy_of, number, parse_time
+from steptune.tuner.store_rules import copy_of, number, parse_time
 
 
 class MemoryStudyStore:

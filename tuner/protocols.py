@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tuner.records import (
+from steptune.tuner.records import (
     Artifact,
     Decision,
     Environment,
@@ -71,7 +71,7 @@ class TrialRunner(Protocol):
         ...
 
     def make_reference(self, request: Any) -> None:
-        """Makes the guard's reference (a `tuner.trials.reference.ReferenceRequest`).
+        """Makes the guard's reference (a `steptune.tuner.trials.reference.ReferenceRequest`).
 
         Raises:
             BaselineFailed: The reference configuration cannot be run.

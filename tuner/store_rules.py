@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import msgspec
 
-from tuner.errors import StoreError, StudyNotFound
-from tuner.records import Decision, Record, Trial, TrialResult, TrialState
+from steptune.tuner.errors import StoreError, StudyNotFound
+from steptune.tuner.records import Decision, Record, Trial, TrialResult, TrialState
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 

@@ -1,6 +1,6 @@
 """The records of a trace's analysis: everything that `steptune analyze` says, beside the breakdowns.
 
-Like `tuner.records`: frozen, keyword-only, plain data. Times are integer nanoseconds, over all profiled
+Like `steptune.tuner.records`: frozen, keyword-only, plain data. Times are integer nanoseconds, over all profiled
 steps of a rank unless a name says otherwise; moments count from the beginning of the first step.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from tuner.records import Breakdown, CollectiveStats, Finding, GapSite, KernelStats, Record
+from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite, KernelStats, Record
 
 
 class Gap(Record):

@@ -9,24 +9,23 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import tuner
+from steptune.tuner.installation import PACKAGE
 
-_OURS = Path(tuner.__file__).parent
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _PACKAGES = tuple({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
 
 
 def is_users(path: str) -> bool:
     """Whether a source file is neither Steptune's nor an installed library's."""
-    return not path.startswith("<") and not _is_under(path, (_OURS, _STANDARD_LIBRARY, *_PACKAGES))
+    return not path.startswith("<") and not _is_under(path, (PACKAGE, _STANDARD_LIBRARY, *_PACKAGES))
 
 
 def is_models(path: str) -> bool:
     """Whether a source file may define a model or a loss: the user's own, a ready workload, or a library of models."""
     if path.startswith("<"):
         return False
-    if _is_under(path, (_OURS,)):
-        return _is_under(path, (_OURS / "workloads",))
+    if _is_under(path, (PACKAGE,)):
+        return _is_under(path, (PACKAGE / "tuner" / "workloads",))
     if _is_under(path, _PACKAGES):
         return not _is_under(path, (_torch(),))
     return not _is_under(path, (_STANDARD_LIBRARY,))

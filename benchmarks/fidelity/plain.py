@@ -1,20 +1,20 @@
-"""A workload in a plain script: `tuner.apply` builds what the trials ran."""
+"""A workload in a plain script: `steptune.apply` builds what the trials ran."""
 
 import os
 import sys
 from pathlib import Path
 
-import tuner
+import steptune
 
 RECOMMENDATION, REFERENCE = Path(sys.argv[1]), sys.argv[2]
-os.environ.update(tuner.launch_environment(RECOMMENDATION))  # above `import torch`
+os.environ.update(steptune.launch_environment(RECOMMENDATION))  # above `import torch`
 
 from rates import report  # noqa: E402
 
-from tuner.workloads.loading import load_workload  # noqa: E402
+from steptune.tuner.workloads.loading import load_workload  # noqa: E402
 
 workload = load_workload(REFERENCE)
-job = tuner.apply(RECOMMENDATION, workload, directory=RECOMMENDATION.parent / "data-of-the-script")
+job = steptune.apply(RECOMMENDATION, workload, directory=RECOMMENDATION.parent / "data-of-the-script")
 
 
 def steps():

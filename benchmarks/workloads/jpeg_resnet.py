@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import nn
 
-import tuner
+import steptune
 
 QUALITY = 90
 
@@ -82,7 +82,7 @@ class JpegFiles(torch.utils.data.Dataset):
         return self.augment(self.load(index))
 
 
-class JpegResNet(tuner.Workload):
+class JpegResNet(steptune.Workload):
     """Fine or coarse?"""
 
     def __init__(self, files=1024, side=512, size=224, width=32, batch=64):
@@ -113,7 +113,7 @@ class JpegResNet(tuner.Workload):
         return torch.optim.SGD([p for _, p in named_parameters], lr=0.05, momentum=0.9)
 
 
-class ShortEpochs(tuner.Workload):
+class ShortEpochs(steptune.Workload):
     """A few small samples: an epoch takes a moment, and its workers start anew with each."""
 
     current = {"data_loading": {"num_workers": 4}}  # noqa: RUF012

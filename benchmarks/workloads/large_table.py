@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import tuner
+import steptune
 
 
-class LargeTable(tuner.Workload):
+class LargeTable(steptune.Workload):
     """Texts classified by the mean of their words' vectors. What else a model would compute is slept."""
 
     def __init__(self, words=4096, width=256, batch=8, compute_ms=5.0, texts=1024):

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import tuner
+import steptune
 
 
-class LaunchBound(tuner.Workload):
+class LaunchBound(steptune.Workload):
     """ResNet-50 with few images at a time, which lie in memory as bytes, so that little waits for data."""
 
     def __init__(self, batch=6, images=256, image_size=224, hidden_sizes="256,512,1024,2048", depths="3,4,6,3"):
@@ -53,7 +53,7 @@ class ResidualLayer(nn.Module):
         return x + self.scale * y
 
 
-class Rows(tuner.Workload):
+class Rows(steptune.Workload):
     """A deep residual network on few rows of a table: wide layers, each of many short operators."""
 
     def __init__(self, batch=32, rows=4096, columns=512, width=4096, depth=24):

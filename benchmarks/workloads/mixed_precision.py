@@ -1,6 +1,6 @@
 """Ready workloads as people train them on several GPUs today: under autocast to bfloat16, with a fused optimizer."""
 
-from tuner.workloads.zoo import zoo_entry
+from steptune.tuner.workloads.zoo import zoo_entry
 
 
 def mixed_precision(entry, **arguments):

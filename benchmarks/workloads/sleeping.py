@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-import tuner
+import steptune
 
 
 class _Sleep(torch.autograd.Function):
@@ -46,7 +46,7 @@ class _Model(nn.Module):
         return values
 
 
-class Sleeping(tuner.Workload):
+class Sleeping(steptune.Workload):
     """Equal blocks of one matrix; each sleeps in the forward pass and twice as long in the backward pass."""
 
     def __init__(self, batch=4, blocks=8, features=512, block_ms=3.0, length=4096):

@@ -5,6 +5,8 @@ Revises:
 Created: 2026-11-21
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -25,19 +27,19 @@ def upgrade() -> None:
     _create_artifacts_and_events()
 
 
-def _text(name: str, *, nullable: bool = False) -> sa.Column:
+def _text(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.Text(), nullable=nullable)
 
 
-def _int(name: str, *, nullable: bool = False) -> sa.Column:
+def _int(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.BigInteger(), nullable=nullable)
 
 
-def _float(name: str, *, nullable: bool = False) -> sa.Column:
+def _float(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.Double(), nullable=nullable)
 
 
-def _time(name: str, *, nullable: bool = False) -> sa.Column:
+def _time(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
 

@@ -5,6 +5,8 @@ Revises: 0001
 Created: 2026-11-21
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -36,15 +38,15 @@ def downgrade() -> None:
         op.drop_table(table)
 
 
-def _text(name: str) -> sa.Column:
+def _text(name: str) -> sa.Column[Any]:
     return sa.Column(name, sa.Text(), nullable=False)
 
 
-def _int(name: str) -> sa.Column:
+def _int(name: str) -> sa.Column[Any]:
     return sa.Column(name, sa.BigInteger(), nullable=False)
 
 
-def _create(table: str, *columns: sa.Column) -> None:
+def _create(table: str, *columns: sa.Column[Any]) -> None:
     op.create_table(
         table,
         _text("trial_id"),

@@ -5,6 +5,8 @@ Revises: 0002
 Created: 2026-11-21
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -30,19 +32,19 @@ def upgrade() -> None:
     _extend_studies()
 
 
-def _text(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column:
+def _text(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column[Any]:
     return sa.Column(name, sa.Text(), nullable=nullable, server_default=default)
 
 
-def _int(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column:
+def _int(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column[Any]:
     return sa.Column(name, sa.BigInteger(), nullable=nullable, server_default=default)
 
 
-def _float(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column:
+def _float(name: str, *, nullable: bool = False, default: str | None = None) -> sa.Column[Any]:
     return sa.Column(name, sa.Double(), nullable=nullable, server_default=default)
 
 
-def _time(name: str, *, nullable: bool = False) -> sa.Column:
+def _time(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Engine, select
 
-from service.access.principal import Principal
-from service.access.secrets import without_secrets
-from service.access.tokens import utc_now
-from service.connections import reading, writing
-from service.models import AuditRow
-from tuner.records import Record
+from steptune.service.access.principal import Principal
+from steptune.service.access.secrets import without_secrets
+from steptune.service.access.tokens import utc_now
+from steptune.service.connections import reading, writing
+from steptune.service.models import AuditRow
+from steptune.tuner.records import Record
 
 MAX_TEXT = 500
 """Of one text in a row: what a client sends must not make the log large."""

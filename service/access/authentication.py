@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
-from service.access.audit import AuditLog
-from service.access.cookies import SAFE_METHODS, session_cookie
-from service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
-from service.access.known import KnownTokens
-from service.access.logins import principal_named
-from service.access.open_access import check_host_header, local_principal
-from service.access.principal import Principal
-from service.access.proxies import Proxies
-from service.access.rate_limits import RateLimit, client_of
-from service.access.scopes import Scope, scopes_text
-from service.access.secrets import csrf_token_for, equal, parse_token
-from service.access.sessions import Login, SessionStore
-from service.access.settings import AccessSettings
-from service.access.tokens import TokenStore, utc_now
-from service.access.users import UserStore
+from steptune.service.access.audit import AuditLog
+from steptune.service.access.cookies import SAFE_METHODS, session_cookie
+from steptune.service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
+from steptune.service.access.known import KnownTokens
+from steptune.service.access.logins import principal_named
+from steptune.service.access.open_access import check_host_header, local_principal
+from steptune.service.access.principal import Principal
+from steptune.service.access.proxies import Proxies
+from steptune.service.access.rate_limits import RateLimit, client_of
+from steptune.service.access.scopes import Scope, scopes_text
+from steptune.service.access.secrets import csrf_token_for, equal, parse_token
+from steptune.service.access.sessions import Login, SessionStore
+from steptune.service.access.settings import AccessSettings
+from steptune.service.access.tokens import TokenStore, utc_now
+from steptune.service.access.users import UserStore
 
 if TYPE_CHECKING:
-    from service.access.oidc import OidcProvider
+    from steptune.service.access.oidc import OidcProvider
 
 NO_CREDENTIALS = "send a token as `Authorization: Bearer stp_…`, or log in at /login with a browser"
 
 
 class Access:
-    """All of access for one API process; `service.app` keeps it in `app.state.access`.
+    """All of access for one API process; `steptune.service.app` keeps it in `app.state.access`.
 
     Args:
         engine: Its schema checked.
@@ -166,7 +166,7 @@ class Access:
         Raises:
             MissingDependency: The extra `oidc` is not installed.
         """
-        from service.access.oidc import OidcProvider  # an extra: most services do without
+        from steptune.service.access.oidc import OidcProvider  # an extra: most services do without
 
         assert self.settings.oidc_issuer
         return OidcProvider(self.settings)

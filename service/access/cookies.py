@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from service.access.proxies import Proxies
+from steptune.service.access.proxies import Proxies
 
 SESSION = "steptune_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

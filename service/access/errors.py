@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.access.scopes import Scope
-from tuner.errors import SteptuneError
+from steptune.service.access.scopes import Scope
+from steptune.tuner.errors import SteptuneError
 
 REALM = 'Bearer realm="steptune"'
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine, func, select
 
-from service import advisory_locks
-from service.access.open_access import LOCAL_USER
-from service.access.scopes import Scope
-from service.access.tokens import issue_in
-from service.access.users import add_user
-from service.connections import writing
-from service.models import UserRow
+from steptune.service import advisory_locks
+from steptune.service.access.open_access import LOCAL_USER
+from steptune.service.access.scopes import Scope
+from steptune.service.access.tokens import issue_in
+from steptune.service.access.users import add_user
+from steptune.service.connections import writing
+from steptune.service.models import UserRow
 
 FIRST_ADMIN = "admin"
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from service.access.principal import Principal
-from service.access.secrets import BearerToken, equal, sha256
+from steptune.service.access.principal import Principal
+from steptune.service.access.secrets import BearerToken, equal, sha256
 
 MAX_KNOWN = 10_000
 

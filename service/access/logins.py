@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from service.access.errors import NameTaken, NotAuthenticated, NotFound
-from service.access.first_start import FIRST_ADMIN
-from service.access.open_access import LOCAL_USER
-from service.access.principal import Method, Principal
-from service.access.scopes import implied, parse_scopes
-from service.access.settings import AccessSettings
-from service.access.users import User, UserStore
-from tuner.errors import ChoiceError
+from steptune.service.access.errors import NameTaken, NotAuthenticated, NotFound
+from steptune.service.access.first_start import FIRST_ADMIN
+from steptune.service.access.open_access import LOCAL_USER
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import implied, parse_scopes
+from steptune.service.access.settings import AccessSettings
+from steptune.service.access.users import User, UserStore
+from steptune.tuner.errors import ChoiceError
 
 OWN_NAMES = (LOCAL_USER, FIRST_ADMIN)
 """Made by the service itself: who chooses such a name elsewhere must not become them."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 
-from service.access.errors import LoginFailed, NotAuthenticated
-from service.access.pending import PendingLogin
-from service.access.secrets import equal
-from service.access.settings import AccessSettings, is_private_enough
-from tuner.errors import MissingDependency
+from steptune.service.access.errors import LoginFailed, NotAuthenticated
+from steptune.service.access.pending import PendingLogin
+from steptune.service.access.secrets import equal
+from steptune.service.access.settings import AccessSettings, is_private_enough
+from steptune.tuner.errors import MissingDependency
 
 try:
     from authlib.integrations.base_client.errors import OAuthError

@@ -11,12 +11,12 @@ from contextlib import suppress
 from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
-from service.access.addresses import is_loopback
-from service.access.errors import HostRefused, NameTaken
-from service.access.principal import Method, Principal
-from service.access.scopes import ALL_SCOPES, Scope
-from service.access.users import UserStore
-from tuner.errors import ChoiceError
+from steptune.service.access.addresses import is_loopback
+from steptune.service.access.errors import HostRefused, NameTaken
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import ALL_SCOPES, Scope
+from steptune.service.access.users import UserStore
+from steptune.tuner.errors import ChoiceError
 
 LOCAL_USER = "local"
 """No login by proxy or OpenID Connect gives this name: it belongs to whoever sits at the machine."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from service.access.settings import AccessSettings
+from steptune.service.access.settings import AccessSettings
 
 log = logging.getLogger("steptune.access")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.artifacts.retention import user_artifact_bytes
-from service.models import UserRow
-from tuner.errors import QuotaExceeded
+from steptune.service.artifacts.retention import user_artifact_bytes
+from steptune.service.models import UserRow
+from steptune.tuner.errors import QuotaExceeded
 
 
 def check_artifact_bytes(session: Session, user_id: str, default_limit: int | None) -> None:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
-from service.access.errors import TooManyRequests
+from steptune.service.access.errors import TooManyRequests
 
 MAX_CLIENTS = 10_000
 """Buckets kept; the one unused for longest goes first, so that many clients cannot fill the memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from tuner.errors import ChoiceError
+from steptune.tuner.errors import ChoiceError
 
 
 class Scope(StrEnum):

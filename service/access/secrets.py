@@ -11,7 +11,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 
-from tuner.records import new_id
+from steptune.tuner.records import new_id
 
 PREFIX = "stp"
 _SECRET_BYTES = 20

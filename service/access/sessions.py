@@ -10,15 +10,15 @@ from typing import Any
 
 from sqlalchemy import Engine, Row, bindparam, delete, select, update
 
-from service.access.errors import NotAuthenticated
-from service.access.principal import Method, Principal
-from service.access.scopes import scopes_text
-from service.access.secrets import csrf_token_for, new_cookie, sha256
-from service.access.settings import AccessSettings
-from service.access.tokens import check_alive, effective_scopes, utc_now
-from service.connections import reading, writing
-from service.models import ApiTokenRow, BrowserSessionRow, UserRow
-from tuner.errors import StoreError
+from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import scopes_text
+from steptune.service.access.secrets import csrf_token_for, new_cookie, sha256
+from steptune.service.access.settings import AccessSettings
+from steptune.service.access.tokens import check_alive, effective_scopes, utc_now
+from steptune.service.connections import reading, writing
+from steptune.service.models import ApiTokenRow, BrowserSessionRow, UserRow
+from steptune.tuner.errors import StoreError
 
 EXTENDED_EVERY_S = 60.0
 """How exactly idleness is known: a request moves the end of a session no more often."""

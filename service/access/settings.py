@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from service.access.addresses import is_loopback
-from service.access.scopes import parse_scopes
+from steptune.service.access.addresses import is_loopback
+from steptune.service.access.scopes import parse_scopes
 
 
 class AccessSettings(BaseModel):

@@ -10,16 +10,16 @@ from typing import Any
 from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.access.errors import MissingScope, NotAuthenticated, NotFound
-from service.access.known import KnownTokens
-from service.access.principal import Method, Principal
-from service.access.scopes import Scope, implied, parse_scopes, scopes_text
-from service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
-from service.access.users import MAX_NAME, unknown_user
-from service.connections import querying, reading, writing
-from service.models import ApiTokenRow, UserRow
-from tuner.errors import ChoiceError, StoreError
-from tuner.records import Record
+from steptune.service.access.errors import MissingScope, NotAuthenticated, NotFound
+from steptune.service.access.known import KnownTokens
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import Scope, implied, parse_scopes, scopes_text
+from steptune.service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
+from steptune.service.access.users import MAX_NAME, unknown_user
+from steptune.service.connections import querying, reading, writing
+from steptune.service.models import ApiTokenRow, UserRow
+from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.records import Record
 
 LAST_USE_S = 60.0
 """How exactly the last use is known: it is written no more often, so that reads do not become writes."""

@@ -11,13 +11,13 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.access.errors import NameTaken, NotFound
-from service.access.known import KnownTokens
-from service.access.scopes import Scope, parse_scopes, scopes_text
-from service.connections import reading, writing
-from service.models import BrowserSessionRow, UserRow
-from tuner.errors import ChoiceError
-from tuner.records import Record, new_id
+from steptune.service.access.errors import NameTaken, NotFound
+from steptune.service.access.known import KnownTokens
+from steptune.service.access.scopes import Scope, parse_scopes, scopes_text
+from steptune.service.connections import reading, writing
+from steptune.service.models import BrowserSessionRow, UserRow
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import Record, new_id
 
 MAX_NAME = 200
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+( [^\s\x00-\x1f\x7f-\x9f]+)*")

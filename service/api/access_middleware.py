@@ -16,13 +16,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access.authentication import Access
-from service.access.cookies import SAFE_METHODS
-from service.access.errors import AccessError, HostRefused, NotAuthenticated, TooManyRequests
-from service.access.open_access import check_host_header
-from service.access.principal import Principal
-from service.api.problems import Refusal, problem_response
-from tuner.errors import StoreError
+from steptune.service.access.authentication import Access
+from steptune.service.access.cookies import SAFE_METHODS
+from steptune.service.access.errors import AccessError, HostRefused, NotAuthenticated, TooManyRequests
+from steptune.service.access.open_access import check_host_header
+from steptune.service.access.principal import Principal
+from steptune.service.api.problems import Refusal, problem_response
+from steptune.tuner.errors import StoreError
 
 log = logging.getLogger("steptune.access")
 

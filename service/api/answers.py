@@ -11,8 +11,8 @@ import msgspec
 from fastapi import Header, Request
 from fastapi.responses import Response
 
-from service.api.problems import Refusal
-from tuner.records import Record
+from steptune.service.api.problems import Refusal
+from steptune.tuner.records import Record
 
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="The ETag that was read: 412 if it was changed since.")

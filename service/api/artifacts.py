@@ -11,19 +11,19 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import answer, is_known
-from service.api.context import Services, StudyId, TrialId, services
-from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
-from service.api.ownership import check_study, check_trial
-from service.api.pagination import Paging
-from service.api.problems import Refusal, not_found
-from service.api.security import Requires
-from service.artifacts.retention import trace_kind
-from service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
-from service.queries import outcomes as queries
-from tuner.trace_records import Timeline
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import answer, is_known
+from steptune.service.api.context import Services, StudyId, TrialId, services
+from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
+from steptune.service.api.ownership import check_study, check_trial
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import Refusal, not_found
+from steptune.service.api.security import Requires
+from steptune.service.artifacts.retention import trace_kind
+from steptune.service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
+from steptune.service.queries import outcomes as queries
+from steptune.tuner.trace_records import Timeline
 
 _CHUNK_BYTES = 1 << 18
 FILES = ("application/octet-stream", "application/gzip")

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from service.access.audit import AuditEntry
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import answer
-from service.api.openapi import COMMON, returns, unchanged
-from service.api.pagination import Paging
-from service.api.security import RequestAccess, Requires
-from tuner.records import Record
+from steptune.service.access.audit import AuditEntry
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import answer
+from steptune.service.api.openapi import COMMON, returns, unchanged
+from steptune.service.api.pagination import Paging
+from steptune.service.api.security import RequestAccess, Requires
+from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/audit", tags=["audit"], responses=COMMON)
 

@@ -1,4 +1,4 @@
-"""What every endpoint has at hand, made once, by `service.app.create_app`."""
+"""What every endpoint has at hand, made once, by `steptune.service.app.create_app`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import Path, Request
 from sqlalchemy import Engine
 
-from service.api.metrics import Metrics
-from service.artifacts import ArtifactStore
-from service.event_hub import EventHub
-from service.queue import StudyQueue
-from service.settings import Settings
-from service.uploads import UploadSpace
+from steptune.service.api.metrics import Metrics
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.event_hub import EventHub
+from steptune.service.queue import StudyQueue
+from steptune.service.settings import Settings
+from steptune.service.uploads import UploadSpace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ def field_descriptions(documented: type) -> dict[str, str]:
     """Descriptions by field, those of base classes included."""
     found: dict[str, str] = {}
     for base in reversed(documented.__mro__):
-        if base.__module__.partition(".")[0] in ("tuner", "service"):
+        if base.__module__.partition(".")[0] == "steptune":
             found.update(_texts_below(base.__module__).get(base.__name__, {}))
             found.update(attributes_section(base.__doc__ or ""))
     return found

@@ -15,21 +15,21 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from service.access.authentication import Access
-from service.access.errors import AccessError
-from service.access.principal import Principal
-from service.access.scopes import Scope as AccessScope
-from service.api.answers import answer
-from service.api.context import Services, StudyId, services
-from service.api.openapi import COMMON, Responses, refuses, returns, unchanged
-from service.api.ownership import check_study
-from service.api.pagination import Page, Paging
-from service.api.problems import Refusal
-from service.api.security import Requires
-from service.event_hub import EventHub, Subscription
-from service.messages import EventPage
-from service.queries import events as queries
-from service.queries.events import OwnedEvent
+from steptune.service.access.authentication import Access
+from steptune.service.access.errors import AccessError
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope as AccessScope
+from steptune.service.api.answers import answer
+from steptune.service.api.context import Services, StudyId, services
+from steptune.service.api.openapi import COMMON, Responses, refuses, returns, unchanged
+from steptune.service.api.ownership import check_study
+from steptune.service.api.pagination import Page, Paging
+from steptune.service.api.problems import Refusal
+from steptune.service.api.security import Requires
+from steptune.service.event_hub import EventHub, Subscription
+from steptune.service.messages import EventPage
+from steptune.service.queries import events as queries
+from steptune.service.queries.events import OwnedEvent
 
 KEEP_ALIVE_S = 15.0
 SEND_TIMEOUT_S = 30.0

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import SecretStr
 
-from service.api.answers import answer
-from service.api.context import services
-from service.api.openapi import refuses, returns, returns_file
-from service.api.problems import Refusal
-from service.database import check_schema
-from service.messages import Health
-from tuner.errors import StoreError
+from steptune.service.api.answers import answer
+from steptune.service.api.context import services
+from steptune.service.api.openapi import refuses, returns, returns_file
+from steptune.service.api.problems import Refusal
+from steptune.service.database import check_schema
+from steptune.service.messages import Health
+from steptune.tuner.errors import StoreError
 
 router = APIRouter(tags=["operations"])
 

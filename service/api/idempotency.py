@@ -17,9 +17,9 @@ from fastapi import Depends, Header, Request
 from fastapi.responses import Response
 from sqlalchemy import Engine
 
-from service.api.problems import Refusal
-from service.queries import idempotency as queries
-from tuner.records import new_id
+from steptune.service.api.problems import Refusal
+from steptune.service.queries import idempotency as queries
+from steptune.tuner.records import new_id
 
 KEPT = timedelta(hours=24)
 STALE = timedelta(seconds=10)

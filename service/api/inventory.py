@@ -7,19 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import answer
-from service.api.context import services
-from service.api.openapi import COMMON, refuses, returns, unchanged
-from service.api.pagination import Paging
-from service.api.problems import not_found
-from service.api.security import Requires
-from service.messages import Caller, HardwarePage, HardwareSummary, WorkerPage, WorkerSlot, WorkerSummary
-from service.queries import inventory as queries
-from service.queries.stored import iso, iso_or_none
-from service.queries.studies import owners_of
-from service.queue import WorkerInfo
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import answer
+from steptune.service.api.context import services
+from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import not_found
+from steptune.service.api.security import Requires
+from steptune.service.messages import Caller, HardwarePage, HardwareSummary, WorkerPage, WorkerSlot, WorkerSummary
+from steptune.service.queries import inventory as queries
+from steptune.service.queries.stored import iso, iso_or_none
+from steptune.service.queries.studies import owners_of
+from steptune.service.queue import WorkerInfo
 
 router = APIRouter(responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]

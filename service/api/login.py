@@ -16,16 +16,16 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from service.access.authentication import Access
-from service.access.cookies import cookie_name, delete_cookie, session_cookie, set_cookie
-from service.access.errors import AccessError, NotAuthenticated
-from service.access.pending import PendingLogin
-from service.access.principal import Method, Principal
-from service.access.secrets import csrf_token_for
-from service.access.sessions import Login
-from service.api.problems import Refusal
-from service.api.security import RequestAccess, Requires, noted_refusals
-from service.api.session import end_session, start_session
+from steptune.service.access.authentication import Access
+from steptune.service.access.cookies import cookie_name, delete_cookie, session_cookie, set_cookie
+from steptune.service.access.errors import AccessError, NotAuthenticated
+from steptune.service.access.pending import PendingLogin
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.secrets import csrf_token_for
+from steptune.service.access.sessions import Login
+from steptune.service.api.problems import Refusal
+from steptune.service.api.security import RequestAccess, Requires, noted_refusals
+from steptune.service.api.session import end_session, start_session
 
 router = APIRouter(include_in_schema=False)
 Anybody = Annotated[Principal, Requires()]
@@ -34,7 +34,7 @@ Next = Annotated[str, Query(alias="next", max_length=2000)]
 OIDC_COOKIE = "steptune_oidc"
 OIDC_SECONDS = 600
 _LOCAL_PATH = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*", re.ASCII)
-_templates = Environment(loader=PackageLoader("service"), autoescape=True, undefined=StrictUndefined)
+_templates = Environment(loader=PackageLoader("steptune.service"), autoescape=True, undefined=StrictUndefined)
 
 
 @router.get("/login")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from service.access.secrets import without_secrets
+from steptune.service.access.secrets import without_secrets
 
 LOGGER = "steptune"
 

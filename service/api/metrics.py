@@ -11,9 +11,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Engine
 
-from service.queries.inventory import num_studies_by_state
-from service.queue import StudyQueue
-from tuner.records import StudyState
+from steptune.service.queries.inventory import num_studies_by_state
+from steptune.service.queue import StudyQueue
+from steptune.tuner.records import StudyState
 
 _BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 WORKER_STATES = ("idle", "busy", "draining", "gone")

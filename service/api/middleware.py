@@ -14,9 +14,9 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.logs import LOGGER
-from service.api.metrics import Metrics
-from service.api.problems import MEDIA_TYPE, Refusal, problem_bytes
+from steptune.service.api.logs import LOGGER
+from steptune.service.api.metrics import Metrics
+from steptune.service.api.problems import MEDIA_TYPE, Refusal, problem_bytes
 
 REQUEST_ID = "steptune.request_id"
 _random = random.Random()

@@ -10,22 +10,22 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import answer, preferred, tagged
-from service.api.context import Services, StudyId, services
-from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
-from service.api.ownership import check_study
-from service.api.pagination import Paging
-from service.api.problems import Refusal
-from service.api.reading import reads_rows
-from service.api.security import Requires
-from service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
-from service.queries import outcomes as queries
-from service.queries.stored import stored
-from tuner.errors import RecommendationError
-from tuner.export import EXPORTERS, Exporter, exporter_named, exporters_for
-from tuner.records import Recommendation
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import answer, preferred, tagged
+from steptune.service.api.context import Services, StudyId, services
+from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
+from steptune.service.api.ownership import check_study
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import Refusal
+from steptune.service.api.reading import reads_rows
+from steptune.service.api.security import Requires
+from steptune.service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
+from steptune.service.queries import outcomes as queries
+from steptune.service.queries.stored import stored
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.export import EXPORTERS, Exporter, exporter_named, exporters_for
+from steptune.tuner.records import Recommendation
 
 router = APIRouter(prefix="/studies/{study_id}", tags=["outcomes"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]

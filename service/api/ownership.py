@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from service.access.principal import Principal
-from service.api.problems import not_found
-from service.messages import WorkloadInfo
-from service.queries.studies import study_owner
-from service.queries.trials import trial_owner
-from service.queries.workloads import find_workload
+from steptune.service.access.principal import Principal
+from steptune.service.api.problems import not_found
+from steptune.service.messages import WorkloadInfo
+from steptune.service.queries.studies import study_owner
+from steptune.service.queries.trials import trial_owner
+from steptune.service.queries.workloads import find_workload
 
 
 def check_study(engine: Engine, study_id: str, principal: Principal) -> str | None:

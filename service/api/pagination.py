@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Query
 
-from service.api.problems import Refusal
+from steptune.service.api.problems import Refusal
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200

@@ -17,9 +17,9 @@ from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from service.access.errors import AccessError
-from service.artifacts.store import ArtifactGone, TooLarge
-from tuner.errors import (
+from steptune.service.access.errors import AccessError
+from steptune.service.artifacts.store import ArtifactGone, TooLarge
+from steptune.tuner.errors import (
     ArchiveRefused,
     ChoiceError,
     QuotaExceeded,
@@ -30,7 +30,7 @@ from tuner.errors import (
     VersionConflict,
     WorkloadError,
 )
-from tuner.records import Record
+from steptune.tuner.records import Record
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:steptune:problem:"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from tuner.records import MeasureSettings, Numerics, StudySettings
-from tuner.search.space import check_names
+from steptune.tuner.records import MeasureSettings, Numerics, StudySettings
+from steptune.tuner.search.space import check_names
 
 MAX_NUM_RANKS = 64
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]

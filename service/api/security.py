@@ -15,11 +15,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
-from service.access.authentication import Access, check_scope
-from service.access.cookies import SESSION
-from service.access.errors import AccessError
-from service.access.principal import Principal
-from service.access.scopes import Scope
+from steptune.service.access.authentication import Access, check_scope
+from steptune.service.access.cookies import SESSION
+from steptune.service.access.errors import AccessError
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"

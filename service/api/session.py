@@ -10,16 +10,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
-from service.access.authentication import Access
-from service.access.cookies import SESSION, delete_cookie, session_cookie, set_cookie
-from service.access.principal import Method, Principal
-from service.access.secrets import csrf_token_for
-from service.access.sessions import Login
-from service.api.openapi import COMMON, refuses, returns
-from service.api.problems import Refusal
-from service.api.requests import Body
-from service.api.security import RequestAccess, Requires, noted_refusals
-from tuner.records import Record
+from steptune.service.access.authentication import Access
+from steptune.service.access.cookies import SESSION, delete_cookie, session_cookie, set_cookie
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.secrets import csrf_token_for
+from steptune.service.access.sessions import Login
+from steptune.service.api.openapi import COMMON, refuses, returns
+from steptune.service.api.problems import Refusal
+from steptune.service.api.requests import Body
+from steptune.service.api.security import RequestAccess, Requires, noted_refusals
+from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/session", tags=["session"], responses=COMMON)
 Anybody = Annotated[Principal, Requires()]

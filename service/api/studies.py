@@ -9,25 +9,25 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import IfMatch, answer, check_version
-from service.api.context import Services, StudyId, services
-from service.api.idempotency import Idempotency, Once
-from service.api.openapi import COMMON, refuses, returns, unchanged
-from service.api.ownership import check_study, own_workload
-from service.api.pagination import Paging
-from service.api.problems import Refusal, not_found
-from service.api.reading import reads_rows
-from service.api.requests import StudyChange, StudyRequest
-from service.api.security import Requires
-from service.messages import StudyDetail, StudyPage
-from service.queries import studies as queries
-from service.queries.studies import StudyFilter
-from service.queue.records import BEGUN
-from service.submission import checked_reference, new_study
-from tuner.errors import WorkloadNotFound
-from tuner.records import StudyState
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import IfMatch, answer, check_version
+from steptune.service.api.context import Services, StudyId, services
+from steptune.service.api.idempotency import Idempotency, Once
+from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
+from steptune.service.api.ownership import check_study, own_workload
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import Refusal, not_found
+from steptune.service.api.reading import reads_rows
+from steptune.service.api.requests import StudyChange, StudyRequest
+from steptune.service.api.security import Requires
+from steptune.service.messages import StudyDetail, StudyPage
+from steptune.service.queries import studies as queries
+from steptune.service.queries.studies import StudyFilter
+from steptune.service.queue.records import BEGUN
+from steptune.service.submission import checked_reference, new_study
+from steptune.tuner.errors import WorkloadNotFound
+from steptune.tuner.records import StudyState
 
 router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]

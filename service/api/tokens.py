@@ -9,17 +9,17 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.access.tokens import Token
-from service.access.users import MAX_NAME
-from service.api.answers import answer
-from service.api.openapi import COMMON, refuses, returns, unchanged
-from service.api.pagination import Paging
-from service.api.problems import Refusal
-from service.api.requests import Body, Id, Text
-from service.api.security import RequestAccess, Requires, note
-from tuner.records import Record
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.access.tokens import Token
+from steptune.service.access.users import MAX_NAME
+from steptune.service.api.answers import answer
+from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import Refusal
+from steptune.service.api.requests import Body, Id, Text
+from steptune.service.api.security import RequestAccess, Requires, note
+from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=COMMON)
 Caller = Annotated[Principal, Requires(Scope.READ)]

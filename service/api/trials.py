@@ -11,17 +11,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import answer, preferred, tagged
-from service.api.context import Services, StudyId, TrialId, services
-from service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
-from service.api.ownership import check_study, check_trial
-from service.api.pagination import Page, Paging
-from service.api.problems import Refusal, not_found
-from service.api.reading import reads_rows
-from service.api.security import Requires
-from service.messages import (
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import answer, preferred, tagged
+from steptune.service.api.context import Services, StudyId, TrialId, services
+from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
+from steptune.service.api.ownership import check_study, check_trial
+from steptune.service.api.pagination import Page, Paging
+from steptune.service.api.problems import Refusal, not_found
+from steptune.service.api.reading import reads_rows
+from steptune.service.api.security import Requires
+from steptune.service.messages import (
     CollectivePage,
     FindingPage,
     GapPage,
@@ -32,13 +32,13 @@ from service.messages import (
     TrialPage,
     WindowPage,
 )
-from service.models import CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow
-from service.queries import profiles
-from service.queries import trials as queries
-from service.queries.stored import value_of
-from tuner.errors import MissingDependency
-from tuner.export.study_formats import STUDY_FORMATS
-from tuner.records import TrialState
+from steptune.service.models import CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow
+from steptune.service.queries import profiles
+from steptune.service.queries import trials as queries
+from steptune.service.queries.stored import value_of
+from steptune.tuner.errors import MissingDependency
+from steptune.tuner.export.study_formats import STUDY_FORMATS
+from steptune.tuner.records import TrialState
 
 router = APIRouter(tags=["trials"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]

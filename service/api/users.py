@@ -10,18 +10,18 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.access.users import MAX_NAME, MAX_PRIORITY, User
-from service.api.answers import IfMatch, answer
-from service.api.context import services
-from service.api.idempotency import Once
-from service.api.openapi import COMMON, refuses, returns, unchanged
-from service.api.pagination import Paging
-from service.api.problems import Refusal
-from service.api.requests import Body, Text
-from service.api.security import RequestAccess, Requires, note
-from tuner.records import Record
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.access.users import MAX_NAME, MAX_PRIORITY, User
+from steptune.service.api.answers import IfMatch, answer
+from steptune.service.api.context import services
+from steptune.service.api.idempotency import Once
+from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import Refusal
+from steptune.service.api.requests import Body, Text
+from steptune.service.api.security import RequestAccess, Requires, note
+from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/users", tags=["users"], responses=COMMON)
 Administrator = Annotated[Principal, Requires(Scope.ADMIN)]

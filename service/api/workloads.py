@@ -14,22 +14,22 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 
-from service.access.principal import Principal
-from service.access.scopes import Scope
-from service.api.answers import answer
-from service.api.context import Services, services
-from service.api.idempotency import Once
-from service.api.openapi import COMMON, refuses, returns, unchanged
-from service.api.ownership import own_workload
-from service.api.pagination import Paging
-from service.api.problems import Refusal
-from service.api.requests import UploadForm, WorkloadRequest
-from service.api.security import Requires
-from service.connections import storage_errors
-from service.messages import WorkloadInfo, WorkloadPage
-from service.queries import workloads as queries
-from service.submission import checked_reference
-from service.uploads import receive
+from steptune.service.access.principal import Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.api.answers import answer
+from steptune.service.api.context import Services, services
+from steptune.service.api.idempotency import Once
+from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
+from steptune.service.api.ownership import own_workload
+from steptune.service.api.pagination import Paging
+from steptune.service.api.problems import Refusal
+from steptune.service.api.requests import UploadForm, WorkloadRequest
+from steptune.service.api.security import Requires
+from steptune.service.connections import storage_errors
+from steptune.service.messages import WorkloadInfo, WorkloadPage
+from steptune.service.queries import workloads as queries
+from steptune.service.submission import checked_reference
+from steptune.service.uploads import receive
 
 router = APIRouter(prefix="/workloads", tags=["workloads"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]

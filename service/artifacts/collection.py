@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import CompoundSelect, Engine, select, union
 
-from service.artifacts.store import ArtifactStore
-from service.connections import reading
-from service.models import ArtifactRow, WorkloadSourceRow
-from tuner.records import Record
+from steptune.service.artifacts.store import ArtifactStore
+from steptune.service.connections import reading
+from steptune.service.models import ArtifactRow, WorkloadSourceRow
+from steptune.tuner.records import Record
 
 ABANDONED_S = 24 * 3600.0
 """A put that has written nothing for so long is a dead process's; a living one gets an error and loses nothing."""

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from service.connections import storage_errors
-from tuner.errors import MissingDependency, StoreError, StoreUnavailable
-from tuner.records import Record
+from steptune.service.connections import storage_errors
+from steptune.tuner.errors import MissingDependency, StoreError, StoreUnavailable
+from steptune.tuner.records import Record
 
 _PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 """What s3fs makes of a store that says that it is busy or broken, and what sockets say."""
@@ -41,7 +41,7 @@ class StoredFile(Record):
 
 
 class Files(Protocol):
-    """Files by relative names such as `ab/cdef`. Errors are those of `service.connections.storage_errors`."""
+    """Files by relative names such as `ab/cdef`. Errors are those of `steptune.service.connections.storage_errors`."""
 
     place: str
     """For messages; without passwords."""

@@ -17,9 +17,9 @@ from typing import Protocol
 
 from sqlalchemy import Connection, NullPool, func, select
 
-from service import advisory_locks
-from service.connections import create_engine_for, place_of, storage_errors
-from tuner.errors import StoreError
+from steptune.service import advisory_locks
+from steptune.service.connections import create_engine_for, place_of, storage_errors
+from steptune.tuner.errors import StoreError
 
 COLLECTION_PATIENCE_S = 10.0
 _POLL_S = 0.01

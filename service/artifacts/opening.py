@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from service.artifacts.files import Files, LocalFiles, RemoteFiles
-from service.artifacts.lock import CollectionLock, FileLock, PostgresLock
-from service.artifacts.store import ArtifactStore
-from service.settings import Settings
+from steptune.service.artifacts.files import Files, LocalFiles, RemoteFiles
+from steptune.service.artifacts.lock import CollectionLock, FileLock, PostgresLock
+from steptune.service.artifacts.store import ArtifactStore
+from steptune.service.settings import Settings
 
 
 def open_artifacts(settings: Settings) -> ArtifactStore:

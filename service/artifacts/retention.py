@@ -2,7 +2,7 @@
 
 Traces of other trials are kept until their study ends. Where a study, a user or all together take more than they may,
 the oldest traces of ended studies go first; those of a recommendation never go, nor does anything but traces. What
-goes here are rows; `service.artifacts.collection` removes the files.
+goes here are rows; `steptune.service.artifacts.collection` removes the files.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Engine, Select, and_, delete, false, func, or_, select, true, union
 from sqlalchemy.orm import Session
 
-from service.connections import reading, writing
-from service.models import ArtifactRow, DecisionRow, RecommendationRow, StudyRow, TrialRow, UserRow, WorkloadSourceRow
-from service.settings import Settings
-from tuner.records import BASELINE, StudyState
+from steptune.service.connections import reading, writing
+from steptune.service.models import (
+    ArtifactRow,
+    DecisionRow,
+    RecommendationRow,
+    StudyRow,
+    TrialRow,
+    UserRow,
+    WorkloadSourceRow,
+)
+from steptune.service.settings import Settings
+from steptune.tuner.records import BASELINE, StudyState
 
 TRACE = "trace"
 """Kind of rank 0's; those of further ranks are `trace.1`, `trace.2` and so on."""

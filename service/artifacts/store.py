@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from service.artifacts.files import Files, LocalFiles, StoredFile, copy_out
-from service.artifacts.lock import CollectionLock, FileLock
-from service.connections import storage_errors
-from tuner.errors import StoreError
-from tuner.records import Record, new_id
+from steptune.service.artifacts.files import Files, LocalFiles, StoredFile, copy_out
+from steptune.service.artifacts.lock import CollectionLock, FileLock
+from steptune.service.connections import storage_errors
+from steptune.tuner.errors import StoreError
+from steptune.tuner.records import Record, new_id
 
 CHUNK_BYTES = 1 << 20
 INCOMING = "incoming"

@@ -4,6 +4,6 @@
 one database each, with the means of that database.
 """
 
-from service.backups.copying import BackupReport, RestoreReport, back_up, restore
+from steptune.service.backups.copying import BackupReport, RestoreReport, back_up, restore
 
 __all__ = ["BackupReport", "RestoreReport", "back_up", "restore"]

@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from service.connections import storage_errors
-from tuner.errors import StoreError
-from tuner.records import Record, new_id
+from steptune.service.connections import storage_errors
+from steptune.tuner.errors import StoreError
+from steptune.tuner.records import Record, new_id
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -15,9 +15,9 @@ from sqlalchemy import Connection, Engine, func, inspect, select, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from service.backups.references import referenced_digests
-from service.connections import place_of, writing
-from tuner.errors import MissingDependency, StoreError
+from steptune.service.backups.references import referenced_digests
+from steptune.service.connections import place_of, writing
+from steptune.tuner.errors import MissingDependency, StoreError
 
 REPLACED = "steptune_replaced"
 """The schema that holds what is being replaced."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import Engine, create_engine
 
-from service.backups.references import referenced_digests
-from service.connections import place_of, storage_errors
-from tuner.errors import StoreError
+from steptune.service.backups.references import referenced_digests
+from steptune.service.connections import place_of, storage_errors
+from steptune.tuner.errors import StoreError
 
 
 def dump(engine: Engine, target: Path) -> set[str]:

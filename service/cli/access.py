@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from service.access.authentication import Access
-from service.cli.console import settings_with
-from service.database import open_engine
+from steptune.service.access.authentication import Access
+from steptune.service.cli.console import settings_with
+from steptune.service.database import open_engine
 
 DEFAULT_SCOPES = "read submit"
 UserName = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER", show_default=False)]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import errors, output, print_json, say
-from service.cli.options import AsJson
-from tuner.errors import ChoiceError
+from steptune.service.cli.console import errors, output, print_json, say
+from steptune.service.cli.options import AsJson
+from steptune.tuner.errors import ChoiceError
 
 if TYPE_CHECKING:
-    from tuner.trace_records import Comparison, TraceAnalysis
+    from steptune.tuner.trace_records import Comparison, TraceAnalysis
 
 NUM_COMPARED = 10_000
 """Kernels of either side that a comparison looks at: all, so that none seems new that is only lower in the list."""
@@ -61,8 +61,8 @@ def analyze(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits the steps of a trace of torch.profiler, and what could be done about it."""
-    from service.cli.trace_summary import print_analysis, print_comparison
-    from tuner.profiling.trace_files import find_traces
+    from steptune.service.cli.trace_summary import print_analysis, print_comparison
+    from steptune.tuner.profiling.trace_files import find_traces
 
     unprofiled_ns = _nanoseconds(unprofiled_step_ms)
     files = find_traces(traces)
@@ -73,7 +73,7 @@ def analyze(
         if html is not None:
             _write_page(html, analysis, comparison, top)
         if perfetto is not None:
-            from tuner.profiling.perfetto import write_perfetto
+            from steptune.tuner.profiling.perfetto import write_perfetto
 
             write_perfetto(files, perfetto, clock_offsets_ns=analysis.clock_offsets_ns)
     if as_json:
@@ -91,7 +91,7 @@ def analyze(
 def _analysed(
     files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
-    from tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.profiling.analysis import analyse_traces
 
     if other_files:
         return compared_traces(files, other_files, unprofiled_ns, top)
@@ -106,9 +106,9 @@ def compared_traces(
     Args:
         unprofiled_ns: Of the first run.
     """
-    from tuner.profiling.analysis import analyse_traces
-    from tuner.profiling.comparison import compare as compare_traces
-    from tuner.profiling.comparison import shortened
+    from steptune.tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.profiling.comparison import compare as compare_traces
+    from steptune.tuner.profiling.comparison import shortened
 
     analysis = analyse_traces(files, unprofiled_ns, top=NUM_COMPARED)
     other = analyse_traces(other_files, top=NUM_COMPARED)
@@ -117,7 +117,7 @@ def compared_traces(
 
 
 def _write_page(path: Path, analysis: TraceAnalysis, comparison: Comparison | None, top: int) -> None:
-    from dashboards.trace_page import render_trace_page
+    from steptune.dashboards.trace_page import render_trace_page
 
     try:
         path.write_text(render_trace_page(analysis, comparison, top=top), encoding="utf-8")

@@ -9,12 +9,12 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from service.cli.console import errors, output, plain_table, print_json
-from service.cli.options import AsJson, Device
-from tuner.records import Environment, WorkloadFacts, choice_label
-from tuner.strategies import STRATEGIES, Strategy
-from tuner.strategies.base import Unsupported
-from tuner.workloads.zoo import ZOO
+from steptune.service.cli.console import errors, output, plain_table, print_json
+from steptune.service.cli.options import AsJson, Device
+from steptune.tuner.records import Environment, WorkloadFacts, choice_label
+from steptune.tuner.strategies import STRATEGIES, Strategy
+from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.workloads.zoo import ZOO
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +57,7 @@ def strategies(
     as_json: AsJson = False,
 ) -> None:
     """List the strategies, their choices, and what cannot be tried here and why."""
-    from service.probing import look_here
+    from steptune.service.probing import look_here
 
     with errors.status("looking at this machine"):
         environment, facts = look_here(workload, device)

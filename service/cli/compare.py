@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import errors, opened_store, output, print_json, settings_with
-from service.cli.inspect_study import resolve
-from service.cli.options import AsJson, Database
-from tuner.errors import ChoiceError
+from steptune.service.cli.console import errors, opened_store, output, print_json, settings_with
+from steptune.service.cli.inspect_study import resolve
+from steptune.service.cli.options import AsJson, Database
+from steptune.tuner.errors import ChoiceError
 
 if TYPE_CHECKING:
-    from service.store import SqlStudyStore
-    from tuner.records import Study, Trial
-    from tuner.trace_records import Comparison
+    from steptune.service.store import SqlStudyStore
+    from steptune.tuner.records import Study, Trial
+    from steptune.tuner.trace_records import Comparison
 
 SIDE = (
     "A trace of torch.profiler (file, folder or pattern), or a trial: STUDY:NUMBER, STUDY:baseline, "
@@ -37,7 +37,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Say what changed from A to B: every category with an interval, and the kernels and gaps that explain it."""
-    from service.cli.trace_summary import print_comparison
+    from steptune.service.cli.trace_summary import print_comparison
 
     kinds = [_is_trace(side) for side in (before, after)]
     if kinds[0] != kinds[1]:
@@ -51,14 +51,14 @@ def compare(
 
 
 def _is_trace(side: str) -> bool:
-    from tuner.profiling.trace_files import SUFFIXES
+    from steptune.tuner.profiling.trace_files import SUFFIXES
 
     return Path(side).exists() or glob.has_magic(side) or side.endswith(SUFFIXES)
 
 
 def _of_traces(before: str, after: str, top: int) -> Comparison:
-    from service.cli.analyze import compared_traces
-    from tuner.profiling.trace_files import find_traces
+    from steptune.service.cli.analyze import compared_traces
+    from steptune.tuner.profiling.trace_files import find_traces
 
     files = [find_traces([side]) for side in (before, after)]
     with errors.status("reading"):
@@ -66,7 +66,7 @@ def _of_traces(before: str, after: str, top: int) -> Comparison:
 
 
 def _of_trials(before: str, after: str, top: int, database: str | None) -> Comparison:
-    from service.comparing import compared
+    from steptune.service.comparing import compared
 
     with opened_store(settings_with(database)) as store:
         return compared(_trial(store, before), _trial(store, after), top=top)
@@ -78,7 +78,7 @@ def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:
     Raises:
         StoreError: There is none, or it has no result.
     """
-    from service.comparing import trial_in, with_result
+    from steptune.service.comparing import trial_in, with_result
 
     name, colon, which = reference.rpartition(":")
     if colon:

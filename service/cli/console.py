@@ -11,9 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from service.database import open_store
-from service.settings import Settings, load_settings
-from service.store import SqlStudyStore
+from steptune.service.database import open_store
+from steptune.service.settings import Settings, load_settings
+from steptune.service.store import SqlStudyStore
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended without a result, as shells have it."""

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from dashboards import units
-from service.artifacts import open_artifacts
-from service.backups import back_up
-from service.backups import restore as restore_backup
-from service.cli.console import output, print_json, say, settings_with
-from service.cli.options import AsJson, Database
-from service.connections import without_password
-from service.database import migrate, open_engine
-from service.housekeeping import keep_house
+from steptune.dashboards import units
+from steptune.service.artifacts import open_artifacts
+from steptune.service.backups import back_up
+from steptune.service.backups import restore as restore_backup
+from steptune.service.cli.console import output, print_json, say, settings_with
+from steptune.service.cli.options import AsJson, Database
+from steptune.service.connections import without_password
+from steptune.service.database import migrate, open_engine
+from steptune.service.housekeeping import keep_house
 
 BackupFile = Annotated[Path, typer.Argument(help="File of the backup.", metavar="FILE")]
 

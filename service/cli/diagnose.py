@@ -10,14 +10,14 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from service.cli.console import errors, output, plain_table, print_json, say, settings_with
-from service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, WorkloadName
-from tuner.errors import ChoiceError
-from tuner.hardware import check_platform
-from tuner.records import MeasureSettings
+from steptune.service.cli.console import errors, output, plain_table, print_json, say, settings_with
+from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, WorkloadName
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.hardware import check_platform
+from steptune.tuner.records import MeasureSettings
 
 if TYPE_CHECKING:
-    from service.doctor import Examined
+    from steptune.service.doctor import Examined
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Profile WORKLOAD as it is: where a step's time goes, and what could be done about it."""
-    from service.profiling import print_profile, profile_workload
+    from steptune.service.profiling import print_profile, profile_workload
 
     check_platform()
     with errors.status("profiling") as status, tempfile.TemporaryDirectory(prefix="steptune-") as folder:
@@ -103,7 +103,7 @@ def doctor(
 ) -> None:
     """Say what this machine offers, or what slows the network of a host or a run; status 1 where there is a problem."""
     if topology:
-        from service.cli.topology import doctor_topology
+        from steptune.service.cli.topology import doctor_topology
 
         if logs or network or root is not None:
             raise ChoiceError("--topology measures this machine: leave --network, --root and logs to another call")
@@ -113,11 +113,11 @@ def doctor(
     if ranks is not None or remeasure_links:
         raise ChoiceError("--ranks and --remeasure-links are for measuring links: add --topology")
     if logs or network or root is not None:
-        from service.cli.network import doctor_network
+        from steptune.service.cli.network import doctor_network
 
         doctor_network(root or (Path("/") if network else None), logs or [], as_json)
         return
-    from service.doctor import examine
+    from steptune.service.doctor import examine
 
     check_platform()
     with errors.status("looking at this machine"):

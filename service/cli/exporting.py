@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from dashboards.trial_page import TrialPageSource
-from service.cli.console import output, print_json, say
-from service.client import Client
-from service.connections import storage_errors
-from service.messages import ExportFormat
-from tuner.errors import ChoiceError, StoreError
-from tuner.export import exporter_named, exporters_for
-from tuner.export.study_formats import STUDY_FORMATS, study_format
-from tuner.records import Recommendation, Study
+from steptune.dashboards.trial_page import TrialPageSource
+from steptune.service.cli.console import output, print_json, say
+from steptune.service.client import Client
+from steptune.service.connections import storage_errors
+from steptune.service.messages import ExportFormat
+from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.export import exporter_named, exporters_for
+from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
+from steptune.tuner.records import Recommendation, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def export_local(store: TrialPageSource, study: Study, format_: str | None, fold
         StoreError: There is no recommendation yet, or the folder cannot be written.
         RecommendationError: The format that was asked for cannot hold it.
     """
-    from service.studies import REPORT_FILE, write_files, write_report
+    from steptune.service.studies import REPORT_FILE, write_files, write_report
 
     known = None if format_ is None else study_format(format_)
     if known is not None:

@@ -10,12 +10,20 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from service.cli.console import errors, opened_store, output, plain_table, print_json, settings_with, short_name
-from service.cli.options import AsJson, Database, Isolation, Python, StudyId
-from service.cli.remote import Token, TokenFile, Url, connected, study_id_of
-from service.store import SqlStudyStore
-from tuner.errors import StoreError, StudyNotFound
-from tuner.records import Recommendation, Study, StudyState, Verdict
+from steptune.service.cli.console import (
+    errors,
+    opened_store,
+    output,
+    plain_table,
+    print_json,
+    settings_with,
+    short_name,
+)
+from steptune.service.cli.options import AsJson, Database, Isolation, Python, StudyId
+from steptune.service.cli.remote import Token, TokenFile, Url, connected, study_id_of
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import StoreError, StudyNotFound
+from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
 
 ID_WIDTH = 26
 """Characters of a study's id, which must be whole to be copied."""
@@ -48,7 +56,7 @@ def show(study_id: StudyId = "last", database: Database = None, as_json: AsJson 
             decisions = store.decisions(study.study_id)
             print_json({"study": study, "recommendation": recommendation, "decisions": decisions})
             return
-        from service.cli.summary import print_summary
+        from steptune.service.cli.summary import print_summary
 
         print_summary(output, store, study.study_id)
 
@@ -78,7 +86,7 @@ def list_studies(
 
 def _answer(study: Study, recommendation: Recommendation | None) -> Text:
     """Two lines: what came of it, and of what."""
-    from dashboards import units
+    from steptune.dashboards import units
 
     hardware = study.environment.hardware.label if study.environment else ""
     about = ", ".join(part for part in (short_name(study.workload), hardware) if part)
@@ -116,10 +124,10 @@ def export(
 
     With --url, that of a study of a service, without the report.
     """
-    from service.artifacts import open_artifacts
-    from service.cli.exporting import export_local, export_remote
-    from service.trial_source import KeptTrials
-    from tuner.export.study_formats import study_format
+    from steptune.service.artifacts import open_artifacts
+    from steptune.service.cli.exporting import export_local, export_remote
+    from steptune.service.trial_source import KeptTrials
+    from steptune.tuner.export.study_formats import study_format
 
     if url and database is None:
         with connected(url, token, token_file) as client:
@@ -142,7 +150,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Train baseline and recommendation side by side, and compare their losses."""
-    from service.verification import print_verification, verify_study
+    from steptune.service.verification import print_verification, verify_study
 
     settings = settings_with(database, isolation)
     with opened_store(settings) as store:

@@ -14,11 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import units
-from tuner.records import Decision, SampleUnit
+from steptune.dashboards import units
+from steptune.tuner.records import Decision, SampleUnit
 
 if TYPE_CHECKING:  # the search brings SciPy, which `steptune list` need not wait for
-    from tuner.search.view import StudyView
+    from steptune.tuner.search.view import StudyView
 
 RECENT_DECISIONS = 6
 REFRESH_PER_S = 2.0

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-import tuner
-from service.cli import (
+import steptune
+from steptune.service.cli import (
     analyze,
     catalogue,
     compare,
@@ -28,8 +28,8 @@ from service.cli import (
     watch,
     worker,
 )
-from service.cli.console import INTERRUPTED, errors, say
-from tuner.errors import SteptuneError
+from steptune.service.cli.console import INTERRUPTED, errors, say
+from steptune.tuner.errors import SteptuneError
 
 USER_ERROR = 2
 
@@ -64,7 +64,7 @@ def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"steptune {tuner.__version__}")
+        typer.echo(f"steptune {steptune.__version__}")
         raise typer.Exit
 
 

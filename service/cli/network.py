@@ -8,10 +8,10 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from service.cli.console import errors, output, plain_table, print_json
-from tuner.network.examine import examine_host
-from tuner.network.finding import Level, NetworkFinding
-from tuner.network.log_checks import examine_logs
+from steptune.service.cli.console import errors, output, plain_table, print_json
+from steptune.tuner.network.examine import examine_host
+from steptune.tuner.network.finding import Level, NetworkFinding
+from steptune.tuner.network.log_checks import examine_logs
 
 MARKS = {
     Level.OK: ("✓", "green"),

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tuner.errors import ChoiceError
-from tuner.records import Numerics
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import Numerics
 
 Database = Annotated[
     str | None,

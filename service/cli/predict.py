@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from service.cli.console import opened_store, output, plain_table, print_json, settings_with
-from service.cli.inspect_study import resolve
-from service.cli.options import AsJson, Database, StudyId
+from steptune.service.cli.console import opened_store, output, plain_table, print_json, settings_with
+from steptune.service.cli.inspect_study import resolve
+from steptune.service.cli.options import AsJson, Database, StudyId
 
 if TYPE_CHECKING:
-    from tuner.prediction.forecast import Extrapolation, Forecast
-    from tuner.records import Link, SampleUnit
+    from steptune.tuner.prediction.forecast import Extrapolation, Forecast
+    from steptune.tuner.records import Link, SampleUnit
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +57,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict a study's step time on other hosts, and the best way to communicate there."""
-    from service.predicting import Question, predicted
+    from steptune.service.predicting import Question, predicted
 
     question = Question(
         hosts=hosts,
@@ -79,7 +79,7 @@ def predict(
 
 
 def _print(found: Extrapolation, unit: SampleUnit) -> None:
-    from dashboards import units
+    from steptune.dashboards import units
 
     basis = found.basis
     output.print(Text(_cluster(found), style="bold"))
@@ -111,7 +111,7 @@ def _print(found: Extrapolation, unit: SampleUnit) -> None:
 
 
 def _cluster(found: Extrapolation) -> str:
-    from dashboards.units import counted
+    from steptune.dashboards.units import counted
 
     ranks = found.num_hosts * found.devices_per_host
     links = [
@@ -124,13 +124,13 @@ def _cluster(found: Extrapolation) -> str:
 
 
 def _bandwidth(link: Link) -> str:
-    from dashboards.units import per_second
+    from steptune.dashboards.units import per_second
 
     return f"{per_second(link.bytes_per_s, 'B')} {'measured' if link.timings else 'given'}"
 
 
 def _sentence(forecast: Forecast, unit: SampleUnit) -> str:
-    from dashboards import units
+    from steptune.dashboards import units
 
     return (
         f"{forecast.label}, {units.short_time(forecast.step_time_ns)} a step, "
@@ -139,7 +139,7 @@ def _sentence(forecast: Forecast, unit: SampleUnit) -> str:
 
 
 def _ways(found: Extrapolation, unit: SampleUnit) -> object:
-    from dashboards import units
+    from steptune.dashboards import units
 
     table = plain_table("way to communicate", "family", "step", "exposed", f"{unit.value}s/s", "efficiency", "numerics")
     for forecast in found.forecasts:
@@ -157,7 +157,7 @@ def _ways(found: Extrapolation, unit: SampleUnit) -> object:
 
 def _curves(found: Extrapolation) -> object:
     """The fastest of every family by number of hosts."""
-    from dashboards import units
+    from steptune.dashboards import units
 
     families = list(dict.fromkeys(forecast.family for forecast in found.curves))
     table = plain_table("hosts", *families, title="Step time (efficiency) by hosts")
@@ -171,7 +171,7 @@ def _curves(found: Extrapolation) -> object:
 
 
 def _print_checks(found: Extrapolation) -> None:
-    from dashboards import units
+    from steptune.dashboards import units
 
     if not found.checks:
         output.print("No other way to communicate was measured: the error of these predictions is not known.\n")

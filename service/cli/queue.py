@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from service.cli.console import output, plain_table, print_json, say, short_name
-from service.cli.inspect_study import ID_WIDTH
-from service.cli.options import AsJson
-from service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
-from service.client import Client
-from service.messages import StudyDetail, StudySummary
-from tuner.records import StudyState
+from steptune.service.cli.console import output, plain_table, print_json, say, short_name
+from steptune.service.cli.inspect_study import ID_WIDTH
+from steptune.service.cli.options import AsJson
+from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
+from steptune.service.client import Client
+from steptune.service.messages import StudyDetail, StudySummary
+from steptune.tuner.records import StudyState
 
 
 def register(app: typer.Typer) -> None:
@@ -86,7 +86,7 @@ def _tell(client: Client, action: Callable[[str], StudyDetail], study_id: str, a
 
 
 def _about(study: StudySummary) -> Text:
-    from dashboards import units
+    from steptune.dashboards import units
 
     text = Text(study.state.value)
     if study.gain is not None:

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from service.client import Client
-from service.connections import storage_errors
-from tuner.errors import ChoiceError, StudyNotFound
+from steptune.service.client import Client
+from steptune.service.connections import storage_errors
+from steptune.tuner.errors import ChoiceError, StudyNotFound
 
 Url = Annotated[
     str | None,

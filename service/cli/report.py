@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import opened_store, output, print_json, settings_with
-from service.cli.inspect_study import resolve
-from service.cli.options import AsJson, Database, StudyId
+from steptune.service.cli.console import opened_store, output, print_json, settings_with
+from steptune.service.cli.inspect_study import resolve
+from steptune.service.cli.options import AsJson, Database, StudyId
 
 
 def register(app: typer.Typer) -> None:
@@ -24,9 +24,9 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a study's page, with those of the trials that matter, as one HTML file that loads nothing."""
-    from service.artifacts import open_artifacts
-    from service.studies import write_report
-    from service.trial_source import KeptTrials
+    from steptune.service.artifacts import open_artifacts
+    from steptune.service.studies import write_report
+    from steptune.service.trial_source import KeptTrials
 
     settings = settings_with(database)
     with opened_store(settings) as store:

@@ -11,7 +11,7 @@ import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from service.settings import Settings, load_settings
+from steptune.service.settings import Settings, load_settings
 
 SHORT = {"embedded_worker": "--worker/--no-worker"}
 _SECRETS = "Secrets are read from the environment only."
@@ -29,7 +29,7 @@ def serve(settings: Settings) -> None:
         StoreError: The database cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
         ChoiceError: Settings that contradict each other.
     """
-    from service.serving import run
+    from steptune.service.serving import run
 
     run(settings)
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import errors, output, print_json, say
-from service.cli.options import AsJson, Device, ForeignLoad, Seed, parse_allowed, parse_names
-from service.cli.remote import Token, TokenFile, Url, connected
-from service.cli.watch import follow_to_its_end
-from service.client import Client
-from service.quantities import parse_bytes, parse_duration_s
-from tuner.errors import ChoiceError, WorkloadNotFound
-from tuner.records import MeasureSettings
+from steptune.service.cli.console import errors, output, print_json, say
+from steptune.service.cli.options import AsJson, Device, ForeignLoad, Seed, parse_allowed, parse_names
+from steptune.service.cli.remote import Token, TokenFile, Url, connected
+from steptune.service.cli.watch import follow_to_its_end
+from steptune.service.client import Client
+from steptune.service.quantities import parse_bytes, parse_duration_s
+from steptune.tuner.errors import ChoiceError, WorkloadNotFound
+from steptune.tuner.records import MeasureSettings
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 

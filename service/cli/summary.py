@@ -12,14 +12,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import units
-from dashboards.breakdown import get_breakdown_info
-from dashboards.headline import get_headline_info
-from dashboards.sources import TrialSource
-from dashboards.story import get_not_tried_info, get_tried_info
-from dashboards.theme import category_colour
-from service.cli.console import plain_table, short_name
-from tuner.records import Part, Recommendation, choice_label
+from steptune.dashboards import units
+from steptune.dashboards.breakdown import get_breakdown_info
+from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.story import get_not_tried_info, get_tried_info
+from steptune.dashboards.theme import category_colour
+from steptune.service.cli.console import plain_table, short_name
+from steptune.tuner.records import Part, Recommendation, choice_label
 
 BAR_WIDTH = 48
 SHADES = "█▓▒░"

@@ -6,14 +6,14 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from dashboards import units
-from dashboards.links import get_links_info
-from service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with
-from service.cli.network import MARKS
-from service.probing import measure_links
-from tuner.network.finding import Level
-from tuner.network.rank_order import examine_order
-from tuner.records import Topology
+from steptune.dashboards import units
+from steptune.dashboards.links import get_links_info
+from steptune.service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with
+from steptune.service.cli.network import MARKS
+from steptune.service.probing import measure_links
+from steptune.tuner.network.finding import Level
+from steptune.tuner.network.rank_order import examine_order
+from steptune.tuner.records import Topology
 
 
 def doctor_topology(

@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import units
-from dashboards.theme import category_colour, category_title
-from dashboards.trace_info import (
+from steptune.dashboards import units
+from steptune.dashboards.theme import category_colour, category_title
+from steptune.dashboards.trace_info import (
     TraceAdvice,
     get_findings_info,
     get_late_ns,
@@ -27,9 +27,9 @@ from dashboards.trace_info import (
     is_rescaled,
     main_rank,
 )
-from service.cli.console import plain_table
-from tuner.records import CollectiveStats
-from tuner.trace_records import (
+from steptune.service.cli.console import plain_table
+from steptune.tuner.records import CollectiveStats
+from steptune.tuner.trace_records import (
     Comparison,
     Difference,
     Gap,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
-from service.cli.inspect_study import resolve
-from service.cli.live import live_progress
-from service.cli.options import (
+from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
+from steptune.service.cli.inspect_study import resolve
+from steptune.service.cli.live import live_progress
+from steptune.service.cli.options import (
     AsJson,
     Database,
     Device,
@@ -24,17 +24,17 @@ from service.cli.options import (
     parse_allowed,
     parse_names,
 )
-from service.interrupts import interruptible
-from service.quantities import parse_bytes, parse_duration_s
-from service.settings import Settings
-from service.store import SqlStudyStore
-from tuner.errors import StorageFull, StoreError
-from tuner.hardware import check_platform
-from tuner.records import MeasureSettings, Study, StudySettings, StudyState
+from steptune.service.interrupts import interruptible
+from steptune.service.quantities import parse_bytes, parse_duration_s
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import StorageFull, StoreError
+from steptune.tuner.hardware import check_platform
+from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
 
 if TYPE_CHECKING:
-    from service.isolation import Level
-    from service.studies import Results
+    from steptune.service.isolation import Level
+    from steptune.service.studies import Results
 
 RESULTS = Path("steptune-results")
 """Holds a folder for each study that was given none."""
@@ -103,7 +103,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training."""
-    from service.studies import begin_study
+    from steptune.service.studies import begin_study
 
     check_platform()
     settings = StudySettings(
@@ -135,8 +135,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
-    from service.queue import StudyQueue
-    from service.studies import check_unchanged
+    from steptune.service.queue import StudyQueue
+    from steptune.service.studies import check_unchanged
 
     check_platform()
     way = _way(database, isolation, python, output_folder, as_json=as_json)
@@ -164,8 +164,8 @@ def _way(
     database: str | None, isolation: str | None, python: Path | None, folder: Path | None, *, as_json: bool
 ) -> _Way:
     """Refuses what cannot be run here before anything is stored."""
-    from service.running import chosen_level
-    from service.studies import check_writable
+    from steptune.service.running import chosen_level
+    from steptune.service.studies import check_writable
 
     settings, interpreter = settings_with(database, isolation), str(python) if python else None
     level = chosen_level(settings, python=interpreter)
@@ -174,9 +174,9 @@ def _way(
 
 
 def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
-    from service.artifacts import open_artifacts
-    from service.studies import run_study, write_results
-    from service.trial_source import KeptTrials
+    from steptune.service.artifacts import open_artifacts
+    from steptune.service.studies import run_study, write_results
+    from steptune.service.trial_source import KeptTrials
 
     say(f"study {study.study_id}", style="dim")
     try:
@@ -201,7 +201,7 @@ def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
 
 
 def _print_answer(store: SqlStudyStore, study_id: str, results: Results) -> None:
-    from service.cli.summary import print_summary
+    from steptune.service.cli.summary import print_summary
 
     print_summary(output, store, study_id)
     output.print()

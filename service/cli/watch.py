@@ -8,16 +8,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from service.cli.console import errors, output, plain_table, print_json, say
-from service.cli.live import live_progress
-from service.cli.options import AsJson
-from service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
-from service.client import Client
-from tuner.errors import BaselineFailed
-from tuner.records import Decision, Event, Recommendation, StudyState, choice_label
+from steptune.service.cli.console import errors, output, plain_table, print_json, say
+from steptune.service.cli.live import live_progress
+from steptune.service.cli.options import AsJson
+from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
+from steptune.service.client import Client
+from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.records import Decision, Event, Recommendation, StudyState, choice_label
 
 if TYPE_CHECKING:
-    from tuner.search.view import StudyView
+    from steptune.tuner.search.view import StudyView
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
 
 def print_answer(console: Console, study_id: str, recommendation: Recommendation) -> None:
     """The claim, the changes it stands on, and how to get them."""
-    from dashboards import units
+    from steptune.dashboards import units
 
     headline = Text(units.words(recommendation.verdict.value), style="bold")
     if recommendation.gain is not None:
@@ -88,7 +88,7 @@ class _Picture:
         self._decisions: dict[int, Decision] = {}
 
     def after(self, event: Event) -> StudyView | None:
-        from service.progress import EVENT, view_of
+        from steptune.service.progress import EVENT, view_of
 
         if event.kind != EVENT:
             return None

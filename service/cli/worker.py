@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import settings_with
-from service.cli.options import Isolation, Python
-from tuner.hardware import check_platform
+from steptune.service.cli.console import settings_with
+from steptune.service.cli.options import Isolation, Python
+from steptune.tuner.hardware import check_platform
 
 
 def register(app: typer.Typer) -> None:
@@ -47,12 +47,12 @@ def worker(
     SIGTERM lets the trials that are running end, then gives the study back for another worker to go on with; a second
     signal, or Ctrl-C, gives it back at once.
     """
-    from service.database import check_schema, create_engine_for
-    from service.isolation import STRONGEST
-    from service.running import chosen_level
-    from service.worker.loop import Worker
-    from service.worker.machine import offer_of_this_machine, parse_numbers, use_cores, use_gpus
-    from tuner.trials.processes import become_subreaper, die_with_parent
+    from steptune.service.database import check_schema, create_engine_for
+    from steptune.service.isolation import STRONGEST
+    from steptune.service.running import chosen_level
+    from steptune.service.worker.loop import Worker
+    from steptune.service.worker.machine import offer_of_this_machine, parse_numbers, use_cores, use_gpus
+    from steptune.tuner.trials.processes import become_subreaper, die_with_parent
 
     check_platform()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -1,6 +1,6 @@
 """The Python client of the service.
 
-    from service.client import Client
+    from steptune.service.client import Client
 
     with Client("https://steptune.example", token="stp_…") as client:
         workload = client.upload("train.py", entry="train.py:MyWorkload")
@@ -12,8 +12,8 @@
 happens, `packing.py` how a folder becomes an upload. It loads neither torch nor the server.
 """
 
-from service.client.client import Client
-from service.client.errors import (
+from steptune.service.client.client import Client
+from steptune.service.client.errors import (
     AccessRefused,
     Conflict,
     InvalidRequest,

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from service.client.errors import NotFound
-from service.client.events import follow
-from service.client.packing import pack
-from service.client.transport import Transport
-from service.connections import storage_errors
-from service.messages import (
+from steptune.service.client.errors import NotFound
+from steptune.service.client.events import follow
+from steptune.service.client.packing import pack
+from steptune.service.client.transport import Transport
+from steptune.service.connections import storage_errors
+from steptune.service.messages import (
     ArtifactInfo,
     ArtifactPage,
     Caller,
@@ -41,9 +41,18 @@ from service.messages import (
     WorkloadInfo,
     WorkloadPage,
 )
-from tuner.errors import StoreError
-from tuner.records import CollectiveStats, Decision, Event, GapSite, KernelStats, Recommendation, StudyState, Window
-from tuner.store_rules import decode
+from steptune.tuner.errors import StoreError
+from steptune.tuner.records import (
+    CollectiveStats,
+    Decision,
+    Event,
+    GapSite,
+    KernelStats,
+    Recommendation,
+    StudyState,
+    Window,
+)
+from steptune.tuner.store_rules import decode
 
 ENDED = (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED)
 PAGE = 200

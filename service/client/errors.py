@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.errors import SteptuneError
+from steptune.tuner.errors import SteptuneError
 
 
 class ProblemField(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import msgspec
 
-from service.client.errors import ServiceError, ServiceUnreachable
-from service.client.transport import RETRIED_STATUSES, Transport
-from tuner.records import Event
+from steptune.service.client.errors import ServiceError, ServiceUnreachable
+from steptune.service.client.transport import RETRIED_STATUSES, Transport
+from steptune.tuner.records import Event
 
 SILENCE_S = 45.0
 """The service sends something every 15 seconds; after this long the connection is dead."""

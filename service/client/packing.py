@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.archives import DEFAULT_LIMITS, ArchiveLimits
-from service.connections import storage_errors
-from tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.service.archives import DEFAULT_LIMITS, ArchiveLimits
+from steptune.service.connections import storage_errors
+from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
 """Folders of caches and results, beside all that is hidden (`.git`, `.venv`, …)."""

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-import tuner
-from service.client.errors import ServiceUnreachable, error_of
-from tuner.errors import ChoiceError
-from tuner.records import new_id
+import steptune
+from steptune.service.client.errors import ServiceUnreachable, error_of
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import new_id
 
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)
@@ -47,7 +47,7 @@ class Transport:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ChoiceError(f"{url!r} is not the address of a service: write it like https://host:8700")
-        headers = {"User-Agent": f"steptune/{tuner.__version__}", "Accept": "application/json"}
+        headers = {"User-Agent": f"steptune/{steptune.__version__}", "Accept": "application/json"}
         if token is not None:
             if not token.isascii() or not token.isprintable() or " " in token:
                 raise ChoiceError("the token is not one of Steptune's: it begins with stp_ and has no spaces")
@@ -145,8 +145,8 @@ class Transport:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.MsgspecError as error:
             raise ServiceUnreachable(
-                f"{self.url} gave an answer that Steptune {tuner.__version__} cannot read ({error}): is it Steptune's "
-                "address, and of the same version?"
+                f"{self.url} gave an answer that Steptune {steptune.__version__} cannot read ({error}): is it "
+                "Steptune's address, and of the same version?"
             ) from error
 
     def _unreachable(self, error: Exception) -> ServiceUnreachable:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from service.isolation.base import Available, Level, SandboxRequest, Unavailable
-from service.isolation.bubblewrap import Bubblewrap
-from service.isolation.limits import Limits
-from service.isolation.none import NoIsolation
-from service.isolation.resources import Resources
-from tuner.errors import ChoiceError, IsolationUnavailable
+from steptune.service.isolation.base import Available, Level, SandboxRequest, Unavailable
+from steptune.service.isolation.bubblewrap import Bubblewrap
+from steptune.service.isolation.limits import Limits
+from steptune.service.isolation.none import NoIsolation
+from steptune.service.isolation.resources import Resources
+from steptune.tuner.errors import ChoiceError, IsolationUnavailable
 
 LEVELS: tuple[Level, ...] = (Bubblewrap(), Limits(), NoIsolation())
 """The strongest first."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from service.isolation.resources import Resources
-from tuner.errors import IsolationUnavailable
-from tuner.trials.connection import server_environment
-from tuner.trials.sandbox import Sandbox
-from tuner.trials.scratch import scratch_directory
+from steptune.service.isolation.resources import Resources
+from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.trials.connection import server_environment
+from steptune.tuner.trials.sandbox import Sandbox
+from steptune.tuner.trials.scratch import scratch_directory
 
 PROBE_TIMEOUT_S = 60
 _PROBE = """
 import ctypes, os, socket, tempfile
-import tuner.trials.messages
+import steptune.tuner.trials.messages
 with tempfile.TemporaryFile() as file:
     file.write(b"x")
 with open(os.path.join({directory!r}, "probe"), "w") as file:

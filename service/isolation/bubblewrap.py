@@ -18,14 +18,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.isolation.base import Level, SandboxRequest
-from service.isolation.devices import device_nodes, device_variables
-from service.isolation.environment import USER, clean_environment
-from service.isolation.users import become, give, open_to_others, own_user
-from service.isolation.visible import interpreter_paths, system_paths, workload_paths
-from tuner.errors import IsolationUnavailable
-from tuner.trials.sandbox import Sandbox
-from tuner.trials.study_files import StudyFiles
+from steptune.service.isolation.base import Level, SandboxRequest
+from steptune.service.isolation.devices import device_nodes, device_variables
+from steptune.service.isolation.environment import USER, clean_environment
+from steptune.service.isolation.users import become, give, open_to_others, own_user
+from steptune.service.isolation.visible import interpreter_paths, system_paths, workload_paths
+from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.trials.sandbox import Sandbox
+from steptune.tuner.trials.study_files import StudyFiles
 
 TEMPORARY = "/tmp"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.places import VISIBLE_DEVICES
+from steptune.service.places import VISIBLE_DEVICES
 
 NODES = Path("/dev")
 DRIVER = Path("/proc/driver/nvidia/gpus")

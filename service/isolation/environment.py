@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
+from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
 
 USER = "steptune"
 ALLOWED = frozenset(

@@ -12,19 +12,18 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
-import tuner
-from service.isolation.base import Level, SandboxRequest
-from service.isolation.environment import clean_environment
-from service.isolation.users import become, closed_to_others, give, own_user
-from service.isolation.visible import interpreter_paths
-from tuner.errors import IsolationUnavailable
-from tuner.trials.sandbox import Sandbox
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.reference import parse_reference
+from steptune.service.isolation.base import Level, SandboxRequest
+from steptune.service.isolation.environment import clean_environment
+from steptune.service.isolation.users import become, closed_to_others, give, own_user
+from steptune.service.isolation.visible import interpreter_paths
+from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.installation import trial_folders
+from steptune.tuner.trials.sandbox import Sandbox
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.reference import parse_reference
 
 
 class Limits(Level):
@@ -76,7 +75,7 @@ def _tasks_of(uid: int) -> int:
 
 def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> None:
     """Refuses, before anything is run, what an ordinary user cannot read."""
-    paths = [Path(tuner.__file__).parent, *interpreter_paths(request.python, environment, ()), request.study_directory]
+    paths = [*trial_folders(), *interpreter_paths(request.python, environment, ()), request.study_directory]
     reference = parse_reference(request.workload)
     if reference.kind == "file":
         paths.append(reference.path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from service.isolation.base import Level, SandboxRequest
-from tuner.trials.sandbox import Sandbox
+from steptune.service.isolation.base import Level, SandboxRequest
+from steptune.tuner.trials.sandbox import Sandbox
 
 
 class NoIsolation(Level):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from tuner.trials.watch import Quota
+from steptune.tuner.trials.watch import Quota
 
 NUM_TASKS_BASE = 1024
 NUM_TASKS_PER_CORE = 64

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailable
 
 FIRST_UID, LAST_UID = 61184, 65519
 """systemd's range for users that exist while something runs; no account has one of them."""

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import tuner
-from tuner.errors import IsolationUnavailable
-from tuner.workloads.reference import parse_reference
+from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.installation import trial_folders
+from steptune.tuner.workloads.reference import parse_reference
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/sys")
 """Read-only, where they exist. /sys tells torch, NCCL and NVML about cores and devices."""
@@ -37,8 +37,7 @@ def interpreter_paths(python: str, environment: Mapping[str, str], hidden: Seque
     executable = Path(os.path.realpath(python))
     if not any(executable.is_relative_to(place) for place in (*found, *map(Path, SYSTEM))):
         found.append(executable.parent.parent)
-    package = Path(tuner.__file__).resolve().parent
-    for path in [package, *map(Path, others)]:
+    for path in [*trial_folders(), *map(Path, others)]:
         if path.exists() and not any(path.is_relative_to(place) for place in (*found, *map(Path, SYSTEM))):
             found += visible_parts(path, hidden)
     libraries = environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)

@@ -1,6 +1,6 @@
 """The tables. Every change here needs a revision in migrations/versions/."""
 
-from service.models.access import (
+from steptune.service.models.access import (
     ApiTokenRow,
     AuditRow,
     BrowserSessionRow,
@@ -8,9 +8,9 @@ from service.models.access import (
     UserRow,
     WorkloadSourceRow,
 )
-from service.models.base import Base
-from service.models.queue import DeletedUsageRow, QueueEntryRow, ResourceSlotRow, WorkerRow
-from service.models.studies import (
+from steptune.service.models.base import Base
+from steptune.service.models.queue import DeletedUsageRow, QueueEntryRow, ResourceSlotRow, WorkerRow
+from steptune.service.models.studies import (
     ArtifactRow,
     BreakdownRow,
     CollectiveStatsRow,

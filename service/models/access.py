@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models.base import COUNTER, Base
+from steptune.service.models.base import COUNTER, Base
 
 
 def _user_key() -> ForeignKey:

@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models.base import COUNTER, Base, study_key
+from steptune.service.models.base import COUNTER, Base, study_key
 
 
 class QueueEntryRow(Base):

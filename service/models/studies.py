@@ -1,7 +1,7 @@
-"""The tables of studies. They mirror the records of `tuner.records`.
+"""The tables of studies. They mirror the records of `steptune.tuner.records`.
 
 What is searched or aggregated is a column; the complete record is kept beside it as JSON
-(`tuner.store_rules.encode`), so that reading gives back exactly what was stored. Numbers that are not
+(`steptune.tuner.store_rules.encode`), so that reading gives back exactly what was stored. Numbers that are not
 a number are NULL in columns. What belongs to a study or a trial goes when it goes.
 """
 
@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models.base import COUNTER, Base, study_key, trial_key
+from steptune.service.models.base import COUNTER, Base, study_key, trial_key
 
 
 class WorkloadRow(Base):

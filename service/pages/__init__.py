@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.pages import compare, fleet, scaling, static, studies, study, submit, trials
+from steptune.service.pages import compare, fleet, scaling, static, studies, study, submit, trials
 
 
 class Page(NamedTuple):

@@ -8,21 +8,21 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from dashboards.comparison import Side, comparison_context
-from dashboards.site import Site
-from service.access.principal import Principal
-from service.api.context import Services, services
-from service.api.ownership import check_study, check_trial
-from service.api.problems import not_found
-from service.comparing import compared, trial_in, with_result
-from service.pages.routing import PageRoute, Reader, page, site_of
-from service.queries.studies import study_owner
-from service.queries.study_list import ListQuery, list_page
-from service.queries.trials import trial_owner
-from service.store import SqlStudyStore
-from tuner.errors import StoreError
-from tuner.profiling.comparison import ComparisonError
-from tuner.records import Study, Trial
+from steptune.dashboards.comparison import Side, comparison_context
+from steptune.dashboards.site import Site
+from steptune.service.access.principal import Principal
+from steptune.service.api.context import Services, services
+from steptune.service.api.ownership import check_study, check_trial
+from steptune.service.api.problems import not_found
+from steptune.service.comparing import compared, trial_in, with_result
+from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.queries.studies import study_owner
+from steptune.service.queries.study_list import ListQuery, list_page
+from steptune.service.queries.trials import trial_owner
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import StoreError
+from steptune.tuner.profiling.comparison import ComparisonError
+from steptune.tuner.records import Study, Trial
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 TOP = 30

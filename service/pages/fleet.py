@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from dashboards.fleet import fleet_context
-from service.api.context import services
-from service.pages.routing import PageRoute, Reader, page, site_of
-from service.queries.fleet import fleet_parts, fleet_studies
+from steptune.dashboards.fleet import fleet_context
+from steptune.service.api.context import services
+from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.queries.fleet import fleet_parts, fleet_studies
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

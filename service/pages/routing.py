@@ -15,17 +15,17 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from dashboards.site import Site
-from dashboards.templating import render
-from service.access.authentication import Access
-from service.access.cookies import session_cookie
-from service.access.errors import AccessError, NotAuthenticated
-from service.access.principal import Method, Principal
-from service.access.scopes import Scope
-from service.access.secrets import csrf_token_for
-from service.api.answers import is_known
-from service.api.problems import KNOWN_ERRORS, known_error
-from service.api.security import Requires
+from steptune.dashboards.site import Site
+from steptune.dashboards.templating import render
+from steptune.service.access.authentication import Access
+from steptune.service.access.cookies import session_cookie
+from steptune.service.access.errors import AccessError, NotAuthenticated
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.access.secrets import csrf_token_for
+from steptune.service.api.answers import is_known
+from steptune.service.api.problems import KNOWN_ERRORS, known_error
+from steptune.service.api.security import Requires
 
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]

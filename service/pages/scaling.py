@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from dashboards.scaling import scaling_context
-from service.api.context import StudyId, services
-from service.api.ownership import check_study
-from service.pages.routing import PageRoute, Reader, page, site_of
-from service.predicting import Question, predicted
-from service.store import SqlStudyStore
-from tuner.errors import ChoiceError, StoreError
-from tuner.prediction.extrapolate import MAX_HOSTS
-from tuner.records import SampleUnit
+from steptune.dashboards.scaling import scaling_context
+from steptune.service.api.context import StudyId, services
+from steptune.service.api.ownership import check_study
+from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.predicting import Question, predicted
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.prediction.extrapolate import MAX_HOSTS
+from steptune.tuner.records import SampleUnit
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 SHOWN_HOSTS = 8

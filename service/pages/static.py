@@ -8,9 +8,9 @@ import hashlib
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from dashboards.site import PLOTLY, asset_file, asset_names, asset_text, packed_plotly
-from service.api.problems import not_found
-from service.pages.routing import accepts_gzip
+from steptune.dashboards.site import PLOTLY, asset_file, asset_names, asset_text, packed_plotly
+from steptune.service.api.problems import not_found
+from steptune.service.pages.routing import accepts_gzip
 
 router = APIRouter(include_in_schema=False)
 FOR_GOOD = "public, max-age=31536000, immutable"

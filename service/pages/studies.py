@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from dashboards.studies_list import SORTS
-from service.api.context import services
-from service.api.problems import Refusal
-from service.pages.routing import PageRoute, Reader, page, site_of
-from service.queries.events import newest_number
-from service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
-from tuner.profiling.categories import WAITS
-from tuner.records import StudyState
+from steptune.dashboards.studies_list import SORTS
+from steptune.service.api.context import services
+from steptune.service.api.problems import Refusal
+from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.queries.events import newest_number
+from steptune.service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
+from steptune.tuner.profiling.categories import WAITS
+from steptune.tuner.records import StudyState
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 NUM_ROWS = 50

@@ -8,17 +8,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from dashboards.report import render_report
-from dashboards.study_page import ENDED, study_context
-from service.api.context import Services, StudyId, services
-from service.api.ownership import check_study
-from service.api.problems import not_found
-from service.pages.routing import PageRoute, Reader, accepts_gzip, page, site_of
-from service.queries.events import newest_number
-from service.queries.studies import find_study
-from service.queue.records import BEGUN
-from service.store import SqlStudyStore
-from service.trial_source import KeptTrials
+from steptune.dashboards.report import render_report
+from steptune.dashboards.study_page import ENDED, study_context
+from steptune.service.api.context import Services, StudyId, services
+from steptune.service.api.ownership import check_study
+from steptune.service.api.problems import not_found
+from steptune.service.pages.routing import PageRoute, Reader, accepts_gzip, page, site_of
+from steptune.service.queries.events import newest_number
+from steptune.service.queries.studies import find_study
+from steptune.service.queue.records import BEGUN
+from steptune.service.store import SqlStudyStore
+from steptune.service.trial_source import KeptTrials
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

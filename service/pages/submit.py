@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from service.api.requests import MAX_NUM_RANKS
-from service.pages.routing import PageRoute, Submitter, page, site_of
-from tuner.records import Numerics
-from tuner.strategies import STRATEGIES
-from tuner.workloads.zoo import ZOO
+from steptune.service.api.requests import MAX_NUM_RANKS
+from steptune.service.pages.routing import PageRoute, Submitter, page, site_of
+from steptune.tuner.records import Numerics
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.workloads.zoo import ZOO
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 BUDGETS = {300: "5 minutes", 600: "10 minutes", 1800: "30 minutes", 3600: "1 hour", 14400: "4 hours"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from dashboards.trial_page import trial_context
-from service.api.context import TrialId, services
-from service.api.ownership import check_trial
-from service.pages.routing import PageRoute, Reader, page, site_of
-from service.queries.events import newest_number
-from service.store import SqlStudyStore
-from service.trial_source import KeptTrials
+from steptune.dashboards.trial_page import trial_context
+from steptune.service.api.context import TrialId, services
+from steptune.service.api.ownership import check_trial
+from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.queries.events import newest_number
+from steptune.service.store import SqlStudyStore
+from steptune.service.trial_source import KeptTrials
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

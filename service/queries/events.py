@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy import Engine, func, select
 
-from service.connections import querying, reading
-from service.models import EventRow, StudyRow
-from service.queries.stored import parts_of
-from tuner.records import StudyState
+from steptune.service.connections import querying, reading
+from steptune.service.models import EventRow, StudyRow
+from steptune.service.queries.stored import parts_of
+from steptune.tuner.records import StudyState
 
 ENDED = (StudyState.COMPLETED.value, StudyState.FAILED.value, StudyState.CANCELLED.value)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, bindparam, select
 
-from dashboards.fleet import FleetPart, FleetStudy
-from service.connections import querying
-from service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StrategyOutcomeRow, StudyRow
-from service.queries.packed import packed_rows
+from steptune.dashboards.fleet import FleetPart, FleetStudy
+from steptune.service.connections import querying
+from steptune.service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StrategyOutcomeRow, StudyRow
+from steptune.service.queries.packed import packed_rows
 
 _STUDIES = (
     select(

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Engine, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service.connections import writing
-from service.models import IdempotencyKeyRow
+from steptune.service.connections import writing
+from steptune.service.models import IdempotencyKeyRow
 
 _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 

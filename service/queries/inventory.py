@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, func, select
 
-from service.connections import reading
-from service.messages import HardwareSummary
-from service.models import HardwareProfileRow, StudyRow
-from service.queries.stored import stored
+from steptune.service.connections import reading
+from steptune.service.messages import HardwareSummary
+from steptune.service.models import HardwareProfileRow, StudyRow
+from steptune.service.queries.stored import stored
 
 
 def num_studies_by_state(engine: Engine) -> dict[str, int]:

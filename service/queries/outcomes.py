@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlalchemy import Engine, and_, or_, select
 
-from service.connections import reading
-from service.messages import ArtifactInfo, TrialFinding
-from service.models import ArtifactRow, DecisionRow, FindingRow, RecommendationRow, TrialRow
-from service.queries.stored import iso, stored
-from tuner.records import Recommendation
-from tuner.store_rules import decode
+from steptune.service.connections import reading
+from steptune.service.messages import ArtifactInfo, TrialFinding
+from steptune.service.models import ArtifactRow, DecisionRow, FindingRow, RecommendationRow, TrialRow
+from steptune.service.queries.stored import iso, stored
+from steptune.tuner.records import Recommendation
+from steptune.tuner.store_rules import decode
 
 
 def list_findings(

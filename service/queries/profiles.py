@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Engine, Integer, Select, bindparam, select
 
-from service.connections import querying
-from service.messages import BreakdownCategory, DeviceBreakdown, TrialBreakdown
-from service.models import BreakdownRow, CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow, TrialRow
-from service.queries.packed import packed_rows
-from service.queries.stored import parts_of, stored
+from steptune.service.connections import querying
+from steptune.service.messages import BreakdownCategory, DeviceBreakdown, TrialBreakdown
+from steptune.service.models import BreakdownRow, CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow, TrialRow
+from steptune.service.queries.packed import packed_rows
+from steptune.service.queries.stored import parts_of, stored
 
 NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow] | type[FindingRow]
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Engine, Integer, Select, bindparam, func, select, update
 
-from service.connections import querying, reading, writing
-from service.messages import StudyDetail, StudyQueueState, StudySummary
-from service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
-from service.queries.packed import packed_rows
-from service.queries.stored import iso, iso_or_none, parts_of
-from tuner.errors import VersionConflict
-from tuner.records import StudyState, Verdict
-from tuner.store_rules import unknown_study
+from steptune.service.connections import querying, reading, writing
+from steptune.service.messages import StudyDetail, StudyQueueState, StudySummary
+from steptune.service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
+from steptune.service.queries.packed import packed_rows
+from steptune.service.queries.stored import iso, iso_or_none, parts_of
+from steptune.tuner.errors import VersionConflict
+from steptune.tuner.records import StudyState, Verdict
+from steptune.tuner.store_rules import unknown_study
 
 
 @dataclass(frozen=True, kw_only=True)

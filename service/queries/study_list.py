@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Engine, Select, and_, func, or_, select
 
-from dashboards.studies_list import ListedStudy
-from service.connections import querying
-from service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StudyRow
-from service.queries.stored import iso
+from steptune.dashboards.studies_list import ListedStudy
+from steptune.service.connections import querying
+from steptune.service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StudyRow
+from steptune.service.queries.stored import iso
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class ListQuery:
         state: Of the study.
         hardware: Label of the hardware profile.
         bottleneck: What took the most time before.
-        sort: A key of `dashboards.studies_list.SORTS`.
+        sort: A key of `steptune.dashboards.studies_list.SORTS`.
         cursor: Where the page begins, as `ListedPage.next_cursor` says it.
     """
 

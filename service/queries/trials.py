@@ -7,15 +7,15 @@ from typing import Any
 
 from sqlalchemy import Engine, Float, Integer, Select, bindparam, cast, func, select
 
-from service.connections import querying, reading
-from service.messages import TrialAttempt, TrialDetail, TrialSummary
-from service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
-from service.queries.packed import packed_rows
-from service.queries.stored import iso, iso_or_none, parts_of, value_of
-from service.queries.studies import Owner
-from service.rows import trial_of
-from tuner.records import Study, Trial, TrialState
-from tuner.store_rules import decode
+from steptune.service.connections import querying, reading
+from steptune.service.messages import TrialAttempt, TrialDetail, TrialSummary
+from steptune.service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
+from steptune.service.queries.packed import packed_rows
+from steptune.service.queries.stored import iso, iso_or_none, parts_of, value_of
+from steptune.service.queries.studies import Owner
+from steptune.service.rows import trial_of
+from steptune.tuner.records import Study, Trial, TrialState
+from steptune.tuner.store_rules import decode
 
 _COLUMNS = (
     TrialRow.trial_id,

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine, exists, select
 
-from service.access.quotas import check_artifact_bytes
-from service.connections import reading, writing
-from service.messages import WorkloadInfo
-from service.models import QueueEntryRow, WorkloadSourceRow
-from service.queries.stored import iso
-from tuner.errors import StateConflict
+from steptune.service.access.quotas import check_artifact_bytes
+from steptune.service.connections import reading, writing
+from steptune.service.messages import WorkloadInfo
+from steptune.service.models import QueueEntryRow, WorkloadSourceRow
+from steptune.service.queries.stored import iso
+from steptune.tuner.errors import StateConflict
 
 
 def add_workload(

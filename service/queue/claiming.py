@@ -27,11 +27,11 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, select
 from sqlalchemy.orm import Session
 
-from service.models import QueueEntryRow, ResourceSlotRow, StudyRow
-from service.places import CORE, CUDA, Slot
-from service.queue.records import Quotas, WorkerOffer
-from service.queue.usage import Usage, limits_by_owner, usage_by_owner
-from tuner.records import StudyState
+from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow
+from steptune.service.places import CORE, CUDA, Slot
+from steptune.service.queue.records import Quotas, WorkerOffer
+from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
+from steptune.tuner.records import StudyState
 
 
 @dataclass(frozen=True, kw_only=True)

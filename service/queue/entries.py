@@ -8,15 +8,15 @@ from datetime import datetime
 from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
-from service.fencing import database_now
-from service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
-from service.queue.records import BEGUN, QueueEntry, Source
-from service.queue.waiting import Entry
-from service.store import lose_trials, write_event, write_state
-from tuner import store_rules
-from tuner.errors import StateConflict, VersionConflict, WorkloadNotFound
-from tuner.records import Study, StudyState
-from tuner.store_rules import decode
+from steptune.service.fencing import database_now
+from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
+from steptune.service.queue.records import BEGUN, QueueEntry, Source
+from steptune.service.queue.waiting import Entry
+from steptune.service.store import lose_trials, write_event, write_state
+from steptune.tuner import store_rules
+from steptune.tuner.errors import StateConflict, VersionConflict, WorkloadNotFound
+from steptune.tuner.records import Study, StudyState
+from steptune.tuner.store_rules import decode
 
 
 def select_entries(study_ids: Sequence[str] | None = None) -> Select[StudyRow, QueueEntryRow]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from service.queue.records import Quotas
-from service.queue.repository import StudyQueue
-from service.settings import Settings
+from steptune.service.queue.records import Quotas
+from steptune.service.queue.repository import StudyQueue
+from steptune.service.settings import Settings
 
 
 def open_queue(engine: Engine, settings: Settings) -> StudyQueue:

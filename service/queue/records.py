@@ -6,9 +6,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from service.fencing import Lease
-from service.places import CORE, CUDA, Slot
-from tuner.records import HardwareProfile, Record, Study, StudyState
+from steptune.service.fencing import Lease
+from steptune.service.places import CORE, CUDA, Slot
+from steptune.tuner.records import HardwareProfile, Record, Study, StudyState
 
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""

@@ -11,19 +11,19 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service import advisory_locks, rows
-from service.connections import reading, writing
-from service.fencing import Lease, database_now, hold
-from service.models import (
+from steptune.service import advisory_locks, rows
+from steptune.service.connections import reading, writing
+from steptune.service.fencing import Lease, database_now, hold
+from steptune.service.models import (
     QueueEntryRow,
     ResourceSlotRow,
     StudyRow,
     UserRow,
     WorkerRow,
 )
-from service.places import CUDA, place_of
-from service.queue.claiming import Candidate, candidates, claimable
-from service.queue.entries import (
+from steptune.service.places import CUDA, place_of
+from steptune.service.queue.claiming import Candidate, candidates, claimable
+from steptune.service.queue.entries import (
     account,
     check_not_of_command_line,
     end_claim,
@@ -37,7 +37,7 @@ from service.queue.entries import (
     source_of,
     wished,
 )
-from service.queue.records import (
+from steptune.service.queue.records import (
     BEGUN,
     Claim,
     QueueEntry,
@@ -45,14 +45,14 @@ from service.queue.records import (
     WorkerInfo,
     WorkerOffer,
 )
-from service.queue.usage import keep_usage, limits_of
-from service.queue.waiting import is_waiting, waits_for
-from service.queue.workers import known_workers
-from service.store import insert_missing, write_event, write_study
-from tuner import store_rules
-from tuner.errors import ChoiceError, QuotaExceeded, StateConflict
-from tuner.records import Study, StudyState
-from tuner.store_rules import decode
+from steptune.service.queue.usage import keep_usage, limits_of
+from steptune.service.queue.waiting import is_waiting, waits_for
+from steptune.service.queue.workers import known_workers
+from steptune.service.store import insert_missing, write_event, write_study
+from steptune.tuner import store_rules
+from steptune.tuner.errors import ChoiceError, QuotaExceeded, StateConflict
+from steptune.tuner.records import Study, StudyState
+from steptune.tuner.store_rules import decode
 
 LEASE_S = 60.0
 """A worker that was not heard of for so long is taken for dead."""
@@ -65,7 +65,7 @@ class StudyQueue:
     """Studies that wait for workers, and workers that wait for studies. Each method is one transaction.
 
     Args:
-        engine: From `service.database.create_engine_for`, its schema checked.
+        engine: From `steptune.service.database.create_engine_for`, its schema checked.
         quotas: Of users for whom nothing else was set.
         lease_s: How long a claim lasts without a heartbeat.
         max_losses: Deaths of workers in a row after which a study has failed.

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from service.models import DeletedUsageRow, QueueEntryRow, StudyRow, UserRow
-from service.queue.records import Quotas
+from steptune.service.models import DeletedUsageRow, QueueEntryRow, StudyRow, UserRow
+from steptune.service.queue.records import Quotas
 
 RECENT = timedelta(days=30)
 

@@ -7,11 +7,11 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from service.models import HardwareProfileRow, QueueEntryRow, StudyRow
-from service.queue.claiming import is_named
-from service.queue.records import BEGUN, Quotas, WorkerInfo
-from service.queue.usage import Usage, limits_by_owner, usage_by_owner
-from tuner.records import StudyState
+from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow
+from steptune.service.queue.claiming import is_named
+from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo
+from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
+from steptune.tuner.records import StudyState
 
 Entry = tuple[StudyRow, QueueEntryRow]
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.models import HardwareProfileRow, QueueEntryRow, WorkerRow
-from service.places import Slot
-from service.queue.records import WorkerInfo
+from steptune.service.models import HardwareProfileRow, QueueEntryRow, WorkerRow
+from steptune.service.places import Slot
+from steptune.service.queue.records import WorkerInfo
 
 
 def known_workers(session: Session, now: datetime, lease_s: float) -> list[WorkerInfo]:

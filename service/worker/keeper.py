@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from service.fencing import Lease
-from service.queue import StudyQueue
-from service.worker.clock import now_s
-from tuner.errors import LeaseLost, StoreError, StoreUnavailable
-from tuner.records import StudyState
-from tuner.search.view import StudyInterrupt
+from steptune.service.fencing import Lease
+from steptune.service.queue import StudyQueue
+from steptune.service.worker.clock import now_s
+from steptune.tuner.errors import LeaseLost, StoreError, StoreUnavailable
+from steptune.tuner.records import StudyState
+from steptune.tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
 """Of a lease; the rest is for killing what runs."""

@@ -14,23 +14,23 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import Engine
 
-from service.artifacts import open_artifacts
-from service.connections import FULL_ERRNOS
-from service.directories import mark
-from service.housekeeping import keep_house
-from service.isolation import Level
-from service.places import CUDA, VISIBLE_DEVICES
-from service.progress import EVENT, Publisher
-from service.queue import Claim, StudyQueue, WorkerOffer, open_queue
-from service.running import isolated_runner
-from service.settings import Settings
-from service.store import SqlStudyStore
-from service.studies import MIN_TASK_DEADLINE_S, keep_profiles, remove_working_files
-from service.worker.clock import now_s
-from service.worker.keeper import LeaseKeeper
-from service.worker.patience import patient
-from service.worker.sources import fetch_source
-from tuner.errors import (
+from steptune.service.artifacts import open_artifacts
+from steptune.service.connections import FULL_ERRNOS
+from steptune.service.directories import mark
+from steptune.service.housekeeping import keep_house
+from steptune.service.isolation import Level
+from steptune.service.places import CUDA, VISIBLE_DEVICES
+from steptune.service.progress import EVENT, Publisher
+from steptune.service.queue import Claim, StudyQueue, WorkerOffer, open_queue
+from steptune.service.running import isolated_runner
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.service.studies import MIN_TASK_DEADLINE_S, keep_profiles, remove_working_files
+from steptune.service.worker.clock import now_s
+from steptune.service.worker.keeper import LeaseKeeper
+from steptune.service.worker.patience import patient
+from steptune.service.worker.sources import fetch_source
+from steptune.tuner.errors import (
     IsolationUnavailable,
     LeaseLost,
     RunnerError,
@@ -39,12 +39,12 @@ from tuner.errors import (
     StoreError,
     StoreUnavailable,
 )
-from tuner.protocols import StudyStore
-from tuner.records import Study, StudyState
-from tuner.search.driver import StudyDriver
-from tuner.search.view import StudyInterrupt, StudyView
-from tuner.trials.processes import child_pids, kill_tree
-from tuner.trials.runner import LocalRunner
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Study, StudyState
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.view import StudyInterrupt, StudyView
+from steptune.tuner.trials.processes import child_pids, kill_tree
+from steptune.tuner.trials.runner import LocalRunner
 
 logger = logging.getLogger("steptune.worker")
 

@@ -14,17 +14,17 @@ import sys
 
 import msgspec
 
-import tuner
-from service.isolation import Level
-from service.places import CUDA, VISIBLE_DEVICES, host_id
-from service.queue import WorkerOffer
-from service.running import isolated_runner
-from service.settings import Settings
-from tuner.emulation import refuse_parts
-from tuner.errors import ChoiceError
-from tuner.hardware import torch_version
-from tuner.records import HardwareProfile, new_id
-from tuner.trials.scratch import scratch_directory
+import steptune
+from steptune.service.isolation import Level
+from steptune.service.places import CUDA, VISIBLE_DEVICES, host_id
+from steptune.service.queue import WorkerOffer
+from steptune.service.running import isolated_runner
+from steptune.service.settings import Settings
+from steptune.tuner.emulation import refuse_parts
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.hardware import torch_version
+from steptune.tuner.records import HardwareProfile, new_id
+from steptune.tuner.trials.scratch import scratch_directory
 
 NO_GPUS = "none"
 WHOLE_GPUS = "workers claim whole GPUs"
@@ -132,12 +132,12 @@ def offer_of_this_machine(
         cores=cores,
         gpus=gpus,
         isolation=level.name,
-        version=tuner.__version__,
+        version=steptune.__version__,
     )
 
 
 def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], python: str) -> HardwareProfile:
-    circumstances = (host_id(), cores, os.environ.get(VISIBLE_DEVICES), python, torch_version(), tuner.__version__)
+    circumstances = (host_id(), cores, os.environ.get(VISIBLE_DEVICES), python, torch_version(), steptune.__version__)
     key = hashlib.sha256(repr(circumstances).encode()).hexdigest()[:16]
     path = settings.data_directory / "hardware" / f"{key}.json"
     with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from service.store import SqlStudyStore
-from service.worker.keeper import LeaseKeeper
-from tuner.errors import StoreError, StoreUnavailable
-from tuner.protocols import StudyStore
-from tuner.records import Recommendation, Study, Trial, TrialResult
-from tuner.store_rules import encode
+from steptune.service.store import SqlStudyStore
+from steptune.service.worker.keeper import LeaseKeeper
+from steptune.tuner.errors import StoreError, StoreUnavailable
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Recommendation, Study, Trial, TrialResult
+from steptune.tuner.store_rules import encode
 
 
 def patient(store: SqlStudyStore, keeper: LeaseKeeper, study: Study) -> StudyStore:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from service.archives import DEFAULT_LIMITS, checked_parts, unpack
-from service.artifacts import ArtifactStore
-from service.queue.records import Source
-from tuner.records import Study
+from steptune.service.archives import DEFAULT_LIMITS, checked_parts, unpack
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.queue.records import Source
+from steptune.tuner.records import Study
 
 
 def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, folder: Path) -> str:

@@ -15,7 +15,7 @@ from typing import get_args
 from pydantic import SecretStr
 from pydantic_core import to_json
 
-from service.settings import Settings
+from steptune.service.settings import Settings
 
 logger = logging.getLogger("steptune.supervisor")
 
@@ -34,7 +34,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, arguments: Sequence[str] = ()) -> None:
         own = ["--supervised-by", str(os.getpid())]
-        self._command = [sys.executable, "-m", "service.cli.main", "worker", *own, *arguments]
+        self._command = [sys.executable, "-m", "steptune", "worker", *own, *arguments]
         self._environment = {**_inherited(), **_variables(settings)}
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()

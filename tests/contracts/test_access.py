@@ -9,16 +9,16 @@ import pytest
 from access_builders import BEGINNING, Clock, People, access_on, texts_of
 from sqlalchemy import event
 
-from service.access.authentication import Access
-from service.access.errors import MissingScope, NameTaken, NotAuthenticated, NotFound
-from service.access.first_start import first_admin_token
-from service.access.logins import principal_named
-from service.access.open_access import local_principal
-from service.access.principal import Method, Principal
-from service.access.scopes import Scope
-from service.access.secrets import BearerToken, new_token, parse_token
-from service.database import open_engine
-from tuner.errors import ChoiceError, StoreError
+from steptune.service.access.authentication import Access
+from steptune.service.access.errors import MissingScope, NameTaken, NotAuthenticated, NotFound
+from steptune.service.access.first_start import first_admin_token
+from steptune.service.access.logins import principal_named
+from steptune.service.access.open_access import local_principal
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.access.secrets import BearerToken, new_token, parse_token
+from steptune.service.database import open_engine
+from steptune.tuner.errors import ChoiceError, StoreError
 
 
 @pytest.fixture

@@ -17,17 +17,17 @@ import pytest
 from api_builders import API, LOG, TRACE, Served, fill, served, sqlite_url
 from sqlalchemy import update
 
-from service.api import artifacts
-from service.api import studies as studies_api
-from service.api.middleware import SAFETY_HEADERS
-from service.api.problems import MEDIA_TYPE
-from service.connections import writing
-from service.models import IdempotencyKeyRow, QueueEntryRow, WorkerRow
-from service.uploads import UPLOADS_AT_ONCE
-from tuner.export import EXPORTERS
-from tuner.records import StudyState
+from steptune.service.api import artifacts
+from steptune.service.api import studies as studies_api
+from steptune.service.api.middleware import SAFETY_HEADERS
+from steptune.service.api.problems import MEDIA_TYPE
+from steptune.service.connections import writing
+from steptune.service.models import IdempotencyKeyRow, QueueEntryRow, WorkerRow
+from steptune.service.uploads import UPLOADS_AT_ONCE
+from steptune.tuner.export import EXPORTERS
+from steptune.tuner.records import StudyState
 
-WORKLOAD = "from tuner import Workload\n\nclass Mine(Workload):\n    pass\n"
+WORKLOAD = "from steptune import Workload\n\nclass Mine(Workload):\n    pass\n"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -552,7 +552,7 @@ def test_trials_in_no_form_that_there_is_are_refused(quick: Served) -> None:
 
 def test_parquet_without_its_library_is_refused_with_the_way_out(quick: Served, monkeypatch) -> None:
     study_id, _ = fill(quick)
-    monkeypatch.setattr("tuner.export.trial_table.has_parquet", lambda: False)
+    monkeypatch.setattr("steptune.tuner.export.trial_table.has_parquet", lambda: False)
     refused = quick("GET", f"/studies/{study_id}/trials", params={"format": "parquet"})
     assert "steptune[parquet]" in problem(refused, 406, "not-acceptable")["detail"]
 
@@ -586,7 +586,7 @@ def test_files_are_saved_and_not_shown(quick: Served) -> None:
 
 
 def test_each_rank_s_trace_is_downloaded_by_its_number(quick: Served) -> None:
-    from service.store import SqlStudyStore
+    from steptune.service.store import SqlStudyStore
 
     study_id, trial_ids = fill(quick)
     kept = quick.services.artifacts.put([gzip.compress(b"of rank 1")])
@@ -629,8 +629,8 @@ def test_what_is_no_number_is_null(quick: Served) -> None:
     from builders import sample_guard, sample_result, sample_trial
     from msgspec.structs import replace
 
-    from service.store import SqlStudyStore
-    from tuner.records import TrialState
+    from steptune.service.store import SqlStudyStore
+    from steptune.tuner.records import TrialState
 
     study_id, _ = fill(quick, state=StudyState.RUNNING)
     store = SqlStudyStore(quick.services.engine)

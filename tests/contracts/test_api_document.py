@@ -19,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.api.openapi import REF
-from service.app import create_app
-from service.settings import Settings
+from steptune.service.api.openapi import REF
+from steptune.service.app import create_app
+from steptune.service.settings import Settings
 
 DOCUMENT = create_app(Settings(_env_file=None, database_url="sqlite://")).openapi()
 OPERATIONS = [

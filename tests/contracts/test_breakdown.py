@@ -38,15 +38,15 @@ from trace_events import (
 )
 from traces import NAMES, expected_file, needs_traces, trace_file
 
-from tuner.profiling.breakdown import WAITS_FOR_OTHERS, breakdown_of
-from tuner.profiling.capture import Capture, link
-from tuner.profiling.categories import COMPUTE, COMPUTING, HOST_CATEGORIES, INFO, PRIORITY, Category
-from tuner.profiling.device_time import device_time
-from tuner.profiling.diagnosis import Evidence, diagnose
-from tuner.profiling.intervals import Ints, union_length
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Kind
-from tuner.records import Breakdown
+from steptune.tuner.profiling.breakdown import WAITS_FOR_OTHERS, breakdown_of
+from steptune.tuner.profiling.capture import Capture, link
+from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, HOST_CATEGORIES, INFO, PRIORITY, Category
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.intervals import Ints, union_length
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.records import Breakdown
 
 KERNELS = (
     "ampere_sgemm_128x64_tn",

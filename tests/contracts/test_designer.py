@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_builders import NO_LIMIT_S, Machine, StudyRun, run_one, searched, surface_space
 
-from tuner.records import Suggestion
-from tuner.search.designer import Designer
-from tuner.search.knowledge import Outcome
-from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, SURFACES, WALL, FakeRunner, Surface
+from steptune.tuner.records import Suggestion
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, SURFACES, WALL, FakeRunner, Surface
 
 NOISE_SD = 0.03
 TRIALS = 25

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from report_builders import make_recommendation
 
-from tuner.export import EXPORTERS
-from tuner.export.study_formats import STUDY_FORMATS
-from tuner.strategies import STRATEGIES, Strategy
+from steptune.tuner.export import EXPORTERS
+from steptune.tuner.export.study_formats import STUDY_FORMATS
+from steptune.tuner.strategies import STRATEGIES, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

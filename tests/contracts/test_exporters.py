@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_builders import complete, environment_variables, make_recommendation, without_gain
 
-from tuner.errors import ChoiceError, RecommendationError
-from tuner.export import EXPORTERS, OWN, Exporter, exporter_named
-from tuner.export.base import one_line
-from tuner.export.settings import settings_of
-from tuner.export.translation import TranslatingExporter
-from tuner.records import Candidate, Choice, Environment, Recommendation
-from tuner.strategies import STRATEGIES, Strategy, Supported
-from tuner.strategies.composition import conflict, normalise
+from steptune.tuner.errors import ChoiceError, RecommendationError
+from steptune.tuner.export import EXPORTERS, OWN, Exporter, exporter_named
+from steptune.tuner.export.base import one_line
+from steptune.tuner.export.settings import settings_of
+from steptune.tuner.export.translation import TranslatingExporter
+from steptune.tuner.records import Candidate, Choice, Environment, Recommendation
+from steptune.tuner.strategies import STRATEGIES, Strategy, Supported
+from steptune.tuner.strategies.composition import conflict, normalise
 
 BOUND_THREADS = Candidate(choices={"cpu_threads": {"bind": "close"}})
 RECOMMENDATIONS = {

@@ -12,13 +12,13 @@ from page_builders import put, stories
 from predictions import profile_of, result_of, study_of, topology_of
 from report_builders import make_trials
 
-from dashboards.site import PLOTLY, asset_file, asset_names
-from service.connections import create_engine_for
-from service.pages import PAGES, ROUTERS
-from service.queries.fleet import fleet_parts, fleet_studies
-from service.queries.study_list import ListQuery, list_page
-from service.store import SqlStudyStore
-from tuner.records import BASELINE, Candidate
+from steptune.dashboards.site import PLOTLY, asset_file, asset_names
+from steptune.service.connections import create_engine_for
+from steptune.service.pages import PAGES, ROUTERS
+from steptune.service.queries.fleet import fleet_parts, fleet_studies
+from steptune.service.queries.study_list import ListQuery, list_page
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import BASELINE, Candidate
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -11,13 +11,13 @@ from marked import wait_until
 from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, select, text, update
 
-from service.connections import create_engine_for, reading, writing
-from service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow, WorkloadRow
-from service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
-from service.queue.claiming import claimable
-from service.store import SqlStudyStore
-from tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
-from tuner.records import Device, HardwareProfile, StudySettings, StudyState
+from steptune.service.connections import create_engine_for, reading, writing
+from steptune.service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow, WorkloadRow
+from steptune.service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
+from steptune.service.queue.claiming import claimable
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
+from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
 
 CPU = HardwareProfile(
     devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
@@ -477,7 +477,7 @@ def trial_ends(engine: Engine) -> list[tuple[str, str | None, bool]]:
 
 
 def engine_rows(engine: Engine) -> list[tuple]:
-    from service.models import Base
+    from steptune.service.models import Base
 
     with reading(engine) as session:
         tables = [table for table in Base.metadata.sorted_tables if table.name != "workers"]

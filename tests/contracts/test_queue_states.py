@@ -10,13 +10,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from sqlalchemy import select, update
 from test_queue import CPU, submitted
 
-from service.connections import create_engine_for, reading, writing
-from service.database import migrate
-from service.models import Base, QueueEntryRow, ResourceSlotRow, StudyRow
-from service.queue import QueueEntry, StudyQueue, WorkerOffer
-from service.store import SqlStudyStore
-from tuner.errors import LeaseLost, StateConflict, StudyNotFound
-from tuner.records import StudyState
+from steptune.service.connections import create_engine_for, reading, writing
+from steptune.service.database import migrate
+from steptune.service.models import Base, QueueEntryRow, ResourceSlotRow, StudyRow
+from steptune.service.queue import QueueEntry, StudyQueue, WorkerOffer
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import LeaseLost, StateConflict, StudyNotFound
+from steptune.tuner.records import StudyState
 
 WORKERS = {"both": (0, 1), "first": (0,), "second": (1,), "elsewhere": (0, 1)}
 """The first three share a host."""

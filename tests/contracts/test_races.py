@@ -8,12 +8,12 @@ from api_builders import Served, served
 from builders import sample_study
 from sqlalchemy import Engine, event
 
-from service.connections import create_engine_for
-from service.queries import idempotency
-from service.queries.workloads import delete_workload
-from service.queue import StudyQueue
-from tuner.errors import StoreError
-from tuner.records import StudySettings
+from steptune.service.connections import create_engine_for
+from steptune.service.queries import idempotency
+from steptune.service.queries.workloads import delete_workload
+from steptune.service.queue import StudyQueue
+from steptune.tuner.errors import StoreError
+from steptune.tuner.records import StudySettings
 
 
 @pytest.fixture

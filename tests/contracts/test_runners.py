@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from trial_builders import QUICK, THREE_THREADS, prepare, reference
 
-from tuner.protocols import Progress, TrialRunner
-from tuner.records import BASELINE, Candidate, FailureKind, Phase, Purpose, TrialSpec, new_id
-from tuner.trials.fake import WALL, FakeRunner
+from steptune.tuner.protocols import Progress, TrialRunner
+from steptune.tuner.records import BASELINE, Candidate, FailureKind, Phase, Purpose, TrialSpec, new_id
+from steptune.tuner.trials.fake import WALL, FakeRunner
 
 pytestmark = pytest.mark.xdist_group("runners")
 

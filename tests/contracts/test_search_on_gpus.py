@@ -6,7 +6,7 @@ import pytest
 from gpu_model import Step, by_hand, searched
 from gpu_steps import CAUSAL, CONVOLUTIONS, LANGUAGE_MODEL, VISION, WINDOWS
 
-from tuner.records import Choice, Numerics
+from steptune.tuner.records import Choice, Numerics
 
 BUDGET_S = 330.0
 O1: Choice = {"level": "O1", "dtype": "bfloat16"}

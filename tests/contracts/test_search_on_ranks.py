@@ -11,7 +11,7 @@ from gpu_steps import CONVOLUTIONS, LARGE_LANGUAGE_MODEL, VISION
 from predictions import GPT2_LARGE, MANY_SOCKETS, RESNET_50, SOCKETS, VIT_LARGE
 from ranks_model import RanksStep, on_ranks
 
-from tuner.records import Choice, Numerics
+from steptune.tuner.records import Choice, Numerics
 
 BUDGET_S = 270.0
 SHORT_S = 156.0

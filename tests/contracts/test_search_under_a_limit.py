@@ -10,7 +10,7 @@ from memory_wall import GB, WalledStep, complete, searched_under
 from predictions import model_facts
 from ranks_model import on_ranks
 
-from tuner.records import Choice, UnitFacts, Verdict
+from steptune.tuner.records import Choice, UnitFacts, Verdict
 
 GPT2_XL = model_facts(1_557_611_200, 580, 48)
 UNITS = {

@@ -23,15 +23,15 @@ from builders import (
 )
 from msgspec.structs import replace
 
-from service.connections import writing
-from service.database import open_store
-from service.fencing import Lease
-from service.models import QueueEntryRow, WorkerRow
-from service.store import SqlStudyStore
-from tuner.errors import StoreError, StudyNotFound
-from tuner.memory_store import MemoryStudyStore
-from tuner.protocols import StudyStore
-from tuner.records import Purpose, StudyState, TrialState
+from steptune.service.connections import writing
+from steptune.service.database import open_store
+from steptune.service.fencing import Lease
+from steptune.service.models import QueueEntryRow, WorkerRow
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import StoreError, StudyNotFound
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Purpose, StudyState, TrialState
 
 MISSING = "no-such-study"
 DIGEST = "ab" * 32

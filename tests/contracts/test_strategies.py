@@ -16,11 +16,11 @@ from builders import sample_breakdown, sample_environment, sample_hardware, samp
 from msgspec.structs import replace
 from tiny_workloads import NUM_SAMPLES, Everything, Products, TinyViT
 
-from tuner.errors import ChoiceError
-from tuner.hardware import find_compiler
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
-from tuner.records import (
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import (
     Calibration,
     Candidate,
     Choice,
@@ -33,12 +33,12 @@ from tuner.records import (
     SampleUnit,
     WorkloadFacts,
 )
-from tuner.strategies import STRATEGIES, Strategy, Supported, Unsupported, strategy_named
-from tuner.strategies.base import FP32_ROUNDOFF
-from tuner.strategies.composition import make_plan, normalise
-from tuner.training.assemble import assemble
-from tuner.training.plan import LoaderArguments, Plan
-from tuner.workloads.workload import Workload
+from steptune.tuner.strategies import STRATEGIES, Strategy, Supported, Unsupported, strategy_named
+from steptune.tuner.strategies.base import FP32_ROUNDOFF
+from steptune.tuner.strategies.composition import make_plan, normalise
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import LoaderArguments, Plan
+from steptune.tuner.workloads.workload import Workload
 
 NUM_STEPS = 3
 CPU = Environment(
@@ -123,7 +123,7 @@ each_legal_choice = pytest.mark.parametrize(("strategy", "choice"), legal_choice
 @each
 class TestDeclaration:
     def test_is_named_as_its_file(self, strategy: Strategy) -> None:
-        assert type(strategy).__module__ == f"tuner.strategies.{strategy.name}"
+        assert type(strategy).__module__ == f"steptune.tuner.strategies.{strategy.name}"
 
     def test_the_name_leads_back_to_it(self, strategy: Strategy) -> None:
         """So names are unique too."""
@@ -512,7 +512,7 @@ class TestRunning:
 
 def test_the_facts_used_here_are_those_of_the_workload(tmp_path: Path) -> None:
     """Or the choices above would be legal on paper only."""
-    from tuner.trials.inspection import InspectRequest, inspect_workload
+    from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
 
     class Ignored:
         def send(self, message: Any) -> None:

@@ -18,9 +18,9 @@ from test_strategies import CPU, EVERYTHING
 from tiny_workloads import Everything, TinyViT, image_data
 from torch import nn
 
-from tuner.records import Choice, Environment, Numerics
-from tuner.strategies import STRATEGIES, Strategy, Supported
-from tuner.workloads.batches import part_of_rank
+from steptune.tuner.records import Choice, Environment, Numerics
+from steptune.tuner.strategies import STRATEGIES, Strategy, Supported
+from steptune.tuner.workloads.batches import part_of_rank
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

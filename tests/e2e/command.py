@@ -60,7 +60,7 @@ class Steptune:
     ) -> Ended:
         """Runs it to its end, and checks its exit status unless that is None."""
         process = subprocess.run(
-            [*wrapper, sys.executable, "-m", "service.cli.main", *map(str, arguments)],
+            [*wrapper, sys.executable, "-m", "steptune", *map(str, arguments)],
             cwd=self.folder,
             env=self.environment(variables),
             capture_output=True,
@@ -80,7 +80,7 @@ class Steptune:
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPTUNE_")}
         # Threads that spin for operators of microseconds take milliseconds on a busy machine.
-        return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80", **(variables or {})}
+        return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "80", **(variables or {})}
 
     def studies(self) -> list[dict[str, Any]]:
         """The studies that the database has, the newest first."""

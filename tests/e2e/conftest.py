@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import PATIENT, TUNED, Ended, Steptune
 
-from service.cli.main import main
+from steptune.service.cli.main import main
 
 Inside = Callable[..., Ended]
 

@@ -5,12 +5,12 @@ from contextlib import closing
 
 import pytest
 
-from service.access.authentication import Access
-from service.access.errors import NotAuthenticated
-from service.access.scopes import Scope
-from service.access.secrets import parse_token
-from service.access.settings import AccessSettings
-from service.database import open_engine
+from steptune.service.access.authentication import Access
+from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.scopes import Scope
+from steptune.service.access.secrets import parse_token
+from steptune.service.access.settings import AccessSettings
+from steptune.service.database import open_engine
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_the_command_needs_no_torch(steptune):
     options = ("--html", "page.html", "--perfetto", "tracks.json", "--compare", "trace.json")
     ended = steptune("analyze", "trace.json", *options, variables={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = {line.rpartition("|")[2].strip() for line in ended.err.splitlines() if line.startswith("import time:")}
-    assert "tuner.profiling.analysis" in imported
+    assert "steptune.tuner.profiling.analysis" in imported
     assert "torch" not in imported
 
 

@@ -47,7 +47,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(inside, arguments, sai
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
-        ("NotAWorkload", [], ["NotAWorkload is not a workload", "subclass tuner.Workload"]),
+        ("NotAWorkload", [], ["NotAWorkload is not a workload", "subclass steptune.Workload"]),
         ("NanLoss", [], ["the loss of the first batch is nan", "check its data"]),
         ("SmallerThanABatch", [], ["5 samples, fewer than one batch of 8", "smaller global_batch"]),
         ("DetachedLoss", [], ["does not depend on the model's parameters", "without detach()"]),

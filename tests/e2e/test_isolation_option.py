@@ -3,7 +3,7 @@
 import pytest
 from command import PATIENT, TUNED
 
-from service.isolation import Available, level_named
+from steptune.service.isolation import Available, level_named
 
 
 def test_an_unknown_level_is_refused_with_those_that_there_are(steptune):

@@ -9,9 +9,9 @@ import msgspec
 from command import PATIENT, TUNED
 from rich.console import Console
 
-from service.profiling import WorkloadProfile, print_profile
-from tuner.strategies import STRATEGIES
-from tuner.workloads.zoo import ZOO
+from steptune.service.profiling import WorkloadProfile, print_profile
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.workloads.zoo import ZOO
 
 
 def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):

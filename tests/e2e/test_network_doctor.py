@@ -7,10 +7,10 @@ from pathlib import Path
 from command import CONTROL
 from host_trees import NIC, add_gids, add_interface, healthy_host, write
 
-from tuner.network.checks import CHECKS
-from tuner.network.examine import examine_host
-from tuner.network.finding import Level
-from tuner.network.settings import COSTLY
+from steptune.tuner.network.checks import CHECKS
+from steptune.tuner.network.examine import examine_host
+from steptune.tuner.network.finding import Level
+from steptune.tuner.network.settings import COSTLY
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"

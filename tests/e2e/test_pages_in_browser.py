@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from page_builders import STEP_AFTER, Shown, shown, stories
 from report_builders import WINNER, make_recommendation, make_result
 
-from dashboards.report import render_report
-from service.access.scopes import Scope
-from service.pages import PAGES
-from tuner.records import Purpose, StudyState, Trial, TrialState, new_id
+from steptune.dashboards.report import render_report
+from steptune.service.access.scopes import Scope
+from steptune.service.pages import PAGES
+from steptune.tuner.records import Purpose, StudyState, Trial, TrialState, new_id
 
 if os.environ.get("CI"):
     import playwright.sync_api as playwright_api
@@ -306,7 +306,7 @@ class TestSubmit:
         folder = tmp_path / "service"
         folder.mkdir()
         code = tmp_path / "train.py"
-        code.write_text("import tuner\n\n\nclass Tiny(tuner.Workload):\n    global_batch = 4\n")
+        code.write_text("import steptune\n\n\nclass Tiny(steptune.Workload):\n    global_batch = 4\n")
         with shown(folder) as service:
             page = visit.go(f"{service.url}/submit")
             page.get_by_label("My file or archive").check()

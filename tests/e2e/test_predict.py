@@ -9,8 +9,8 @@ from page_builders import put
 from predictions import profile_of, result_of, study_of, topology_of
 from report_builders import make_trials
 
-from service.database import open_store
-from tuner.records import BASELINE, Candidate
+from steptune.service.database import open_store
+from steptune.tuner.records import BASELINE, Candidate
 
 BF16 = Candidate(choices={"gradient_compression": {"method": "bf16"}})
 CLUSTER = ("--hosts", "4", "--devices", "8", "--network", "25gbps", "--inside", "400GBps")

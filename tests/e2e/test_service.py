@@ -16,10 +16,10 @@ import pytest
 from command import WORKLOADS, Steptune
 from marked import wait_until
 
-from service.client import AccessRefused, Client, InvalidRequest, NotFound
-from service.connections import create_engine_for
-from service.queue import StudyQueue
-from tuner.records import Recommendation, StudyState
+from steptune.service.client import AccessRefused, Client, InvalidRequest, NotFound
+from steptune.service.connections import create_engine_for
+from steptune.service.queue import StudyQueue
+from steptune.tuner.records import Recommendation, StudyState
 
 SUBMITTED = "zoo:synthetic?load_ms=20&compute_ms=2&batch=4"
 LIMITS = {"budget_s": 240.0, "max_trials": 4, "only": ["data_loading"], "foreign_cpu_share": 100.0}
@@ -57,7 +57,7 @@ class Running:
         path = self.folder / log
         with path.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli.main", *arguments],
+                [sys.executable, "-m", "steptune", *arguments],
                 cwd=self.folder,
                 env=self.steptune.environment(self.variables),
                 stdout=sink,
@@ -169,7 +169,7 @@ def test_a_whole_study_is_exported_from_afar(service, client, study_id, tmp_path
 
 
 def test_the_exported_recommendation_can_be_applied(service, client, study_id, tmp_path):
-    """What the command line writes from afar is what `tuner.apply` reads in a plain script."""
+    """What the command line writes from afar is what `steptune.apply` reads in a plain script."""
     recommendation = client.recommendation(study_id)
     assert isinstance(recommendation, Recommendation)
     service.remote("export", study_id, "--output", str(tmp_path))
@@ -177,9 +177,9 @@ def test_the_exported_recommendation_can_be_applied(service, client, study_id, t
     assert msgspec.to_builtins(recommendation.candidate)["choices"] == exported["candidate"]["choices"]
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys, tuner\n"
-        "from tuner.workloads.zoo.synthetic import Synthetic\n"
-        "job = tuner.apply(sys.argv[1], Synthetic(load_ms=20, compute_ms=2, batch=4))\n"
+        "import sys, steptune\n"
+        "from steptune.tuner.workloads.zoo.synthetic import Synthetic\n"
+        "job = steptune.apply(sys.argv[1], Synthetic(load_ms=20, compute_ms=2, batch=4))\n"
         "loss = job.step(next(iter(job.loader)))\n"
         "print(job.loader.num_workers, float(loss) > 0)\n"
     )

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from command import CONTROL, TUNED
 
-from service.database import open_store
-from tuner.export import EXPORTERS, OWN
-from tuner.records import Recommendation
+from steptune.service.database import open_store
+from steptune.tuner.export import EXPORTERS, OWN
+from steptune.tuner.records import Recommendation
 
 pytestmark = pytest.mark.xdist_group("tuned_study")
 
@@ -165,9 +165,9 @@ def test_a_complete_study_is_not_resumed(tuned_inside, study_id):
 def test_apply_in_a_plain_script_gives_the_measured_configuration(tuned, tmp_path, recommendation):
     script = tmp_path / "train.py"
     script.write_text(
-        "import json, sys, tuner\n"
-        "from tuner.workloads.zoo.synthetic import Synthetic\n"
-        "job = tuner.apply(sys.argv[1], Synthetic(load_ms=20, compute_ms=2, batch=4))\n"
+        "import json, sys, steptune\n"
+        "from steptune.tuner.workloads.zoo.synthetic import Synthetic\n"
+        "job = steptune.apply(sys.argv[1], Synthetic(load_ms=20, compute_ms=2, batch=4))\n"
         "batch = next(iter(job.loader))\n"
         "loss = job.step(batch)\n"
         "print(json.dumps({'num_workers': job.loader.num_workers, 'loss': float(loss)}))\n"

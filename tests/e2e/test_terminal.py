@@ -26,7 +26,7 @@ class Terminal:
         environment = {**steptune.environment(), "TERM": "xterm-256color"}
         del environment["COLUMNS"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli.main", *arguments],
+            [sys.executable, "-m", "steptune", *arguments],
             cwd=steptune.folder,
             env=environment,
             stdin=slave,

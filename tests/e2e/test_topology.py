@@ -1,6 +1,6 @@
 """`steptune doctor --topology`: the links between ranks of this machine."""
 
-from tuner.emulation import HOSTS_VARIABLE
+from steptune.tuner.emulation import HOSTS_VARIABLE
 
 
 def test_links_are_measured_shown_and_kept(inside):

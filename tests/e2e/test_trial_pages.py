@@ -15,12 +15,12 @@ from page_builders import Shown, shown, stories
 from report_builders import BASELINE, make_result
 from test_pages_in_browser import WIDTHS, Visit, axe, browser, expect, violations, visit
 
-from dashboards.site import STANDALONE
-from dashboards.templating import render
-from dashboards.trial_page import trial_context
-from service.trial_source import KeptTrials
-from tuner.profiling.analysis import analyse_traces, without_timelines
-from tuner.records import TrialState
+from steptune.dashboards.site import STANDALONE
+from steptune.dashboards.templating import render
+from steptune.dashboards.trial_page import trial_context
+from steptune.service.trial_source import KeptTrials
+from steptune.tuner.profiling.analysis import analyse_traces, without_timelines
+from steptune.tuner.records import TrialState
 
 __all__ = ["axe", "browser", "visit"]  # fixtures
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("browser")]

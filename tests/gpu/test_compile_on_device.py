@@ -15,15 +15,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from trial_builders import prepare, reference
 
-import tuner
-from tuner.hardware import find_compiler
-from tuner.records import Candidate
-from tuner.strategies import strategy_named
-from tuner.training.assemble import assemble
-from tuner.training.compilation import compilation, watch_compilation
-from tuner.training.job import TrainingJob
-from tuner.training.plan import OptimizerArguments, Plan
-from tuner.workloads.workload import Workload
+import steptune
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.records import Candidate
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.compilation import compilation, watch_compilation
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import OptimizerArguments, Plan
+from steptune.tuner.workloads.workload import Workload
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -75,7 +75,7 @@ class Stack(nn.Module):
         return self.head(x.mean(dim=1))
 
 
-class Numbered(tuner.Workload):
+class Numbered(steptune.Workload):
     global_batch = 8
 
     def model(self) -> nn.Module:

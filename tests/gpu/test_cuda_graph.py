@@ -14,18 +14,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from trial_builders import Prepared, prepare, reference
 
-import tuner
-from tuner.errors import CannotCapture
-from tuner.profiling.categories import Category
-from tuner.profiling.reader import read_trace
-from tuner.records import Breakdown, Candidate, FailureKind
-from tuner.strategies import strategy_named
-from tuner.training.assemble import assemble
-from tuner.training.casting import cast_model
-from tuner.training.job import TrainingJob
-from tuner.training.plan import OptimizerArguments, Plan, StepArguments
-from tuner.trials.capture import record_profile
-from tuner.workloads.workload import Workload
+import steptune
+from steptune.tuner.errors import CannotCapture
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.records import Breakdown, Candidate, FailureKind
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
+from steptune.tuner.trials.capture import record_profile
+from steptune.tuner.workloads.workload import Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DEVICE = torch.device("cuda", 0)
@@ -241,7 +241,7 @@ class TestWhatCannotBeRecorded:
     )
     def test_a_step_that_waits_names_the_operator_and_the_line(self, name: str, operator: str, line: str) -> None:
         """Before anything is recorded: the device goes on working."""
-        from tuner.workloads.loading import load_workload
+        from steptune.tuner.workloads.loading import load_workload
 
         plan = plan_of("fused")()
         strategy_named("cuda_graph").contribute(plan, {"scope": "step"})
@@ -288,7 +288,7 @@ class TestWhatCannotBeRecorded:
         assert result.startup.compile_ns > 0
 
 
-class Deep(tuner.Workload):
+class Deep(steptune.Workload):
     """Two hundred layers of some microseconds each: the host cannot launch them as fast as they run."""
 
     global_batch = 64

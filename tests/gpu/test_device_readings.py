@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from tuner.trials.device_state import reading_between, why_void
-from tuner.trials.device_watch import NvmlLook, uuid_of, watch_device
+from steptune.tuner.trials.device_state import reading_between, why_void
+from steptune.tuner.trials.device_watch import NvmlLook, uuid_of, watch_device
 
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py: pip install 'steptune[cuda]'")
 DEVICE = torch.device("cuda", 0)

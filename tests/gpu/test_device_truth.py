@@ -12,10 +12,10 @@ import pytest
 import torch
 from breakdowns import analyse
 
-from tuner.profiling.categories import COMPUTING, Category
-from tuner.profiling.reader import read_trace
-from tuner.records import Breakdown
-from tuner.trials.capture import record_profile
+from steptune.tuner.profiling.categories import COMPUTING, Category
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trials.capture import record_profile
 
 WITHIN = 0.05
 STEPS = 5

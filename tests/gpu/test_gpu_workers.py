@@ -10,8 +10,8 @@ import torch
 from marked import none_left
 from sites import Site
 
-from service.isolation import Available, level_named
-from tuner.records import StudyState
+from steptune.service.isolation import Available, level_named
+from steptune.tuner.records import StudyState
 
 WORKLOAD = "zoo:synthetic?batch=64&load_ms=0.1&compute_ms=1&length=4096"
 

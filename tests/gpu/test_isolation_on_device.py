@@ -10,9 +10,9 @@ import torch
 from isolated import few_resources, isolated_study, python_for
 from trial_builders import reference
 
-from service.isolation import SandboxRequest, level_named
-from tuner.trials.connection import server_environment
-from tuner.trials.study_files import StudyFiles
+from steptune.service.isolation import SandboxRequest, level_named
+from steptune.tuner.trials.connection import server_environment
+from steptune.tuner.trials.study_files import StudyFiles
 
 SEEN = """
 import json, torch

@@ -14,13 +14,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset
 
-import tuner
-from tuner.records import Choice
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.allocator import Allocator
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
+import steptune
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.allocator import Allocator
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DEVICE = torch.device("cuda", 0)
@@ -46,7 +46,7 @@ class Block(nn.Module):
         return x + self.feed(x)
 
 
-class Vision(tuner.Workload):
+class Vision(steptune.Workload):
     """A small vision transformer."""
 
     global_batch = BATCH
@@ -131,7 +131,7 @@ def deterministic() -> Any:
     torch.use_deterministic_algorithms(False)
 
 
-def build(workload: tuner.Workload, **choices: Choice) -> TrainingJob:
+def build(workload: steptune.Workload, **choices: Choice) -> TrainingJob:
     complete = {s.name: {**s.defaults, **choices.get(s.name, {})} for s in STRATEGIES}
     torch.manual_seed(0)
     return assemble(workload, make_plan(complete), device=DEVICE)
@@ -151,7 +151,7 @@ def train(job: TrainingJob, steps: int = 4) -> tuple[list[float], int]:
     return losses, torch.cuda.max_memory_allocated(DEVICE)
 
 
-def compared(workload: Callable[[], tuner.Workload], **choices: Choice) -> tuple[Any, Any, TrainingJob]:
+def compared(workload: Callable[[], steptune.Workload], **choices: Choice) -> tuple[Any, Any, TrainingJob]:
     plain = train(build(workload()))
     gc.collect()
     torch.cuda.empty_cache()
@@ -228,7 +228,7 @@ class TestCheckpointing:
 
     def test_attention_with_dropout_is_recomputed_with_the_same_mask(self) -> None:
         """Flash attention draws its mask on the device."""
-        from tuner.strategies.activation_checkpointing import checkpointed
+        from steptune.tuner.strategies.activation_checkpointing import checkpointed
 
         class Dropping(nn.Module):
             def __init__(self) -> None:
@@ -306,7 +306,7 @@ class TestAttention:
 
 ASKED = """
 import json, torch
-from tuner.strategies.allocator import settings_of
+from steptune.tuner.strategies.allocator import settings_of
 torch.empty(64 << 20, device="cuda")
 print(json.dumps(settings_of(torch.cuda.memory._snapshot())))
 """

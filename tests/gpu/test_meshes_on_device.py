@@ -10,7 +10,7 @@ from mesh_workloads import PIPELINE, SCHEDULES, Bert, Experts, Gpt2, Vit, mesh
 from rank_jobs import Trained, train
 from ranks import Ranks
 
-from tuner.strategies.parallel_mesh import ParallelMesh, model_ranks
+from steptune.tuner.strategies.parallel_mesh import ParallelMesh, model_ranks
 
 pytestmark = pytest.mark.xdist_group("meshes_on_device")
 

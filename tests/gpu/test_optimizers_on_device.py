@@ -11,13 +11,13 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from tuner.training.assemble import assemble
-from tuner.training.casting import cast_model
-from tuner.training.optimizers.lamb import Lamb
-from tuner.training.optimizers.lars import Lars
-from tuner.training.optimizers.sm3 import Sm3
-from tuner.training.padding import pad_linears
-from tuner.training.plan import OptimizerArguments, Plan, StepArguments
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.optimizers.lamb import Lamb
+from steptune.tuner.training.optimizers.lars import Lars
+from steptune.tuner.training.optimizers.sm3 import Sm3
+from steptune.tuner.training.padding import pad_linears
+from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
 
 SHAPES = ((64, 96), (33,), (16, 8, 3, 3), (1000, 7), (5,))
 NUM_STEPS = 10

@@ -10,11 +10,11 @@ import torch
 from precision_trials import CANDIDATES, PrecisionTrials
 from tiny_workloads import Everything
 
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.workloads.loading import load_workload
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.workloads.loading import load_workload
 
 NUM_STEPS = 4
 EXPERTS = "zoo:mixture_of_experts?batch=2&sequence=8&vocabulary=32&width=16&depth=1&num_heads=2&num_experts=4"

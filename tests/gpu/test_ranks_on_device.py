@@ -19,9 +19,9 @@ from ranks import Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
-from tuner.records import Candidate, Choice, Numerics
-from tuner.strategies import Supported, strategy_named
-from tuner.strategies.composition import conflict
+from steptune.tuner.records import Candidate, Choice, Numerics
+from steptune.tuner.strategies import Supported, strategy_named
+from steptune.tuner.strategies.composition import conflict
 
 pytestmark = pytest.mark.xdist_group("ranks_on_device")
 

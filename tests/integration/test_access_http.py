@@ -7,9 +7,9 @@ import pytest
 from access_builders import HTTPS, application, bearer, texts_of
 from starlette.routing import Route
 
-from service.access.scopes import Scope
-from service.access.secrets import new_token, parse_token
-from service.api.login import _LOCAL_PATH
+from steptune.service.access.scopes import Scope
+from steptune.service.access.secrets import new_token, parse_token
+from steptune.service.api.login import _LOCAL_PATH
 
 PROBLEM = "application/problem+json"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -465,7 +465,7 @@ class TestRates:
 
 
 class TestQuotas:
-    WORKLOAD = "import tuner\n\nclass Mine(tuner.Workload):\n    pass\n"
+    WORKLOAD = "import steptune\n\nclass Mine(steptune.Workload):\n    pass\n"
 
     def upload(self, served, token: str, text: str):
         return served.as_token(token, "POST", "/workloads", files={"file": ("train.py", text)})
@@ -559,7 +559,7 @@ class TestSecrets:
                 served.http.get(path, headers=bearer(admin))
             served.http.post("/logout", data={"csrf_token": csrf})
             secrets = [parse_token(text).secret for text in (admin, made, guess)] + [cookie, csrf]
-            from service.api.logs import JsonFormatter
+            from steptune.service.api.logs import JsonFormatter
 
             lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("steptune")]
             texts = list(texts_of(served.access._engine))
@@ -580,7 +580,7 @@ class TestSecrets:
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    import service
+    from steptune import service
 
     page = (Path(service.__file__).parent / "templates" / "login.html").read_text()
     assert "http://" not in page

@@ -1,4 +1,4 @@
-"""A recommendation in a script of its own: `tuner.apply` and the exported training script."""
+"""A recommendation in a script of its own: `steptune.apply` and the exported training script."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from report_builders import complete, environment_variables, make_recommendation
 from torch.utils.data import Dataset
 
-import tuner
-from tuner.errors import RecommendationError, WorkloadRejected
-from tuner.export import exporter_named
-from tuner.hardware import describe_hardware
-from tuner.records import BASELINE, Candidate, Device, Recommendation
-from tuner.strategies.dataset_cache import CachedDataset
+import steptune
+from steptune.tuner.errors import RecommendationError, WorkloadRejected
+from steptune.tuner.export import exporter_named
+from steptune.tuner.hardware import describe_hardware
+from steptune.tuner.records import BASELINE, Candidate, Device, Recommendation
+from steptune.tuner.strategies.dataset_cache import CachedDataset
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = "zoo:synthetic?batch=8&load_ms=0&compute_ms=0&length=64"
@@ -33,7 +33,7 @@ TUNED = Candidate(
 )
 FILE_WORKLOAD = '''
 import torch
-import tuner
+import steptune
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -49,7 +49,7 @@ class Numbers(torch.utils.data.Dataset):
         return self.values[index], self.values[index].sum()
 
 
-class Regression(tuner.Workload):
+class Regression(steptune.Workload):
     global_batch = 8
 
     def prepare(self, directory):
@@ -80,7 +80,7 @@ def run_script(*arguments: str | Path, **environment: str) -> str:
     """What a script prints. Its warnings are errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -96,9 +96,9 @@ class TestInAScript:
         exported.write_text(exporter_named("yaml").export(measured_here(TUNED)), encoding="utf-8")
         script = tmp_path / "train.py"
         script.write_text(
-            "import json, sys, torch, tuner\n"
-            "from tuner.workloads.loading import load_workload\n"
-            "job = tuner.apply(sys.argv[1], load_workload(sys.argv[2]))\n"
+            "import json, sys, torch, steptune\n"
+            "from steptune.tuner.workloads.loading import load_workload\n"
+            "job = steptune.apply(sys.argv[1], load_workload(sys.argv[2]))\n"
             "losses = [float(job.step(batch)) for batch in job.loader]\n"
             "print(json.dumps({\n"
             "    'workers': job.loader.num_workers, 'ahead': job.loader.prefetch_factor,\n"
@@ -121,12 +121,12 @@ class TestInAScript:
         """Each of two ranks takes half of the global batch, and both hold the same parameters."""
         script = tmp_path / "train.py"
         script.write_text(
-            "import sys, pathlib, torch, tuner\n"
-            "from tuner.workloads.loading import load_workload\n"
+            "import sys, pathlib, torch, steptune\n"
+            "from steptune.tuner.workloads.loading import load_workload\n"
             "torch.distributed.init_process_group('gloo')\n"
             "rank = torch.distributed.get_rank()\n"
             "torch.manual_seed(rank)\n"
-            "job = tuner.apply(sys.argv[1], load_workload(sys.argv[2]))\n"
+            "job = steptune.apply(sys.argv[1], load_workload(sys.argv[2]))\n"
             "sizes = [len(batch[0]) for batch in job.loader if job.step(batch) is not None]\n"
             "total = sum(float(p.double().sum()) for p in job.state_dict().values())\n"
             "pathlib.Path(sys.argv[3], str(rank)).write_text(f'{sizes} {total}')\n"
@@ -178,7 +178,7 @@ class Squares(Dataset):
         return torch.tensor([float(index)])
 
 
-class Small(tuner.Workload):
+class Small(steptune.Workload):
     global_batch = 8
 
     def model(self):
@@ -203,43 +203,45 @@ class Prepared(Small):
 
 class TestDirectory:
     def test_a_workload_that_prepares_needs_one(self) -> None:
-        with pytest.raises(RecommendationError, match=r"Prepared prepares files.*pass directory=\.\.\. to tuner.apply"):
-            tuner.apply(measured_here(), Prepared())
+        with pytest.raises(
+            RecommendationError, match=r"Prepared prepares files.*pass directory=\.\.\. to steptune.apply"
+        ):
+            steptune.apply(measured_here(), Prepared())
 
     def test_a_cache_on_disk_needs_one(self) -> None:
         cached = measured_here(Candidate(choices={"dataset_cache": {"where": "disk"}}))
         with pytest.raises(RecommendationError, match=r"cache is on disk.*pass directory="):
-            tuner.apply(cached, Small())
+            steptune.apply(cached, Small())
 
     def test_it_is_prepared_once(self, tmp_path: Path) -> None:
         for _ in range(2):
-            tuner.apply(measured_here(), Prepared(), directory=tmp_path / "data")
+            steptune.apply(measured_here(), Prepared(), directory=tmp_path / "data")
         assert (tmp_path / "data" / "log").read_text() == "prepared\n"
 
     def test_an_interrupted_preparation_is_made_anew(self, tmp_path: Path) -> None:
         (tmp_path / "fail").touch()
         with pytest.raises(RuntimeError, match="network"):
-            tuner.apply(measured_here(), Prepared(), directory=tmp_path / "data")
+            steptune.apply(measured_here(), Prepared(), directory=tmp_path / "data")
         (tmp_path / "fail").unlink()
-        tuner.apply(measured_here(), Prepared(), directory=tmp_path / "data")
+        steptune.apply(measured_here(), Prepared(), directory=tmp_path / "data")
         assert (tmp_path / "data" / "log").read_text() == "prepared\nprepared\n"
 
     def test_a_directory_that_the_user_set_is_theirs(self, tmp_path: Path) -> None:
         workload = Prepared()
         workload.directory = tmp_path
-        tuner.apply(measured_here(), workload)
+        steptune.apply(measured_here(), workload)
         assert not (tmp_path / "log").exists()
 
 
 class TestCache:
     def test_a_memory_cache_is_filled_before_workers_are_forked(self) -> None:
         choices = {"dataset_cache": {"where": "memory"}, "data_loading": {"num_workers": 2}}
-        dataset = tuner.apply(measured_here(Candidate(choices=choices)), Small()).loader.dataset
+        dataset = steptune.apply(measured_here(Candidate(choices=choices)), Small()).loader.dataset
         assert isinstance(dataset, CachedDataset)
         assert dataset.dataset.loaded == list(range(32))
 
     def test_without_workers_it_fills_as_it_goes(self) -> None:
-        job = tuner.apply(measured_here(Candidate(choices={"dataset_cache": {"where": "memory"}})), Small())
+        job = steptune.apply(measured_here(Candidate(choices={"dataset_cache": {"where": "memory"}})), Small())
         assert job.loader.dataset.dataset.loaded == []
         for _ in range(2):
             list(job.loader)
@@ -251,7 +253,7 @@ class TestRecipes:
 
     def test_a_larger_batch_is_made_of_several_of_todays(self) -> None:
         choice = {"larger_global_batch": {"factor": 2, "rule": "linear"}}
-        job = tuner.apply(measured_here(Candidate(choices=choice)), Small())
+        job = steptune.apply(measured_here(Candidate(choices=choice)), Small())
         assert [len(batch) for batch in job.loader] == [16, 16]
         assert job.optimizer.param_groups[0]["lr"] == 2e-3
 
@@ -261,14 +263,14 @@ class TestRecipes:
                 return index
 
         choice = {"length_balancing": {"pool_batches": 16}}
-        job = tuner.apply(measured_here(Candidate(choices=choice)), Long())
+        job = steptune.apply(measured_here(Candidate(choices=choice)), Long())
         for _ in range(2):
             batches = [sorted(int(value) for value in batch) for batch in job.loader]
             assert sorted(batches) == [list(range(start, start + 8)) for start in range(0, 32, 8)]
 
     def test_contiguous_parameters_leave_checkpoints_as_they_were(self) -> None:
         contiguous = measured_here(Candidate(choices={"optimizer_implementation": {"contiguous": True}}))
-        first, second = tuner.apply(contiguous, Small()), tuner.apply(measured_here(), Small())
+        first, second = steptune.apply(contiguous, Small()), steptune.apply(measured_here(), Small())
         for batch in first.loader:
             first.step(batch)
         saved = io.BytesIO()
@@ -286,35 +288,35 @@ class TestChecks:
     def test_another_global_batch_is_refused(self) -> None:
         recommendation = msgspec.structs.replace(measured_here(), global_batch=64)
         with pytest.raises(RecommendationError, match=r"Small.global_batch is 8.*tuned with 64: set it to that"):
-            tuner.apply(recommendation, Small())
+            steptune.apply(recommendation, Small())
 
     def test_a_class_instead_of_a_workload_is_refused(self) -> None:
         with pytest.raises(WorkloadRejected, match="type is not a workload"):
-            tuner.apply(measured_here(), Small)  # type: ignore[arg-type]
+            steptune.apply(measured_here(), Small)  # type: ignore[arg-type]
 
     def test_a_strategy_of_a_newer_version_is_refused(self) -> None:
         choices = {**complete(BASELINE), "warp_drive": {"factor": 9}}
         with pytest.raises(RecommendationError, match=r"there is no strategy 'warp_drive'.*Install the version"):
-            tuner.apply(measured_here(choices=choices), Small())
+            steptune.apply(measured_here(choices=choices), Small())
 
     def test_a_strategy_that_the_writer_did_not_know_stays_as_today(self) -> None:
         workload = Small()
         workload.current = {"data_loading": {"num_workers": 1}}
         choices = {name: choice for name, choice in complete(BASELINE).items() if name != "data_loading"}
-        job = tuner.apply(measured_here(choices=choices, environment_variables={}), workload)
+        job = steptune.apply(measured_here(choices=choices, environment_variables={}), workload)
         assert job.loader.num_workers == 1
 
     def test_more_workers_than_cores_are_no_mistake(self) -> None:
         """Where they were measured to pay, PyTorch's warning about them says nothing."""
         many = measured_here(Candidate(choices={"data_loading": {"num_workers": 1000}}))
-        assert tuner.apply(many, Small()).loader.num_workers == 1000
+        assert steptune.apply(many, Small()).loader.num_workers == 1000
 
     def test_other_hardware_and_torch_are_warned_about_by_name(self) -> None:
         here = describe_hardware("cpu")
         elsewhere = msgspec.structs.replace(here, num_cores=96, versions={**here.versions, "torch": "2.11.0"})
         message = r"measured elsewhere: on .*96 cores, here .* cores; on torch 2\.11\.0, here torch 2"
         with pytest.warns(UserWarning, match=message):
-            tuner.apply(msgspec.structs.replace(measured_here(), hardware=elsewhere), Small())
+            steptune.apply(msgspec.structs.replace(measured_here(), hardware=elsewhere), Small())
 
     def test_missing_variables_are_warned_about_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("OMP_PROC_BIND", raising=False)
@@ -322,12 +324,12 @@ class TestChecks:
         bound = measured_here(Candidate(choices={"cpu_threads": {"bind": "close"}}))
         assert bound.environment_variables == environment_variables(bound.choices)
         with pytest.warns(UserWarning, match=r"^OMP_PROC_BIND is not set,.*OMP_PROC_BIND=close, .*launch_environment"):
-            tuner.apply(bound, Small())
+            steptune.apply(bound, Small())
 
     def test_several_processes_without_a_group_are_warned_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WORLD_SIZE", "4")
-        with pytest.warns(UserWarning, match=r"WORLD_SIZE is 4.*init_process_group\(\) before tuner.apply"):
-            tuner.apply(measured_here(), Small())
+        with pytest.warns(UserWarning, match=r"WORLD_SIZE is 4.*init_process_group\(\) before steptune.apply"):
+            steptune.apply(measured_here(), Small())
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without CUDA")
     def test_a_device_that_is_not_here_is_named_unless_another_is_asked_for(self) -> None:
@@ -335,6 +337,6 @@ class TestChecks:
         hardware = msgspec.structs.replace(describe_hardware("cpu"), devices=(gpu,))
         recommendation = msgspec.structs.replace(measured_here(), hardware=hardware)
         with pytest.raises(RecommendationError, match=r'measured on 1 x NVIDIA H100.*pass device="cpu"'):
-            tuner.apply(recommendation, Small())
+            steptune.apply(recommendation, Small())
         with pytest.warns(UserWarning, match="1 x NVIDIA H100"):
-            assert tuner.apply(recommendation, Small(), device="cpu").device == torch.device("cpu")
+            assert steptune.apply(recommendation, Small(), device="cpu").device == torch.device("cpu")

@@ -25,13 +25,13 @@ from builders import (
 from old_schemas import fill
 from sqlalchemy import select
 
-from service.artifacts import ArtifactStore
-from service.backups import back_up, restore
-from service.connections import create_engine_for, reading
-from service.database import migrate, open_store, revision_of
-from service.models import Base
-from tuner.errors import MissingDependency, SchemaTooNew, StoreError
-from tuner.records import new_id
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.backups import back_up, restore
+from steptune.service.connections import create_engine_for, reading
+from steptune.service.database import migrate, open_store, revision_of
+from steptune.service.models import Base
+from steptune.tuner.errors import MissingDependency, SchemaTooNew, StoreError
+from steptune.tuner.records import new_id
 
 TRACE = b"a trace" * 1000
 

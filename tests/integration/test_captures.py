@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.profiling.analysis import analyse_rank
-from tuner.profiling.categories import COMPUTING, Category
-from tuner.trace_records import RankAnalysis
+from steptune.tuner.profiling.analysis import analyse_rank
+from steptune.tuner.profiling.categories import COMPUTING, Category
+from steptune.tuner.trace_records import RankAnalysis
 
 FOLDER = Path(__file__).resolve().parents[1] / "captures"
 KNOWN = json.loads((FOLDER / "captures.json").read_text())

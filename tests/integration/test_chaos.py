@@ -6,7 +6,7 @@ import pytest
 from chaos import ENDED, chaos
 from postgres import skip_without_server
 
-from tuner.records import StudyState
+from steptune.tuner.records import StudyState
 
 
 @pytest.mark.timeout(1200)

@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from tuner.hardware import find_compiler
-from tuner.training.compilation import end_compile_workers
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.training.compilation import end_compile_workers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),

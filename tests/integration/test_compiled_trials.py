@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from trial_builders import Prepared, prepare, reference
 
-from tuner.hardware import find_compiler
-from tuner.profiling.compile_findings import diagnose_compilation
-from tuner.records import Candidate, TrialResult
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.profiling.compile_findings import diagnose_compilation
+from steptune.tuner.records import Candidate, TrialResult
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
 COMPILED = Candidate(choices={"compile": {"mode": "default"}})

@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import Engine, text
 
-from service import connections
-from service.connections import create_engine_for, querying
+from steptune.service import connections
+from steptune.service.connections import create_engine_for, querying
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from tiny_workloads import Everything, Products, TinyViT
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from tuner.hardware import find_compiler
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
-from tuner.records import Candidate, ModelFacts
-from tuner.strategies import Supported, Unsupported, strategy_named
-from tuner.strategies.composition import conflict
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Candidate, ModelFacts
+from steptune.tuner.strategies import Supported, Unsupported, strategy_named
+from steptune.tuner.strategies.composition import conflict
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -92,7 +92,7 @@ class TestUnusedParameters:
             assert torch.equal(trained.state[name], alone.state[name])
 
     def test_are_looked_for_where_the_first_step_showed_them(self, ranks: Ranks, tmp_path: Any) -> None:
-        from tuner.trials.inspection import InspectRequest, inspect_workload
+        from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
 
         class Ignored:
             def send(self, message: Any) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from service.cli.main import app
-from service.settings import Settings, load_settings
-from tuner.errors import ChoiceError
+from steptune.service.cli.main import app
+from steptune.service.settings import Settings, load_settings
+from steptune.tuner.errors import ChoiceError
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"

@@ -7,13 +7,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import RECOMPILING, SMALL, Machine, StudyRun, candidate
 
-from tuner.errors import BaselineFailed, BudgetError, ChoiceError, RunnerError, StoreError
-from tuner.memory_store import MemoryStudyStore
-from tuner.profiling.categories import Category
-from tuner.records import Environment, FailureKind, Numerics, Purpose, StudyState, Topology, TrialState, Verdict
-from tuner.search.designer import LEAST_RESERVE, Designer
-from tuner.search.preparation import LINKS_SHARE, LONGEST_LINKS_S
-from tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
+from steptune.tuner.errors import BaselineFailed, BudgetError, ChoiceError, RunnerError, StoreError
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import (
+    Environment,
+    FailureKind,
+    Numerics,
+    Purpose,
+    StudyState,
+    Topology,
+    TrialState,
+    Verdict,
+)
+from steptune.tuner.search.designer import LEAST_RESERVE, Designer
+from steptune.tuner.search.preparation import LINKS_SHARE, LONGEST_LINKS_S
+from steptune.tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
 
 ROUNDING_S = 1e-6
 BEST_OF_SMALL = candidate(loader=2, products=2)

@@ -13,16 +13,16 @@ from api_builders import API, Served, served, sqlite_url
 from sqlalchemy import delete, select
 from starlette.requests import Request
 
-from service import event_hub
-from service.api.events import EventStream, Followed
-from service.app import create_app
-from service.connections import writing
-from service.event_hub import EventHub, Subscription
-from service.models import EventRow
-from service.serving import Server
-from service.settings import Settings
-from service.store import SqlStudyStore
-from tuner.records import StudyState
+from steptune.service import event_hub
+from steptune.service.api.events import EventStream, Followed
+from steptune.service.app import create_app
+from steptune.service.connections import writing
+from steptune.service.event_hub import EventHub, Subscription
+from steptune.service.models import EventRow
+from steptune.service.serving import Server
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import StudyState
 
 STREAM = {"Accept": "text/event-stream"}
 NUM_CLIENTS = 100
@@ -160,7 +160,7 @@ def test_everybody_follows_their_own_studies(running: Running) -> None:
 
 
 def _all_events(running: Running):
-    from service.queries.events import events_after
+    from steptune.service.queries.events import events_after
 
     return events_after(running.services.engine, 0, 1000)
 

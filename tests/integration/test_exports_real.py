@@ -18,11 +18,11 @@ import pytest
 from export_builders import CUDA, RECOMMENDATIONS, SHARDED
 from report_builders import make_story, make_study
 
-from tuner.export import exporter_named
-from tuner.export.optuna_study import optuna_journal
-from tuner.records import Recommendation
-from tuner.strategies import strategy_named
-from tuner.strategies.precision import Precision
+from steptune.tuner.export import exporter_named
+from steptune.tuner.export.optuna_study import optuna_journal
+from steptune.tuner.records import Recommendation
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies.precision import Precision
 
 ROOT = Path(__file__).parents[2]
 CHECKERS = ROOT / "tests" / "export_checkers"
@@ -187,7 +187,7 @@ def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path
             *(str(python.with_name("accelerate")), "launch", "--config_file", str(tmp_path / "accelerate.yaml")),
             *(str(fidelity / "digits_accelerate.py"), str(tmp_path), "0.1", "0.1"),
         ],
-        env={**variables, "PYTHONPATH": f"{ROOT}{os.pathsep}{fidelity}", "CUDA_VISIBLE_DEVICES": ""},
+        env={**variables, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{fidelity}", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=250,
@@ -404,7 +404,7 @@ EXPECTED = {
 
 
 def test_every_target_of_a_library_is_checked() -> None:
-    from tuner.export import EXPORTERS
+    from steptune.tuner.export import EXPORTERS
 
     of_steptune = {"json", "yaml", "python", "torchrun"}
     assert {exporter.name for exporter in EXPORTERS} - of_steptune == set(EXPECTED) == set(SLIPS)

@@ -8,8 +8,8 @@ import pytest
 from marked import VARIABLE, marked, new_mark, none_left, wait_until
 from trial_builders import THREE_THREADS, Prepared, prepare, reference
 
-from tuner.errors import WorkloadError
-from tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
+from steptune.tuner.errors import WorkloadError
+from steptune.tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
 
 WORKERS = Candidate(choices={"data_loading": {"num_workers": 1}})
 MEMORY_LIMIT = 1 << 30

@@ -16,16 +16,16 @@ from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
-from tuner.errors import WorkloadRejected
-from tuner.records import Candidate
-from tuner.strategies import strategy_named
-from tuner.strategies.composition import conflict
-from tuner.training.communication import compression_of
-from tuner.training.compression.deep_gradient import DeepGradient
-from tuner.training.compression.int8 import Int8
-from tuner.training.compression.lane import Lane
-from tuner.training.compression.one_bit import OneBit
-from tuner.training.job import TrainingJob
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import Candidate
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.training.communication import compression_of
+from steptune.tuner.training.compression.deep_gradient import DeepGradient
+from steptune.tuner.training.compression.int8 import Int8
+from steptune.tuner.training.compression.lane import Lane
+from steptune.tuner.training.compression.one_bit import OneBit
+from steptune.tuner.training.job import TrainingJob
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -532,7 +532,7 @@ class FeedsBack(Momentum):
 
 
 def test_todays_settings_cannot_be_ones_that_keep_something_for_later(tmp_path: Path) -> None:
-    from tuner.trials.inspection import InspectRequest, inspect_workload
+    from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
 
     class Ignored:
         def send(self, message: Any) -> None:

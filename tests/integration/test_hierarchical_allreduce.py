@@ -11,15 +11,15 @@ from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
-from tuner.emulation import HOSTS_VARIABLE, num_emulated_hosts
-from tuner.errors import PlatformError
-from tuner.records import Candidate
-from tuner.strategies import strategy_named
-from tuner.strategies.composition import conflict
-from tuner.training.communication import hierarchy_of
-from tuner.training.compression.lane import Lane
-from tuner.training.hierarchy import Hierarchy
-from tuner.training.hosts import host_of_ranks, make_levels, members_of
+from steptune.tuner.emulation import HOSTS_VARIABLE, num_emulated_hosts
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.records import Candidate
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.training.communication import hierarchy_of
+from steptune.tuner.training.compression.lane import Lane
+from steptune.tuner.training.hierarchy import Hierarchy
+from steptune.tuner.training.hosts import host_of_ranks, make_levels, members_of
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -17,15 +17,15 @@ from host_networks import sent_bytes, two_hosts
 from ranks import Ranks
 from trial_builders import prepare, reference
 
-from tuner.emulation import HOSTS_VARIABLE, NETWORKS_VARIABLE, num_emulated_hosts
-from tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
-from tuner.network import emulated
-from tuner.network.emulated import emulated_hosts
-from tuner.records import Candidate
-from tuner.training.compression.lane import Lane
-from tuner.training.hierarchy import Hierarchy
-from tuner.training.hosts import make_levels
-from tuner.trials.runner import LocalRunner
+from steptune.tuner.emulation import HOSTS_VARIABLE, NETWORKS_VARIABLE, num_emulated_hosts
+from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
+from steptune.tuner.network import emulated
+from steptune.tuner.network.emulated import emulated_hosts
+from steptune.tuner.records import Candidate
+from steptune.tuner.training.compression.lane import Lane
+from steptune.tuner.training.hierarchy import Hierarchy
+from steptune.tuner.training.hosts import make_levels
+from steptune.tuner.trials.runner import LocalRunner
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -139,7 +139,7 @@ class TestHosts:
             pass
         told = tmp_path / "networks"
         ask = f"import os, time; open({str(told)!r}, 'w').write(os.environ[{NETWORKS_VARIABLE!r}]); time.sleep(60)"
-        command = [sys.executable, "-m", "tuner.network.emulated", "--", sys.executable, "-c", ask]
+        command = [sys.executable, "-m", "steptune.tuner.network.emulated", "--", sys.executable, "-c", ask]
         with subprocess.Popen(command, start_new_session=True) as process:
             wait_until(lambda: told.exists() and told.read_text())
             networks = [Path(path) for path in told.read_text().split(",")]

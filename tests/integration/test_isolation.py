@@ -13,12 +13,12 @@ from isolated import all_but, few_resources, isolated_study, python_for
 from marked import VARIABLE, marked, new_mark, none_left, wait_until
 from trial_builders import THREE_THREADS, Prepared, reference
 
-from service.isolation import level_named
-from service.running import isolated_runner
-from service.settings import Settings
-from tuner.errors import IsolationUnavailable, RunnerError
-from tuner.hardware import find_compiler
-from tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
+from steptune.service.isolation import level_named
+from steptune.service.running import isolated_runner
+from steptune.service.settings import Settings
+from steptune.tuner.errors import IsolationUnavailable, RunnerError
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult
 
 LEVELS = ("limits", "bubblewrap")
 SECRETS = {

@@ -10,13 +10,13 @@ from builders import sample_hardware
 from msgspec.structs import replace
 from rank_jobs import emulated
 
-from tuner.emulation import HOSTS_VARIABLE
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from tuner.records import Device, HardwareProfile, Topology
-from tuner.trials import topology
-from tuner.trials.link_probe import LEAST_SIZES, SIZES_BYTES, median_and_least
-from tuner.trials.runner import LocalRunner
-from tuner.trials.topology import TopologyRequest, kind_inside, probe_links
+from steptune.tuner.emulation import HOSTS_VARIABLE
+from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from steptune.tuner.records import Device, HardwareProfile, Topology
+from steptune.tuner.trials import topology
+from steptune.tuner.trials.link_probe import LEAST_SIZES, SIZES_BYTES, median_and_least
+from steptune.tuner.trials.runner import LocalRunner
+from steptune.tuner.trials.topology import TopologyRequest, kind_inside, probe_links
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

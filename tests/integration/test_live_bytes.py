@@ -11,13 +11,13 @@ from counted import count_steps
 from msgspec.structs import replace
 from ranks import Ranks
 
-from tuner.records import Candidate, Choice, StudySettings
-from tuner.search.rank_memory import Held, RankMemory, held
-from tuner.search.space import Space
-from tuner.training.assemble import assemble
-from tuner.training.plan import Plan
-from tuner.trials.model_look import look_at_model, look_at_optimizer
-from tuner.workloads.loading import load_workload
+from steptune.tuner.records import Candidate, Choice, StudySettings
+from steptune.tuner.search.rank_memory import Held, RankMemory, held
+from steptune.tuner.search.space import Space
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.trials.model_look import look_at_model, look_at_optimizer
+from steptune.tuner.workloads.loading import load_workload
 
 pytestmark = [
     pytest.mark.xdist_group("ranks"),

@@ -15,11 +15,11 @@ from tiny_workloads import Everything, TinyViT
 from torch import nn
 from trial_builders import prepare, reference
 
-from tuner.errors import WorkloadRejected
-from tuner.records import Candidate, GuardCheck
-from tuner.strategies import Supported, Unsupported, strategy_named
-from tuner.strategies.composition import conflict, normalise
-from tuner.training.job import TrainingJob
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import Candidate, GuardCheck
+from steptune.tuner.strategies import Supported, Unsupported, strategy_named
+from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.training.job import TrainingJob
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -335,7 +335,7 @@ class Alone(Everything):
 
 
 def test_todays_ranks_cannot_step_alone(tmp_path: Path) -> None:
-    from tuner.trials.inspection import InspectRequest, inspect_workload
+    from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
 
     class Ignored:
         def send(self, message: Any) -> None:

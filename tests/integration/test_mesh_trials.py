@@ -8,7 +8,7 @@ import pytest
 import tiny_workloads
 from trial_builders import prepare
 
-from tuner.records import Candidate
+from steptune.tuner.records import Candidate
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

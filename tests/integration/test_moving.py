@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import SMALL, Machine, StudyRun, candidate
 
-from tuner.errors import BaselineFailed, StoreError
-from tuner.records import Environment, FailureKind, Purpose, StudyState, TrialState, Verdict
-from tuner.search.view import StudyInterrupt
-from tuner.trials.fake import NOISE, PAIR, Surface, fake_environment
+from steptune.tuner.errors import BaselineFailed, StoreError
+from steptune.tuner.records import Environment, FailureKind, Purpose, StudyState, TrialState, Verdict
+from steptune.tuner.search.view import StudyInterrupt
+from steptune.tuner.trials.fake import NOISE, PAIR, Surface, fake_environment
 
 BEST_OF_SMALL = candidate(loader=2, products=2)
 

@@ -10,7 +10,7 @@ pytest.importorskip("authlib", reason="pip install 'steptune[oidc]'")
 from identity_provider import CLIENT_ID, CLIENT_SECRET, EMAIL, Provider, running_provider
 from joserfc.jwk import RSAKey
 
-from service.access import oidc
+from steptune.service.access import oidc
 
 
 @pytest.fixture

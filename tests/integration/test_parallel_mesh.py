@@ -15,7 +15,7 @@ from rank_jobs import Trained, build, train, train_alone
 from ranks import RankFailed, Ranks
 from torch.utils.data import Subset
 
-from tuner.training.job import TrainingJob
+from steptune.tuner.training.job import TrainingJob
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

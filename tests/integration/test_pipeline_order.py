@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import Ranks
 
-from tuner.training.mesh.pipeline import CHUNKS, num_stages
+from steptune.tuner.training.mesh.pipeline import CHUNKS, num_stages
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # for the processes of the ranks, too
 
@@ -68,7 +68,7 @@ def test_interleaved_stages_make_it_smaller(ranks: Ranks, num_ranks: int, num_mi
 def test_stages_keep_as_many_micro_batches_as_the_memory_argument_says(
     ranks: Ranks, schedule: str, kept: list[int]
 ) -> None:
-    from tuner.training.mesh.stages import in_flight
+    from steptune.tuner.training.mesh.stages import in_flight
 
     orders = ranks.run(4, acted, schedule, 8)
     most = [max(_begun(order)) for order in orders]
@@ -76,7 +76,7 @@ def test_stages_keep_as_many_micro_batches_as_the_memory_argument_says(
 
 
 def test_interleaved_stages_keep_no_more_than_is_counted_on(ranks: Ranks) -> None:
-    from tuner.training.mesh.stages import in_flight
+    from steptune.tuner.training.mesh.stages import in_flight
 
     orders = ranks.run(4, acted, "interleaved", 8)
     for rank, order in enumerate(orders):

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from trial_builders import WORKLOADS, prepare, reference
 
-from tuner.trials.imports import imported_since, load_imports, save_imports
-from tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.imports import imported_since, load_imports, save_imports
+from steptune.tuner.trials.study_files import StudyFiles
 
 
 @pytest.mark.parametrize("variables", [{}, {"OMP_NUM_THREADS": "1"}], ids=["forked", "fresh"])

@@ -15,8 +15,8 @@ import pytest
 from marked import VARIABLE, commands, left_in, marked, new_mark, none_left, shared_memory_of, wait_until
 from trial_builders import reference
 
-from tuner.hardware import find_compiler
-from tuner.trials.scratch import SHARED_MEMORY, Scratch, remove_abandoned, scratch_directory
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.trials.scratch import SHARED_MEMORY, Scratch, remove_abandoned, scratch_directory
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 import msgspec
 from trial_builders import prepare
-from tuner.records import Candidate
+from steptune.tuner.records import Candidate
 study = prepare(sys.argv[1], Path(sys.argv[3]), with_reference=False)
 candidate = Candidate(choices=msgspec.json.decode(sys.argv[4]))
 study.run(study.spec(candidate, workload=sys.argv[2], guard=False, profile=False))
@@ -54,7 +54,7 @@ class Victim:
                 env={
                     **os.environ,
                     VARIABLE: self.mark,
-                    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+                    "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"))),
                     "TMPDIR": str(temporary),
                 },
                 stdout=log,
@@ -75,7 +75,7 @@ class Victim:
     def server(self) -> int:
         """The server: what it forked looks the same, and is its child."""
         children = {process.pid for process in psutil.Process(self.process.pid).children()}
-        (server,) = children & set(self.pids("tuner.trials.server"))
+        (server,) = children & set(self.pids("steptune.tuner.trials.server"))
         return server
 
     def kill(self, *who: str) -> None:
@@ -189,7 +189,7 @@ class TestScratch:
         self, temporary: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-        script = "import os\nfrom tuner.trials.scratch import scratch_directory\n"
+        script = "import os\nfrom steptune.tuner.trials.scratch import scratch_directory\n"
         script += "with scratch_directory() as path:\n    (path / 'file').touch()\n    os.kill(os.getpid(), 9)\n"
         subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(temporary)}, check=False)
         assert [path.name for path in left_in(temporary) if path.name == "file"] == ["file"]
@@ -202,7 +202,7 @@ class TestScratch:
         script = """
 import os, sys
 from pathlib import Path
-from tuner.trials.scratch import Scratch, note_forks
+from steptune.tuner.trials.scratch import Scratch, note_forks
 before = os.fork()
 if before == 0:
     os._exit(0)

@@ -16,17 +16,17 @@ import torch
 from ranks import Ranks, group
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
-from tuner.emulation import HOSTS_VARIABLE
-from tuner.errors import BaselineFailed
-from tuner.records import Candidate, Deadlines, FailureKind, Phase
-from tuner.search.verification import verify
-from tuner.strategies.composition import complete_choices
-from tuner.trace_records import TraceAnalysis
-from tuner.trials.coordination import Coordinator
-from tuner.trials.failures import classify, failure_of, is_of_the_group
-from tuner.trials.guard import GuardReference
-from tuner.trials.messages import Channel, FromRank, decoder_of
-from tuner.trials.trial import TrialRun
+from steptune.tuner.emulation import HOSTS_VARIABLE
+from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.records import Candidate, Deadlines, FailureKind, Phase
+from steptune.tuner.search.verification import verify
+from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.trace_records import TraceAnalysis
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.failures import classify, failure_of, is_of_the_group
+from steptune.tuner.trials.guard import GuardReference
+from steptune.tuner.trials.messages import Channel, FromRank, decoder_of
+from steptune.tuner.trials.trial import TrialRun
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from trial_builders import Prepared, prepare, reference
 
-from tuner.records import Candidate, FailureKind, TrialResult
+from steptune.tuner.records import Candidate, FailureKind, TrialResult
 
 pytestmark = pytest.mark.xdist_group("recipes")
 
@@ -79,8 +79,8 @@ class TestLargerBatch:
 
     def test_windows_begin_with_the_same_samples_as_the_baselines(self, study: Prepared) -> None:
         """Tokens of a window of n steps are those of the baseline's 4 n steps from the same position."""
-        from tuner.trials.study_files import StudyFiles
-        from tuner.workloads.loading import load_workload
+        from steptune.tuner.trials.study_files import StudyFiles
+        from steptune.tuner.workloads.loading import load_workload
 
         result = run(study, lossy=True, guard=False, larger_global_batch={"factor": 4, "rule": "none"})
         assert result.failure is None, result.failure

@@ -8,13 +8,13 @@ import pytest
 from marked import VARIABLE, new_mark, none_left
 from trial_builders import reference
 
-from tuner.errors import BaselineFailed, RunnerError, WorkloadError
-from tuner.records import BASELINE, WorkloadFacts
-from tuner.strategies.composition import complete_choices
-from tuner.trials.guard import Protocol
-from tuner.trials.inspection import InspectRequest
-from tuner.trials.reference import ReferenceRequest
-from tuner.trials.runner import LocalRunner
+from steptune.tuner.errors import BaselineFailed, RunnerError, WorkloadError
+from steptune.tuner.records import BASELINE, WorkloadFacts
+from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.trials.guard import Protocol
+from steptune.tuner.trials.inspection import InspectRequest
+from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.runner import LocalRunner
 
 MARK = new_mark()
 
@@ -62,7 +62,7 @@ class TestInspection:
             ("NoParameters", "NoParameters.model() has no parameter", "requires a gradient"),
             ("DamagedInWorker", "ValueError: sample", "is damaged"),
             ("TooLarge", "can't allocate memory", "4398046511104 bytes"),
-            ("NotAWorkload", "NotAWorkload is not a workload", "subclass tuner.Workload"),
+            ("NotAWorkload", "NotAWorkload is not a workload", "subclass steptune.Workload"),
         ],
     )
     def test_names_the_value_and_the_way_out(

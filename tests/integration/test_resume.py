@@ -48,12 +48,12 @@ class StudyProcess:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "service.cli.main", *arguments],
+                [sys.executable, "-m", "steptune", *arguments],
                 cwd=self._folder,
                 env={
                     **os.environ,
                     VARIABLE: self.mark,
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": str(ROOT / "src"),
                     "TMPDIR": str(self.temporary),
                     "STEPTUNE_DATABASE_URL": f"sqlite:///{self.database}",
                     "STEPTUNE_DATA_DIRECTORY": str(self._folder / "data"),
@@ -262,5 +262,5 @@ class TestInterrupted:
 def has_trial_server(mark: str) -> bool:
     """Before it, a command starts other processes: to see how trials can be isolated."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any("tuner.trials.server" in process.cmdline() for process in marked(mark))
+        return any("steptune.tuner.trials.server" in process.cmdline() for process in marked(mark))
     return False

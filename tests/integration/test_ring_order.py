@@ -8,8 +8,8 @@ import torch.distributed as dist
 from rank_jobs import build, train, train_alone
 from tiny_workloads import Everything
 
-from tuner.export.apply import check_order
-from tuner.training.hosts import make_levels, ring_group
+from steptune.tuner.export.apply import check_order
+from steptune.tuner.training.hosts import make_levels, ring_group
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -18,7 +18,7 @@ TWO_LEVELS = {"hierarchical_allreduce": {"levels": 2}}
 
 def dealt_out(rank, function, *args):
     """On two hosts, the even ranks on one of them."""
-    with patch("tuner.training.hosts.platform.node", lambda: f"host{rank % 2}"):
+    with patch("steptune.tuner.training.hosts.platform.node", lambda: f"host{rank % 2}"):
         return function(rank, *args)
 
 
@@ -66,7 +66,7 @@ def test_where_torch_sorts_every_group_it_stays_as_launched_and_says_so(ranks):
 
 def one_by_one(rank, function):
     """With the hosts of three ranks, of which the first and the last are on one."""
-    with patch("tuner.training.hosts.host_of_ranks", lambda: ["a", "b", "a"]):
+    with patch("steptune.tuner.training.hosts.host_of_ranks", lambda: ["a", "b", "a"]):
         return function(rank)
 
 

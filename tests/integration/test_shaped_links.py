@@ -25,7 +25,7 @@ def test_a_study_reduces_in_two_levels_where_the_link_between_hosts_is_slow(
         pass
     script, output = ROOT / "benchmarks" / "shaped_links.py", tmp_path / "figures.json"
     options = ["--link", link, "--output", str(output)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, str(script), *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (study,) = json.loads(output.read_text())["studies"]

@@ -15,14 +15,14 @@ from tiny_workloads import AttentionBlock, Everything, TinyViT
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tuner.errors import UnsupportedHere
-from tuner.hardware import find_compiler
-from tuner.records import Candidate
-from tuner.strategies import Unsupported, strategy_named
-from tuner.strategies.composition import conflict, normalise
-from tuner.training.job import TrainingJob
-from tuner.training.plan import ShardingArguments
-from tuner.training.sharding import _check_reduces_on_cpu, description_of, gathered_dtypes, units_of
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.records import Candidate
+from steptune.tuner.strategies import Unsupported, strategy_named
+from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import ShardingArguments
+from steptune.tuner.training.sharding import _check_reduces_on_cpu, description_of, gathered_dtypes, units_of
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

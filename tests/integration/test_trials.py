@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
-from tuner.protocols import Progress
-from tuner.records import BASELINE, Candidate, Phase
-from tuner.trace_records import Timeline, TraceAnalysis
-from tuner.trials.capture import WARM_UP_STEPS
+from steptune.tuner.protocols import Progress
+from steptune.tuner.records import BASELINE, Candidate, Phase
+from steptune.tuner.trace_records import Timeline, TraceAnalysis
+from steptune.tuner.trials.capture import WARM_UP_STEPS
 
 WORKERS = Candidate(choices={"data_loading": {"num_workers": 2}})
 ROUNDS = QUICK.min_rounds

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from tuner.profiling.analysis import analyse_traces
-from tuner.profiling.categories import Category
-from tuner.profiling.reader import read_trace
-from tuner.records import Breakdown
-from tuner.trials.capture import record_profile
+from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trials.capture import record_profile
 
 WITHIN = 0.05
 STEPS = 4

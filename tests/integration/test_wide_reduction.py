@@ -8,9 +8,9 @@ from rank_jobs import build, emulated, train
 from ranks import Ranks
 from tiny_workloads import Everything
 
-from tuner.records import Candidate, Choice
-from tuner.strategies.composition import conflict
-from tuner.training.communication import reduced_widely
+from steptune.tuner.records import Candidate, Choice
+from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.training.communication import reduced_widely
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

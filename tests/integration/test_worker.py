@@ -16,16 +16,16 @@ from marked import commands, left_in, marked, none_left, wait_until
 from sites import ROOT, Site
 from sqlalchemy import update
 
-from service.artifacts import open_artifacts
-from service.connections import writing
-from service.directories import remove_directories
-from service.models import QueueEntryRow
-from service.progress import EVENT, data_of, view_of
-from service.settings import Settings
-from service.worker.machine import host_id, parse_numbers
-from service.worker.supervisor import Supervisor
-from tuner.errors import ChoiceError
-from tuner.records import StudyState, TrialState
+from steptune.service.artifacts import open_artifacts
+from steptune.service.connections import writing
+from steptune.service.directories import remove_directories
+from steptune.service.models import QueueEntryRow
+from steptune.service.progress import EVENT, data_of, view_of
+from steptune.service.settings import Settings
+from steptune.service.worker.machine import host_id, parse_numbers
+from steptune.service.worker.supervisor import Supervisor
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import StudyState, TrialState
 
 pytestmark = pytest.mark.xdist_group("worker")
 
@@ -99,7 +99,7 @@ class TestRunning:
 
 
 def submit_upload(site: Site, content: bytes, entry: str) -> str:
-    from service.models import UserRow, WorkloadSourceRow
+    from steptune.service.models import UserRow, WorkloadSourceRow
 
     kept = open_artifacts(site.settings).put([content])
     now = datetime.now(UTC)
@@ -175,7 +175,7 @@ class TestDying:
         study_id = site.submit()
         site.worker("--once")
         site.await_trials(study_id, 1)
-        servers = [pid for pid, command in commands(site.mark).items() if "tuner.trials.server" in command]
+        servers = [pid for pid, command in commands(site.mark).items() if "steptune.tuner.trials.server" in command]
         min(map(psutil.Process, servers), key=lambda process: process.create_time()).kill()
         entry = site.await_state(study_id, StudyState.COMPLETED)
         assert entry.num_claims == 2
@@ -273,7 +273,8 @@ class TestSupervisor:
 
     def test_it_ends_when_its_parent_is_killed(self, site: Site) -> None:
         script = (
-            "import time; from service.settings import Settings; from service.worker.supervisor import Supervisor; "
+            "import time; from steptune.service.settings import Settings; "
+            "from steptune.service.worker.supervisor import Supervisor; "
             "Supervisor(Settings(_env_file=None), ['--isolation', 'none']).start(); time.sleep(600)"
         )
         parent = subprocess.Popen([sys.executable, "-c", script], env=site.environment(), cwd=site.folder)

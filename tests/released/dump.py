@@ -23,9 +23,9 @@ from builders import (
 )
 from sqlalchemy import select
 
-from service.connections import create_engine_for, reading
-from service.database import open_store
-from service.models import Base
+from steptune.service.connections import create_engine_for, reading
+from steptune.service.database import open_store
+from steptune.service.models import Base
 
 
 def fill(url: str) -> None:

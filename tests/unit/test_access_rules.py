@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from service.access.addresses import is_loopback
-from service.access.errors import HostRefused, TooManyRequests
-from service.access.open_access import check_host_header, check_loopback_only
-from service.access.proxies import Proxies
-from service.access.rate_limits import MAX_CLIENTS, RateLimit, client_of
-from service.access.scopes import Scope, implied, parse_scopes, scopes_text
-from service.access.secrets import csrf_token_for, equal, new_cookie, new_token, parse_token, without_secrets
-from service.access.settings import AccessSettings
-from service.access.tokens import effective_scopes
-from tuner.errors import ChoiceError
+from steptune.service.access.addresses import is_loopback
+from steptune.service.access.errors import HostRefused, TooManyRequests
+from steptune.service.access.open_access import check_host_header, check_loopback_only
+from steptune.service.access.proxies import Proxies
+from steptune.service.access.rate_limits import MAX_CLIENTS, RateLimit, client_of
+from steptune.service.access.scopes import Scope, implied, parse_scopes, scopes_text
+from steptune.service.access.secrets import csrf_token_for, equal, new_cookie, new_token, parse_token, without_secrets
+from steptune.service.access.settings import AccessSettings
+from steptune.service.access.tokens import effective_scopes
+from steptune.tuner.errors import ChoiceError
 
 SOME_SCOPES = st.frozensets(st.sampled_from(Scope), min_size=1)
 

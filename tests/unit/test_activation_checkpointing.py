@@ -12,11 +12,16 @@ from tiny_workloads import Everything, TinyViT
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.hardware import find_compiler
-from tuner.strategies.activation_checkpointing import ActivationCheckpointing, _policy, checkpointed, saved_operators
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.training.plan import Plan
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.strategies.activation_checkpointing import (
+    ActivationCheckpointing,
+    _policy,
+    checkpointed,
+    saved_operators,
+)
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,12 +13,12 @@ from tiny_workloads import Everything
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tuner.strategies.activation_checkpointing import checkpointed
-from tuner.strategies.activation_compression import ActivationCompression
-from tuner.training.assemble import assemble
-from tuner.training.plan import Plan
-from tuner.training.relu_masks import Window
-from tuner.training.saved_activations import FORMS, LOSSLESS, SavedActivations
+from steptune.tuner.strategies.activation_checkpointing import checkpointed
+from steptune.tuner.strategies.activation_compression import ActivationCompression
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.training.relu_masks import Window
+from steptune.tuner.training.saved_activations import FORMS, LOSSLESS, SavedActivations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import service
-from service import advisory_locks
+from steptune import service
+from steptune.service import advisory_locks
 
 SOURCES = Path(service.__file__).parent
 

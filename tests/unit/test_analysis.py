@@ -8,9 +8,9 @@ import pytest
 from trace_events import Event, event, launched, operator, runtime, step, write_trace
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.analysis import analyse_rank, analyse_traces
-from tuner.profiling.trace import TraceError
-from tuner.trace_records import RankAnalysis, TraceAnalysis
+from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
+from steptune.tuner.profiling.trace import TraceError
+from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 
 
 def world(rank: int | None, size: int = 2) -> dict:

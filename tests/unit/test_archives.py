@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.archives import MAX_SOURCE_BYTES, ArchiveLimits, find_workloads, unpack
-from tuner.errors import ArchiveRefused, WorkloadRejected
+from steptune.service.archives import MAX_SOURCE_BYTES, ArchiveLimits, find_workloads, unpack
+from steptune.tuner.errors import ArchiveRefused, WorkloadRejected
 
 SMALL = ArchiveLimits(members=20, total_bytes=4 << 20, file_bytes=3 << 20, depth=5, name_bytes=200)
 Entry = tuple[str, bytes]
@@ -261,7 +261,7 @@ class TestFindingWorkloads:
     def test_by_base_or_by_methods_and_without_running_anything(self, tmp_path: Path) -> None:
         (tmp_path / "pkg").mkdir()
         (tmp_path / "pkg" / "train.py").write_text(
-            "import os\nos._exit(1)\nclass Net: pass\nclass Mine(tuner.Workload): pass\n"
+            "import os\nos._exit(1)\nclass Net: pass\nclass Mine(steptune.Workload): pass\n"
             "class Duck:\n def model(self): ...\n def dataset(self): ...\n def loss(self, model, batch): ...\n"
         )
         (tmp_path / "broken.py").write_text("class (")
@@ -279,7 +279,7 @@ class TestFindingWorkloads:
         [([10, MAX_SOURCE_BYTES + 1], "'b.py' has 262,145 bytes"), ([MAX_SOURCE_BYTES] * 9, "have 2,359,296 bytes")],
     )
     def test_more_than_can_be_parsed_is_refused(self, tmp_path: Path, sizes: list[int], said: str, monkeypatch) -> None:
-        monkeypatch.setattr("service.archives.ast.parse", lambda source: pytest.fail("it is parsed"))
+        monkeypatch.setattr("steptune.service.archives.ast.parse", lambda source: pytest.fail("it is parsed"))
         for name, size in zip("abcdefghi", sizes, strict=False):
             (tmp_path / f"{name}.py").write_text("#" * size)
         with pytest.raises(WorkloadRejected, match=said) as caught:

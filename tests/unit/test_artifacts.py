@@ -11,14 +11,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from service.artifacts import ArtifactStore, open_artifacts
-from service.artifacts.files import RemoteFiles
-from service.artifacts.lock import CollectionBusy, FileLock, PostgresLock
-from service.artifacts.opening import files_at
-from service.artifacts.store import TooLarge
-from service.settings import Settings
-from tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
-from tuner.records import new_id
+from steptune.service.artifacts import ArtifactStore, open_artifacts
+from steptune.service.artifacts.files import RemoteFiles
+from steptune.service.artifacts.lock import CollectionBusy, FileLock, PostgresLock
+from steptune.service.artifacts.opening import files_at
+from steptune.service.artifacts.store import TooLarge
+from steptune.service.settings import Settings
+from steptune.tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
+from steptune.tuner.records import new_id
 
 CONTENT = b"a trace\n" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -253,7 +253,7 @@ class TestLock:
 
     def test_putting_excludes_collecting_and_nobody_else(self, lock, monkeypatch):
         """A collection that finds no pause gives up, and says so."""
-        monkeypatch.setattr("service.artifacts.lock.COLLECTION_PATIENCE_S", 0.05)
+        monkeypatch.setattr("steptune.service.artifacts.lock.COLLECTION_PATIENCE_S", 0.05)
         with lock.shared(), lock.shared(), pytest.raises(CollectionBusy, match="next time"), lock.exclusive():
             pass
         with lock.exclusive(), pytest.raises(CollectionBusy), lock.exclusive():

@@ -11,12 +11,12 @@ import torch
 from tiny_workloads import Everything, Line
 from torch import nn
 
-from tuner.errors import WorkloadRejected
-from tuner.training.assemble import assemble
-from tuner.training.casting import cast_model
-from tuner.training.job import TrainingJob
-from tuner.training.plan import LoaderArguments, OptimizerArguments, Plan, StepArguments
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import LoaderArguments, OptimizerArguments, Plan, StepArguments
+from steptune.tuner.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from tuner.hardware import find_compiler
-from tuner.strategies.attention_backend import AttentionBackend, backend_of
-from tuner.training.plan import Plan
+from steptune.tuner.hardware import find_compiler
+from steptune.tuner.strategies.attention_backend import AttentionBackend, backend_of
+from steptune.tuner.training.plan import Plan
 
 NAMES = {
     "aten::_scaled_dot_product_flash_attention": "flash",

@@ -10,10 +10,10 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from tuner.strategies.memory_format import MemoryFormat
-from tuner.training.assemble import assemble
-from tuner.training.batch_second import can_be_batch_second, is_batch_second, to_batch_second
-from tuner.training.plan import Plan
+from steptune.tuner.strategies.memory_format import MemoryFormat
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.batch_second import can_be_batch_second, is_batch_second, to_batch_second
+from steptune.tuner.training.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, HEADS, TOKENS, BATCH = 16, 2, 5, 3

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from tuner.errors import WorkloadRejected
-from tuner.workloads.batches import EndlessBatches, draw_batches, epoch_batches, load_batches, save_batches
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.workloads.batches import EndlessBatches, draw_batches, epoch_batches, load_batches, save_batches
+from steptune.tuner.workloads.workload import Workload
 
 
 class Numbers(Workload):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.training.block_kinds import block_kinds
+from steptune.tuner.training.block_kinds import block_kinds
 
 
 class Shifted(nn.Module):

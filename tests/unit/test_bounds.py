@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of, situation
 
-from tuner.profiling.bounds import (
+from steptune.tuner.profiling.bounds import (
     Situation,
     above_roofline,
     compute_floor_ns,
@@ -17,9 +17,9 @@ from tuner.profiling.bounds import (
     pipelined_input,
     removable,
 )
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Breakdown, Calibration, CaptureQuality, Choice, ModelFacts
-from tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice, ModelFacts
+from steptune.tuner.strategies import STRATEGIES, strategy_named
 
 C = Category
 DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}

@@ -11,7 +11,7 @@ from builders import sample_breakdown
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.records import BASELINE, Candidate, Numerics, Window, choice_label, new_id
+from steptune.tuner.records import BASELINE, Candidate, Numerics, Window, choice_label, new_id
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text()
 CHOICES = st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(min_size=1), SCALARS, min_size=1), max_size=4)
@@ -116,7 +116,7 @@ class TestRecord:
 
     def test_ids_sort_by_time_and_never_repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = iter(range(10**18, 10**18 + 50 * 10**6, 10**6))
-        monkeypatch.setattr("tuner.records.ids.time.time_ns", lambda: next(now))
+        monkeypatch.setattr("steptune.tuner.records.ids.time.time_ns", lambda: next(now))
         ids = [new_id() for _ in range(50)]
         assert ids == sorted(ids)
         assert len(set(ids)) == 50

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from tiny_workloads import Everything
 from torch import nn
 
-from tuner.errors import CannotCapture
-from tuner.records import FailureKind, Phase
-from tuner.training.assemble import assemble
-from tuner.training.capture_failure import FailingOperator, HostReads, explained, waits
-from tuner.training.plan import Plan
-from tuner.trials.failures import classify, failure_of
-from tuner.user_code import is_models, is_users, model_line
+from steptune.tuner.errors import CannotCapture
+from steptune.tuner.installation import PACKAGE
+from steptune.tuner.records import FailureKind, Phase
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.capture_failure import FailingOperator, HostReads, explained, waits
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.trials.failures import classify, failure_of
+from steptune.tuner.user_code import is_models, is_users, model_line
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -106,9 +107,7 @@ class TestModelLine:
         assert model_line(frames[2:]) == ""
 
     def test_ours_are_none_of_it_but_ready_workloads_are(self) -> None:
-        import tuner
-
-        ours = Path(tuner.__file__).parent
+        ours = PACKAGE / "tuner"
         assert not is_models(str(ours / "training" / "job.py"))
         assert is_models(str(ours / "workloads" / "zoo" / "synthetic.py"))
         assert not is_users(str(ours / "workloads" / "zoo" / "synthetic.py"))
@@ -172,7 +171,7 @@ class TestHostReads:
 
     def test_a_workload_that_reads_a_value_is_known_before_anything_is_tried(self) -> None:
         """And the strategy says so instead of spending a trial."""
-        from tuner.trials.model_look import look_at_model
+        from steptune.tuner.trials.model_look import look_at_model
 
         class Reading(Everything):
             def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:

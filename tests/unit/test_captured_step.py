@@ -14,21 +14,21 @@ import torch
 from tiny_workloads import Everything, Line
 from torch import nn
 
-from tuner.errors import CannotCapture
-from tuner.strategies import strategy_named
-from tuner.training.assemble import assemble
-from tuner.training.captured_step import (
+from steptune.tuner.errors import CannotCapture
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.captured_step import (
     MAX_RECORDINGS,
     WARM_UP_STEPS,
     CapturedStep,
     make_capturable,
     signature,
 )
-from tuner.training.casting import cast_model
-from tuner.training.job import TrainingJob
-from tuner.training.plan import OptimizerArguments, Plan, StepArguments
-from tuner.training.recorder import Recorded, Repeater
-from tuner.workloads.workload import Workload
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
+from steptune.tuner.training.recorder import Recorded, Repeater
+from steptune.tuner.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -336,7 +336,7 @@ class TestOptionsThatChange:
 
     def test_a_change_now_and_then_is_recorded_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As of a rate that falls once an epoch; one recording at a time takes memory."""
-        monkeypatch.setattr("tuner.training.captured_step.PAYS_AFTER_STEPS", 3)
+        monkeypatch.setattr("steptune.tuner.training.captured_step.PAYS_AFTER_STEPS", 3)
 
         class Falling(Momentum):
             def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
@@ -374,7 +374,7 @@ class TestWhoLooksOn:
 
     def test_the_guard_sees_the_same_training(self) -> None:
         """Its protocol: dropout off for some steps, then on; the step is recorded once for each."""
-        from tuner.trials.guard import Protocol, run_protocol
+        from steptune.tuner.trials.guard import Protocol, run_protocol
 
         protocol = Protocol(num_pointwise=3, num_curve=3, num_horizon=0, randomness="switchable", seed=4)
         curves = []

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from tiny_workloads import Line
 from torch import nn
 
-from tuner.errors import CannotCapture
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.training.plan import Plan, StepArguments
+from steptune.tuner.errors import CannotCapture
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import Plan, StepArguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

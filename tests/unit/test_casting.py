@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.training.casting import cast_model, compute_routers_in_fp32, fp32_modules, is_norm, keeps_fp32
-from tuner.training.initial_state import named_state
-from tuner.training.master_weights import MasterWeights
+from steptune.tuner.training.casting import cast_model, compute_routers_in_fp32, fp32_modules, is_norm, keeps_fp32
+from steptune.tuner.training.initial_state import named_state
+from steptune.tuner.training.master_weights import MasterWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

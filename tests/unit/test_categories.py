@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from traces import needs_traces, trace_file
 
-from tuner.profiling.categories import (
+from steptune.tuner.profiling.categories import (
     CATEGORIES,
     COMPUTE,
     GROUPS,
@@ -20,8 +20,8 @@ from tuner.profiling.categories import (
     group_shares,
     is_communication,
 )
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Kind
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Kind
 
 C = Category
 

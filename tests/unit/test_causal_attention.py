@@ -12,17 +12,17 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
-from tuner.records import Choice
-from tuner.strategies import STRATEGIES
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.captured_step import CapturedStep
-from tuner.training.causal_attention import CausalLook, use_causal_flag, uses_causal_flag
-from tuner.training.plan import Plan
-from tuner.training.recorder import Repeater
-from tuner.trials.model_look import look_at_model
-from tuner.workloads.loading import load_workload
-from tuner.workloads.workload import Workload
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.captured_step import CapturedStep
+from steptune.tuner.training.causal_attention import CausalLook, use_causal_flag, uses_causal_flag
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.training.recorder import Repeater
+from steptune.tuner.trials.model_look import look_at_model
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.workload import Workload
 
 CPU = torch.device("cpu")
 GPT = "zoo:gpt2?batch=2&sequence=16&n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=16"

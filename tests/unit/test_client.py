@@ -10,12 +10,20 @@ import httpx
 import msgspec
 import pytest
 
-from service.archives import ArchiveLimits, unpack
-from service.cli.submit import _local
-from service.client import AccessRefused, Client, Conflict, InvalidRequest, NotFound, ServiceError, ServiceUnreachable
-from service.client.packing import pack
-from tuner.errors import ChoiceError, WorkloadRejected
-from tuner.records import Event
+from steptune.service.archives import ArchiveLimits, unpack
+from steptune.service.cli.submit import _local
+from steptune.service.client import (
+    AccessRefused,
+    Client,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    ServiceUnreachable,
+)
+from steptune.service.client.packing import pack
+from steptune.tuner.errors import ChoiceError, WorkloadRejected
+from steptune.tuner.records import Event
 
 ME = {"user_id": "u", "name": "ada", "scopes": ["read"], "token_id": None, "method": "token", "expires_at": None}
 Answer = httpx.Response | Exception
@@ -304,5 +312,5 @@ def test_what_is_meant_by_a_workload_follows_from_how_it_is_written(text):
 
 def test_the_client_loads_neither_torch_nor_the_server():
     """It is for notebooks and scripts."""
-    code = "import sys, service.client; sys.exit(any(name in sys.modules for name in ('torch', 'fastapi', 'uvicorn')))"
+    code = "import sys, steptune.service.client; sys.exit(bool({'torch', 'fastapi', 'uvicorn'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

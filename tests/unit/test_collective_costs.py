@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.network.collective_costs import (
+from steptune.tuner.network.collective_costs import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -19,7 +19,7 @@ from tuner.network.collective_costs import (
     ring_ns,
     two_level_all_reduce_ns,
 )
-from tuner.records import Link
+from steptune.tuner.records import Link
 
 MB = 10**6
 US = 1_000

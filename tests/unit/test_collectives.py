@@ -11,23 +11,23 @@ from analysed import make_breakdown
 from trace_events import OTHER, Event, event, launched, operator, runtime, step, trace_of
 from traces import needs_traces, trace_file
 
-from tuner.profiling.capture import link
-from tuner.profiling.categories import PRIORITY, Category
-from tuner.profiling.collectives import (
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.profiling.collectives import (
     CollectiveCalls,
     Message,
     bus_bandwidth,
     collective_calls,
     collective_stats,
 )
-from tuner.profiling.communication import collective_name
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
-from tuner.profiling.intervals import union
-from tuner.profiling.rank_comparison import compare_ranks, late_part, straggler
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Trace
-from tuner.trace_records import RankWait
+from steptune.tuner.profiling.communication import collective_name
+from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.intervals import union
+from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part, straggler
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Trace
+from steptune.tuner.trace_records import RankWait
 
 MS = 1_000_000
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from scipy import stats
 
-from tuner.profiling.comparison import ComparisonError, compare, compare_breakdowns, shortened
-from tuner.records import CaptureQuality, GapSite
+from steptune.tuner.profiling.comparison import ComparisonError, compare, compare_breakdowns, shortened
+from steptune.tuner.records import CaptureQuality, GapSite
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 TIMES = st.dictionaries(st.sampled_from([MATMUL, HOST, DATA, "queued"]), st.integers(0, 10**9), min_size=1)

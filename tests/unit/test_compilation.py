@@ -10,11 +10,11 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from tuner.profiling.compile_findings import COMPILE_RULES, diagnose_compilation
-from tuner.records import Compilation, CompilationEvent
-from tuner.strategies import strategy_named
-from tuner.training.compilation import allow_recompilations, compilation, num_graphs, watch_compilation
-from tuner.training.plan import Plan
+from steptune.tuner.profiling.compile_findings import COMPILE_RULES, diagnose_compilation
+from steptune.tuner.records import Compilation, CompilationEvent
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.compilation import allow_recompilations, compilation, num_graphs, watch_compilation
+from steptune.tuner.training.plan import Plan
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -5,9 +5,9 @@ from builders import sample_environment, sample_facts
 from msgspec.structs import replace
 from profiled import breakdown_of, situation
 
-from tuner.profiling.categories import Category
-from tuner.records import Choice
-from tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies import STRATEGIES, strategy_named
 
 COMPILE = strategy_named("compile")
 DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}

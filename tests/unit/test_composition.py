@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tuner.errors import ChoiceError
-from tuner.records import BASELINE, Candidate, Choice, Numerics
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF, TF32_ROUNDOFF
-from tuner.strategies.composition import (
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import BASELINE, Candidate, Choice, Numerics
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF, TF32_ROUNDOFF
+from steptune.tuner.strategies.composition import (
     CONFLICTS,
     MEANINGLESS,
     TOGETHER,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import SMALL, candidate, run_one
 
-from tuner.records import Purpose
-from tuner.search.confirmation import MAX_BLOCKS, Finalist, gain_of, judge, num_blocks, plan_blocks
-from tuner.search.recommend import choose
-from tuner.trials.fake import FakeRunner
+from steptune.tuner.records import Purpose
+from steptune.tuner.search.confirmation import MAX_BLOCKS, Finalist, gain_of, judge, num_blocks, plan_blocks
+from steptune.tuner.search.recommend import choose
+from steptune.tuner.trials.fake import FakeRunner
 
 BASE, FAST, SLOW = candidate(), candidate(loader=2), candidate(products=1)
 NUM_SIMULATIONS = 3000

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import RunnerError
-from tuner.trials.connection import ServerConnection, default_start_method
-from tuner.trials.messages import Exit, ServerReady, encode
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.trials.connection import ServerConnection, default_start_method
+from steptune.tuner.trials.messages import Exit, ServerReady, encode
 
 GREET = f"""
 message = bytes.fromhex("{encode(ServerReady(pid=1, preload_ns=2)).hex()}")

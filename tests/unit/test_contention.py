@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.hardware import usable_cores
-from tuner.trials.contention import TICKS_OF_ERROR, CpuReading, foreign_share, read_cpu
+from steptune.tuner.hardware import usable_cores
+from steptune.tuner.trials.contention import TICKS_OF_ERROR, CpuReading, foreign_share, read_cpu
 
 RESOLUTION_S = TICKS_OF_ERROR / os.sysconf("SC_CLK_TCK")
 seconds = st.floats(0, 1e6)

@@ -33,20 +33,20 @@ from report_builders import (
     without_gain,
 )
 
-from dashboards import theme, units
-from dashboards.breakdown import get_breakdown_info, get_comparison_info, mean_step_ms, plot_breakdown
-from dashboards.gains import get_gains_info, plot_gains
-from dashboards.headline import get_headline_info
-from dashboards.history import LOOKS, get_history_info, plot_history
-from dashboards.report import render_report
-from dashboards.site import STANDALONE
-from dashboards.sources import TrialSource
-from dashboards.story import get_not_tried_info, get_tried_info
-from dashboards.study_page import study_context
-from tuner.export import exporters_for
-from tuner.memory_store import MemoryStudyStore
-from tuner.profiling.categories import CATEGORIES, GROUPS
-from tuner.records import (
+from steptune.dashboards import theme, units
+from steptune.dashboards.breakdown import get_breakdown_info, get_comparison_info, mean_step_ms, plot_breakdown
+from steptune.dashboards.gains import get_gains_info, plot_gains
+from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.history import LOOKS, get_history_info, plot_history
+from steptune.dashboards.report import render_report
+from steptune.dashboards.site import STANDALONE
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.story import get_not_tried_info, get_tried_info
+from steptune.dashboards.study_page import study_context
+from steptune.tuner.export import exporters_for
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Decision,
@@ -441,7 +441,7 @@ class TestReport:
             "the update is one kernel",
             "2.13.0+cpu",
             "num_workers=0 num_workers=2",
-            'tuner.apply("steptune.json", workload)',
+            'steptune.apply("steptune.json", workload)',
         ):
             assert expected in text
 

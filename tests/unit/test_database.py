@@ -28,10 +28,10 @@ from builders import (
 from msgspec.structs import replace
 from sqlalchemy import Engine, delete, event, func, inspect, select, update
 
-from service import database
-from service.connections import create_engine_for, reading, writing
-from service.database import check_schema, migrate, open_store
-from service.models import (
+from steptune.service import database
+from steptune.service.connections import create_engine_for, reading, writing
+from steptune.service.database import check_schema, migrate, open_store
+from steptune.service.models import (
     Base,
     BreakdownRow,
     CollectiveStatsRow,
@@ -48,10 +48,10 @@ from service.models import (
     WindowRow,
     WorkloadRow,
 )
-from service.store import SqlStudyStore
-from tuner.errors import MissingDependency, SchemaOutdated, SchemaTooNew, StorageFull, StoreError
-from tuner.records import Artifact, Event, TrialState
-from tuner.store_rules import decode, encode
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import MissingDependency, SchemaOutdated, SchemaTooNew, StorageFull, StoreError
+from steptune.tuner.records import Artifact, Event, TrialState
+from steptune.tuner.store_rules import decode, encode
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_every_record_comes_back_from_its_text(record):
 
 def test_the_service_loads_no_torch():
     """The processes that keep the database are small: torch would triple them."""
-    code = "import sys, service.database, service.artifacts; sys.exit('torch' in sys.modules)"
+    code = "import sys, steptune.service.database, steptune.service.artifacts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

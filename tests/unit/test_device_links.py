@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.device_links import device_links, links_between
+from steptune.tuner.device_links import device_links, links_between
 
 GPU, SWITCH = 0, 2
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from builders import sample_result, sample_window
 
-from tuner.records import DeviceReading
-from tuner.search.designer import why_not
-from tuner.trials.device_state import DeviceState, Use, limits_of, reading_between, why_void
-from tuner.trials.device_watch import NOT_INSTALLED, DeviceWatch, NvmlLook, watch_device
+from steptune.tuner.records import DeviceReading
+from steptune.tuner.search.designer import why_not
+from steptune.tuner.trials.device_state import DeviceState, Use, limits_of, reading_between, why_void
+from steptune.tuner.trials.device_watch import NOT_INSTALLED, DeviceWatch, NvmlLook, watch_device
 
 OURS, THEIRS = 100, 200
 SECOND_US = 1_000_000

@@ -6,13 +6,21 @@ import msgspec
 import pytest
 from profiled import breakdown_of, situation
 
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
-from tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, busiest, diagnose, diagnose_ranks
-from tuner.profiling.quality import PROBLEMS
-from tuner.records import Calibration, CaptureQuality, CollectiveStats, Finding, InputActivity, KernelStats, ModelFacts
-from tuner.strategies import STRATEGIES
-from tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, busiest, diagnose, diagnose_ranks
+from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.records import (
+    Calibration,
+    CaptureQuality,
+    CollectiveStats,
+    Finding,
+    InputActivity,
+    KernelStats,
+    ModelFacts,
+)
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
 
 C = Category
 FASTER_IN_BF16 = Calibration(matmul_flops_per_s={"float32": 1e9, "bfloat16": 4e9}, copy_bytes_per_s=0.0)

@@ -8,11 +8,11 @@ import pytest
 from builders import sample_study
 from sqlalchemy import Engine
 
-from service.connections import create_engine_for, writing
-from service.directories import mark, remove_directories
-from service.models import QueueEntryRow
-from service.store import SqlStudyStore
-from tuner.records import StudyState
+from steptune.service.connections import create_engine_for, writing
+from steptune.service.directories import mark, remove_directories
+from steptune.service.models import QueueEntryRow
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import StudyState
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)

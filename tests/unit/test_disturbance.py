@@ -2,7 +2,7 @@
 
 import torch
 
-from tuner.trials.disturbance import Disturbance
+from steptune.tuner.trials.disturbance import Disturbance
 
 ONES = torch.ones(64)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from search_builders import candidate
 
-from tuner.search.effects import PRIORS, Difference, EffectModel, Observation
+from steptune.tuner.search.effects import PRIORS, Difference, EffectModel, Observation
 
 MAIN_EFFECT_SD, OWN_EFFECT_SD = PRIORS[0].main_sd, PRIORS[0].own_sd
 BASE = candidate()

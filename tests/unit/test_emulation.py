@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tuner import hardware
-from tuner.emulation import DEVICES_VARIABLE, ranks_per_device
-from tuner.errors import PlatformError
-from tuner.export import apply
-from tuner.hardware import describe_hardware
-from tuner.trials.rank_device import rank_device
-from tuner.trials.topology import kind_inside
+from steptune.tuner import hardware
+from steptune.tuner.emulation import DEVICES_VARIABLE, ranks_per_device
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.export import apply
+from steptune.tuner.hardware import describe_hardware
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.trials.topology import kind_inside
 
 MEMORY_BYTES = 80_000
 
@@ -87,5 +87,5 @@ def test_without_gpus_there_is_nothing_to_share(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_exported_trains_on_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEVICES_VARIABLE, "4")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(PlatformError, match=r"tuner.apply trains on whole GPUs: unset it"):
+    with pytest.raises(PlatformError, match=r"steptune.apply trains on whole GPUs: unset it"):
         apply._device("cuda", describe_hardware("cuda"), 2)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.training.encodings import (
+from steptune.tuner.training.encodings import (
     BLOCK,
     LEVELS,
     Blocks,

@@ -9,7 +9,7 @@ from builders import sample_result, sample_window
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimates import (
+from steptune.tuner.estimates import (
     Estimate,
     log_rate,
     log_ratio,
@@ -19,7 +19,7 @@ from tuner.estimates import (
     trimmed_mean,
     units_per_s,
 )
-from tuner.records import TrialResult
+from steptune.tuner.records import TrialResult
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 

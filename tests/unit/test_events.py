@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_events import Event, event, kernel, note, operator, runtime, step, trace_of
 
-from tuner.profiling import reader
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Kind, Trace, TraceError
+from steptune.tuner.profiling import reader
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Kind, Trace, TraceError
 
 
 def timed(ts: Any, dur: Any = 1, **more: Any) -> Event:

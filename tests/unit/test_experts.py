@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.workloads.loading import load_workload
-from tuner.workloads.zoo.experts import ExpertLayer, balance_loss, capacity_of, route
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.zoo.experts import ExpertLayer, balance_loss, capacity_of, route
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

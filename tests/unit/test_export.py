@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import complete, environment_variables, make_recommendation, without_gain
 
-import tuner
-from tuner.errors import RecommendationError
-from tuner.export import EXPORTERS, exporter_named
-from tuner.export.base import Exporter, headline
-from tuner.export.native import load_recommendation
-from tuner.records import SCHEMA_VERSION, Candidate, Recommendation, Verdict
+import steptune
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.export import EXPORTERS, exporter_named
+from steptune.tuner.export.base import Exporter, headline
+from steptune.tuner.export.native import load_recommendation
+from steptune.tuner.records import SCHEMA_VERSION, Candidate, Recommendation, Verdict
 
 NATIVE = [exporter_named("json"), exporter_named("yaml")]
 
@@ -194,11 +194,11 @@ class TestHeader:
 class TestLaunchEnvironment:
     def test_it_is_what_the_choices_need_before_torch(self) -> None:
         recommendation = make_recommendation(Candidate(choices={"cpu_threads": {"bind": "close"}}))
-        assert tuner.launch_environment(recommendation) == {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+        assert steptune.launch_environment(recommendation) == {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
 
     def test_it_reads_an_export(self) -> None:
         text = exporter_named("yaml").export(make_recommendation())
-        assert tuner.launch_environment(text) == {}
+        assert steptune.launch_environment(text) == {}
 
 
 def test_the_builders_agree_with_the_strategies() -> None:
@@ -206,19 +206,19 @@ def test_the_builders_agree_with_the_strategies() -> None:
     assert recommendation.environment_variables == environment_variables(complete(recommendation.candidate))
 
 
-def test_importing_tuner_and_exporting_needs_no_torch() -> None:
-    """Workload files and launchers import tuner before they decide what torch may see."""
+def test_importing_steptune_and_exporting_needs_no_torch() -> None:
+    """Workload files and launchers import steptune before they decide what torch may see."""
     program = (
-        "import sys, tuner, tuner.export\n"
-        "tuner.apply, tuner.launch_environment, tuner.load_recommendation\n"
+        "import sys, steptune, steptune.tuner.export\n"
+        "steptune.apply, steptune.launch_environment, steptune.load_recommendation\n"
         "assert 'torch' not in sys.modules and 'plotly' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_tuner_has_no_other_attributes() -> None:
+def test_steptune_has_no_other_attributes() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'aply'"):
-        _ = tuner.aply
+        _ = steptune.aply
 
 
 def test_all_native_texts_are_plain_data() -> None:

@@ -9,18 +9,18 @@ from msgspec import structs
 from predictions import ALONE_NS, LINK, choices, profile_of, result_of, study_of, topology_of
 from report_builders import make_trials, stored
 
-from dashboards.scaling import LOOKS, get_checks_info, get_scaling_info, get_ways_info, scaling_context
-from service.predicting import Question, predicted
-from tuner.errors import ChoiceError, StoreError
-from tuner.network.collective_costs import ALL_REDUCE, REDUCE_SCATTER, ring_ns
-from tuner.prediction.basis import Basis, basis_of
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.contention import measured_contention
-from tuner.prediction.corrections import correction
-from tuner.prediction.extrapolate import checks_of, extrapolate, host_counts
-from tuner.prediction.plans import WAYS, Family
-from tuner.prediction.step import BACKWARD_SHARE, NO_PHASES, compute_step
-from tuner.records import BASELINE, Candidate, CollectiveTiming, Decision, Link, Numerics, SampleUnit
+from steptune.dashboards.scaling import LOOKS, get_checks_info, get_scaling_info, get_ways_info, scaling_context
+from steptune.service.predicting import Question, predicted
+from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.network.collective_costs import ALL_REDUCE, REDUCE_SCATTER, ring_ns
+from steptune.tuner.prediction.basis import Basis, basis_of
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.contention import measured_contention
+from steptune.tuner.prediction.corrections import correction
+from steptune.tuner.prediction.extrapolate import checks_of, extrapolate, host_counts
+from steptune.tuner.prediction.plans import WAYS, Family
+from steptune.tuner.prediction.step import BACKWARD_SHARE, NO_PHASES, compute_step
+from steptune.tuner.records import BASELINE, Candidate, CollectiveTiming, Decision, Link, Numerics, SampleUnit
 
 STEP_NS = sum(ALONE_NS.values())
 NETWORK = Link(kind="given", latency_ns=20_000, bytes_per_s=3.125e9)

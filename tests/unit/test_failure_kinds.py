@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from tuner.errors import PlatformError, RunnerError, UnsupportedHere, WorkloadRejected
-from tuner.records import FailureKind, Phase
-from tuner.trials.failures import NumericsLeft, classify, failure_of, failure_of_exit, is_out_of_memory
+from steptune.tuner.errors import PlatformError, RunnerError, UnsupportedHere, WorkloadRejected
+from steptune.tuner.records import FailureKind, Phase
+from steptune.tuner.trials.failures import NumericsLeft, classify, failure_of, failure_of_exit, is_out_of_memory
 
 K = FailureKind
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.workloads.zoo.fcos3d import REGRESS_RANGES, Scene, make_points, make_targets
-from tuner.workloads.zoo.monocular_3d import STRIDES, box_loss, focal_loss, monocular_loss
+from steptune.tuner.workloads.zoo.fcos3d import REGRESS_RANGES, Scene, make_points, make_targets
+from steptune.tuner.workloads.zoo.monocular_3d import STRIDES, box_loss, focal_loss, monocular_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,12 +11,12 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from tuner.errors import UnsupportedHere
-from tuner.training.assemble import assemble
-from tuner.training.casting import cast_model
-from tuner.training.flat_parameters import ALIGNMENT, ELEMENT_WISE, FlatParameters
-from tuner.training.job import TrainingJob
-from tuner.training.plan import OptimizerArguments, Plan
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.flat_parameters import ALIGNMENT, ELEMENT_WISE, FlatParameters
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.plan import OptimizerArguments, Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -113,7 +113,7 @@ class TestTraining:
         assert all(value.dtype == torch.float32 for value in flat.state_dict().values())
 
     def test_goes_with_micro_batches(self) -> None:
-        from tuner.training.plan import StepArguments
+        from steptune.tuner.training.plan import StepArguments
 
         step = StepArguments(num_micro_batches=4)
         plain, flat = build(False, step=step), build(True, step=step)

@@ -7,7 +7,7 @@ import math
 import pytest
 from report_builders import STEP_AFTER, STEP_BEFORE, WINNER, make_result
 
-from dashboards.comparison import (
+from steptune.dashboards.comparison import (
     by_state,
     get_comparison_headline,
     get_differences_info,
@@ -16,7 +16,7 @@ from dashboards.comparison import (
     get_sides_info,
     plot_differences,
 )
-from dashboards.fleet import (
+from steptune.dashboards.fleet import (
     NOT_RUN,
     FleetPart,
     FleetStudy,
@@ -27,9 +27,9 @@ from dashboards.fleet import (
     plot_limits,
     plot_strategies,
 )
-from tuner.profiling.trial_comparison import compare_trials
-from tuner.records import BASELINE
-from tuner.trace_records import Comparison, Difference, KernelDifference
+from steptune.tuner.profiling.trial_comparison import compare_trials
+from steptune.tuner.records import BASELINE
+from steptune.tuner.trace_records import Comparison, Difference, KernelDifference
 
 
 def study(hardware="A", gain=None, before=None, after=None, verdict=None, seconds=3600.0) -> FleetStudy:

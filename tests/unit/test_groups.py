@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_builders import move
 
-from tuner.records import Candidate
-from tuner.search.groups import covering_group
+from steptune.tuner.records import Candidate
+from steptune.tuner.search.groups import covering_group
 
 levels = st.lists(st.integers(1, 3), min_size=2, max_size=6)
 

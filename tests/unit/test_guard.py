@@ -17,11 +17,11 @@ from guarded import BF16, FP32, Guarded, Study, make_study
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.records import TrialSpec
-from tuner.training.job import TrainingJob
-from tuner.trials import guard
-from tuner.trials.coordination import Coordinator
-from tuner.trials.guard import (
+from steptune.tuner.records import TrialSpec
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.trials import guard
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.guard import (
     Curve,
     GuardReference,
     Protocol,
@@ -435,7 +435,7 @@ class TestTolerances:
 
 class TestVerdict:
     def spec(self, study: Study, **changes: Any) -> TrialSpec:
-        from tuner.records import BASELINE
+        from steptune.tuner.records import BASELINE
 
         fields = {
             "trial_id": "t",

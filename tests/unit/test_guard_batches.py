@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-import tuner
-from tuner.training.assemble import assemble
-from tuner.training.plan import BatchArguments, Plan
-from tuner.trials.guard_batches import check_samples, concatenated, guard_batches, merged_numbers
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import EndlessBatches, save_batches
+import steptune
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import BatchArguments, Plan
+from steptune.tuner.trials.guard_batches import check_samples, concatenated, guard_batches, merged_numbers
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.batches import EndlessBatches, save_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +34,7 @@ class Texts:
         return torch.full((LENGTHS[index],), float(index + 1))
 
 
-class Reading(tuner.Workload):
+class Reading(steptune.Workload):
     global_batch = BATCH
 
     def model(self) -> torch.nn.Module:

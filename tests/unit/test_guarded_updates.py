@@ -15,10 +15,10 @@ import torch
 from guarded import PROTOCOL, ByAdamW, Counting, Study, Wide, make_study
 from msgspec.structs import replace
 
-from tuner.records import BASELINE, TrialSpec
-from tuner.training.job import TrainingJob
-from tuner.trials.coordination import Coordinator
-from tuner.trials.guard import run_guard
+from steptune.tuner.records import BASELINE, TrialSpec
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.guard import run_guard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

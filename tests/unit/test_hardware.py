@@ -9,9 +9,9 @@ import psutil
 import pytest
 import torch
 
-from tuner import hardware
-from tuner.errors import PlatformError
-from tuner.hardware import (
+from steptune.tuner import hardware
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.hardware import (
     allowed_cores,
     check_platform,
     describe_environment,

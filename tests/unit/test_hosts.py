@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE
-from tuner.training.hosts import HOST_ID, OVER_LOOPBACK, emulate_for_nccl, emulation_of
-from tuner.trials.coordination import Coordinator
+from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE
+from steptune.tuner.training.hosts import HOST_ID, OVER_LOOPBACK, emulate_for_nccl, emulation_of
+from steptune.tuner.trials.coordination import Coordinator
 
 
 def told(rank: int, num_ranks: int, **variables: str) -> dict[str, str]:

@@ -11,14 +11,14 @@ from builders import sample_decision, sample_recommendation, sample_study, sampl
 from msgspec.structs import replace
 from sqlalchemy import Engine, delete, select
 
-from service.artifacts import ArtifactStore
-from service.artifacts.collection import Collected, collect_garbage
-from service.artifacts.files import LocalFiles
-from service.artifacts.retention import apply_quotas, release_traces, user_artifact_bytes
-from service.connections import create_engine_for, reading, writing
-from service.database import migrate
-from service.housekeeping import keep_house
-from service.models import (
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.artifacts.collection import Collected, collect_garbage
+from steptune.service.artifacts.files import LocalFiles
+from steptune.service.artifacts.retention import apply_quotas, release_traces, user_artifact_bytes
+from steptune.service.connections import create_engine_for, reading, writing
+from steptune.service.database import migrate
+from steptune.service.housekeeping import keep_house
+from steptune.service.models import (
     ArtifactRow,
     AuditRow,
     BrowserSessionRow,
@@ -28,9 +28,9 @@ from service.models import (
     UserRow,
     WorkloadSourceRow,
 )
-from service.settings import Settings
-from service.store import SqlStudyStore
-from tuner.records import BASELINE, Candidate, StudyState
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import BASELINE, Candidate, StudyState
 
 NOW = datetime.now(UTC)
 OTHER = Candidate(choices={"cpu_threads": {"intra_op": 1}})
@@ -305,7 +305,7 @@ def test_what_is_expired_is_forgotten(engine, artifacts, user, monkeypatch):
     """Keys after a day, sessions when they end, audit entries after the days of the settings; by the database's clock,
     whatever that of this host says.
     """
-    monkeypatch.setattr("service.housekeeping.database_now", lambda session: NOW + timedelta(days=30))
+    monkeypatch.setattr("steptune.service.housekeeping.database_now", lambda session: NOW + timedelta(days=30))
     with writing(engine) as session:
         for name, hours in (("old", 25), ("new", 23)):
             at = NOW + timedelta(days=30) - timedelta(hours=hours)

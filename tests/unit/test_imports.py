@@ -11,31 +11,31 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
-    "tuner",
-    "tuner.search.driver",
-    "tuner.export",
-    "tuner.export.study_formats",
-    "tuner.memory_store",
-    "tuner.network.examine",
-    "tuner.network.log_checks",
-    "tuner.profiling.analysis",
-    "tuner.profiling.comparison",
-    "tuner.profiling.perfetto",
-    "tuner.strategies.composition",
-    "tuner.trials.runner",
-    "tuner.workloads.zoo",
-    "service.app",
-    "service.cli.main",
-    "service.cli.network",
-    "service.cli.serve",
-    "service.serving",
-    "service.cli.trace_summary",
-    "service.store",
-    "service.worker.loop",
-    "service.worker.machine",
-    "service.worker.supervisor",
-    "dashboards.report",
-    "dashboards.trace_page",
+    "steptune",
+    "steptune.tuner.search.driver",
+    "steptune.tuner.export",
+    "steptune.tuner.export.study_formats",
+    "steptune.tuner.memory_store",
+    "steptune.tuner.network.examine",
+    "steptune.tuner.network.log_checks",
+    "steptune.tuner.profiling.analysis",
+    "steptune.tuner.profiling.comparison",
+    "steptune.tuner.profiling.perfetto",
+    "steptune.tuner.strategies.composition",
+    "steptune.tuner.trials.runner",
+    "steptune.tuner.workloads.zoo",
+    "steptune.service.app",
+    "steptune.service.cli.main",
+    "steptune.service.cli.network",
+    "steptune.service.cli.serve",
+    "steptune.service.serving",
+    "steptune.service.cli.trace_summary",
+    "steptune.service.store",
+    "steptune.service.worker.loop",
+    "steptune.service.worker.machine",
+    "steptune.service.worker.supervisor",
+    "steptune.dashboards.report",
+    "steptune.dashboards.trace_page",
 )
 
 
@@ -46,7 +46,7 @@ def test_a_parent_has_no_torch(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=120,
@@ -56,9 +56,9 @@ def test_a_parent_has_no_torch(module: str) -> None:
 
 
 def test_asking_for_apply_in_a_script_is_what_loads_the_engine() -> None:
-    import tuner
+    import steptune
 
-    assert callable(tuner.apply)
-    assert callable(tuner.launch_environment)
+    assert callable(steptune.apply)
+    assert callable(steptune.launch_environment)
     with pytest.raises(AttributeError, match="no attribute 'aply'"):
-        _ = tuner.aply
+        _ = steptune.aply

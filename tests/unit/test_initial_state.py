@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.errors import WorkloadRejected
-from tuner.training.initial_state import build_initialised, named_state, save_initial_state
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.initial_state import build_initialised, named_state, save_initial_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

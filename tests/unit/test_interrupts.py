@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from builders import sample_study
 
-from service import connections
-from service.database import open_store
-from service.interrupts import held_back, interruptible
+from steptune.service import connections
+from steptune.service.database import open_store
+from steptune.service.interrupts import held_back, interruptible
 
 MOMENTS = 40
 

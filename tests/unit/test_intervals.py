@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.profiling.intervals import Ints, contains, cover, histogram, pieces, union, union_length
+from steptune.tuner.profiling.intervals import Ints, contains, cover, histogram, pieces, union, union_length
 
 Pairs = list[tuple[int, int]]
 pairs = st.lists(st.tuples(st.integers(-30, 60), st.integers(0, 25)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)

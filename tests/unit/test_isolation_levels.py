@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.isolation import LEVELS, Resources, SandboxRequest, Unavailable, choose, devices, level_named
-from service.isolation.bubblewrap import Bubblewrap
-from service.isolation.environment import ALLOWED, clean_environment
-from service.isolation.users import closed_to_others, give
-from service.isolation.visible import MAX_PARTS, visible_parts
-from service.running import own_files
-from service.settings import Settings
-from service.studies import compressed
-from tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
-from tuner.errors import ChoiceError, IsolationUnavailable, StoreError
-from tuner.records import FailureKind, Phase
-from tuner.trials import scratch
-from tuner.trials.scratch import LOCK, empty_temporary
-from tuner.trials.untrusted import open_below
-from tuner.trials.watch import Quota, Watch
+from steptune.service.isolation import LEVELS, Resources, SandboxRequest, Unavailable, choose, devices, level_named
+from steptune.service.isolation.bubblewrap import Bubblewrap
+from steptune.service.isolation.environment import ALLOWED, clean_environment
+from steptune.service.isolation.users import closed_to_others, give
+from steptune.service.isolation.visible import MAX_PARTS, visible_parts
+from steptune.service.running import own_files
+from steptune.service.settings import Settings
+from steptune.service.studies import compressed
+from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
+from steptune.tuner.errors import ChoiceError, IsolationUnavailable, StoreError
+from steptune.tuner.records import FailureKind, Phase
+from steptune.tuner.trials import scratch
+from steptune.tuner.trials.scratch import LOCK, empty_temporary
+from steptune.tuner.trials.untrusted import open_below
+from steptune.tuner.trials.watch import Quota, Watch
 
 
 class TestEnvironment:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tuner.errors import RunnerError
-from tuner.records import Deadlines, Failure, FailureKind, Phase
-from tuner.trials import jobs
-from tuner.trials.jobs import Job, JobBoard
-from tuner.trials.messages import (
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.records import Deadlines, Failure, FailureKind, Phase
+from steptune.tuner.trials import jobs
+from steptune.tuner.trials.jobs import Job, JobBoard
+from steptune.tuner.trials.messages import (
     Channel,
     Failed,
     FromServer,

@@ -6,14 +6,14 @@ import pytest
 from builders import sample_result, sample_study, sample_trial
 from msgspec.structs import replace
 
-from service.artifacts import ArtifactStore
-from service.studies import keep_profiles
-from service.worker.loop import _Watcher
-from tuner.errors import LeaseLost, StorageFull, StoreUnavailable
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import Study
-from tuner.search.view import StudyView
-from tuner.trials.study_files import StudyFiles
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.studies import keep_profiles
+from steptune.service.worker.loop import _Watcher
+from steptune.tuner.errors import LeaseLost, StorageFull, StoreUnavailable
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import Study
+from steptune.tuner.search.view import StudyView
+from steptune.tuner.trials.study_files import StudyFiles
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from builders import sample_decision, sample_result, sample_study, sample_trial
 from msgspec.structs import replace
 from sqlalchemy.engine import Engine
 
-from service import studies
-from service.artifacts import ArtifactStore
-from service.connections import create_engine_for
-from service.database import migrate
-from service.store import SqlStudyStore
-from service.studies import keep_profiles
-from tuner.records import BASELINE, Candidate, Study, Trial, TrialState
-from tuner.trials.study_files import StudyFiles
+from steptune.service import studies
+from steptune.service.artifacts import ArtifactStore
+from steptune.service.connections import create_engine_for
+from steptune.service.database import migrate
+from steptune.service.store import SqlStudyStore
+from steptune.service.studies import keep_profiles
+from steptune.tuner.records import BASELINE, Candidate, Study, Trial, TrialState
+from steptune.tuner.trials.study_files import StudyFiles
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ import pytest
 from trace_events import MAIN, OTHER, event, kernel, launched, note, operator, runtime, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.capture import Capture, link
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.device_time import device_time
-from tuner.profiling.kernel_gaps import BUCKETS, gap_stats
-from tuner.profiling.operator_calls import OperatorCalls, operator_calls
-from tuner.profiling.reader import read_trace
-from tuner.profiling.source_lines import SourceLines, is_user_frame, user_line
-from tuner.profiling.trace import Kind, Trace
-from tuner.trace_records import GapStats
+from steptune.tuner.profiling.capture import Capture, link
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.kernel_gaps import BUCKETS, gap_stats
+from steptune.tuner.profiling.operator_calls import OperatorCalls, operator_calls
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.source_lines import SourceLines, is_user_frame, user_line
+from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.trace_records import GapStats
 
 
 def stats_of(trace: Trace, device: int = 0, top: int = 20) -> GapStats:

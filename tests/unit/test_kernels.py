@@ -4,10 +4,10 @@ import pytest
 from trace_events import event, kernel, launched, note, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.capture import link
-from tuner.profiling.kernels import kernel_stats, tensor_core_share, uses_tensor_cores
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Kind
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share, uses_tensor_cores
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Kind
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from gpu_model import GpuModel, Step
 from msgspec.structs import replace
 from search_builders import SMALL, candidate, move, surface_space
 
-from tuner.profiling.categories import Category as C
-from tuner.records import (
+from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Failure,
@@ -21,9 +21,9 @@ from tuner.records import (
     TrialSpec,
     new_id,
 )
-from tuner.search.knowledge import Knowledge, Outcome
-from tuner.search.space import Space
-from tuner.trials.fake import FakeRunner
+from steptune.tuner.search.knowledge import Knowledge, Outcome
+from steptune.tuner.search.space import Space
+from steptune.tuner.trials.fake import FakeRunner
 
 LOADER = candidate(loader=2)
 BOTH = candidate(loader=2, products=2)

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.access.known import MAX_KNOWN, KnownTokens
-from service.access.principal import Method, Principal
-from service.access.scopes import Scope
-from service.access.secrets import BearerToken, new_token
+from steptune.service.access.known import MAX_KNOWN, KnownTokens
+from steptune.service.access.principal import Method, Principal
+from steptune.service.access.scopes import Scope
+from steptune.service.access.secrets import BearerToken, new_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

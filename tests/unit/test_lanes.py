@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from trace_events import OTHER, kernel, operator, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.analysis import analyse_trace
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.lanes import MAX_SPANS, Spans, thinned
-from tuner.profiling.reader import read_trace
-from tuner.trace_records import Lane
+from steptune.tuner.profiling.analysis import analyse_trace
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.lanes import MAX_SPANS, Spans, thinned
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.trace_records import Lane
 
 PARTS = st.lists(
     st.tuples(st.integers(0, 50), st.integers(1, 5000), st.integers(0, len(CATEGORIES) - 1)), min_size=1, max_size=80

@@ -10,15 +10,15 @@ from builders import sample_breakdown, sample_environment, sample_facts
 from msgspec.structs import replace
 from tiny_workloads import Line
 
-from tuner.errors import WorkloadRejected
-from tuner.profiling.bounds import Situation, compute_floor_ns
-from tuner.profiling.categories import Category
-from tuner.records import Calibration, Candidate, Choice, StudySettings
-from tuner.search.space import Space
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.composition import make_plan, normalise
-from tuner.training.assemble import assemble
-from tuner.workloads.workload import validate
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Calibration, Candidate, Choice, StudySettings
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.composition import make_plan, normalise
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.workloads.workload import validate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from trace_events import kernel, launched, runtime, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.capture import link
-from tuner.profiling.launch_queue import max_depth, queue_stats
-from tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.launch_queue import max_depth, queue_stats
+from steptune.tuner.profiling.reader import read_trace
 
 
 def test_depth_delay_and_empty_launches_of_a_stream(tmp_path):

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from service.fencing import Lease
-from service.worker.clock import now_s
-from service.worker.keeper import LeaseKeeper
-from tuner.errors import LeaseLost
+from steptune.service.fencing import Lease
+from steptune.service.worker.clock import now_s
+from steptune.service.worker.keeper import LeaseKeeper
+from steptune.tuner.errors import LeaseLost
 
 LEASE = Lease(study_id="study", worker_id="worker", fence=1)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tuner.export.leaving import HOLDING, let_go
+from steptune.tuner.export.leaving import HOLDING, let_go
 
 
 def test_what_holds_the_group_goes_and_the_state_stays(tmp_path: Path) -> None:

@@ -7,11 +7,18 @@ import pytest
 from builders import sample_study, sample_topology
 from search_builders import SMALL, candidate, move, run_one, surface_space
 
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import Link, MeasureSettings, Phase, Purpose, StudySettings, TrialState
-from tuner.search.ledger import Ledger
-from tuner.search.specs import MIN_DEADLINE_S, PATIENCE, SpecMaker, expected_step_ns, guard_protocol, measure_settings
-from tuner.trials.fake import FakeRunner, fake_workload
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import Link, MeasureSettings, Phase, Purpose, StudySettings, TrialState
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.specs import (
+    MIN_DEADLINE_S,
+    PATIENCE,
+    SpecMaker,
+    expected_step_ns,
+    guard_protocol,
+    measure_settings,
+)
+from steptune.tuner.trials.fake import FakeRunner, fake_workload
 
 BASE, FAST = candidate(), candidate(loader=2)
 PAIR = [Purpose.COMPANION, Purpose.EXPLORE]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.errors import RunnerError
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ring_ns
-from tuner.network.link_fit import fit_link
-from tuner.records import CollectiveTiming, Link
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ring_ns
+from steptune.tuner.network.link_fit import fit_link
+from steptune.tuner.records import CollectiveTiming, Link
 
 SIZES = tuple(4**power << 10 for power in range(1, 9))
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)

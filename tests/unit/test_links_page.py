@@ -4,13 +4,13 @@ import pytest
 from builders import sample_environment, sample_link, sample_topology
 from report_builders import STUDY_ID, make_study, stored
 
-from dashboards.links import get_links_info, plot_links
-from dashboards.site import STANDALONE
-from dashboards.study_page import study_context
-from dashboards.templating import render
-from tuner.network.collective_costs import ring_ns
-from tuner.network.link_fit import fit_link
-from tuner.records import CollectiveTiming, Topology
+from steptune.dashboards.links import get_links_info, plot_links
+from steptune.dashboards.site import STANDALONE
+from steptune.dashboards.study_page import study_context
+from steptune.dashboards.templating import render
+from steptune.tuner.network.collective_costs import ring_ns
+from steptune.tuner.network.link_fit import fit_link
+from steptune.tuner.records import CollectiveTiming, Topology
 
 ONE_HOST = sample_topology(host_of_rank=(0, 0), inside=sample_link(), between=None, whole=sample_link())
 

@@ -2,10 +2,10 @@
 
 from rich.console import Console
 
-from service.cli.live import draw
-from service.progress import data_of, view_of
-from tuner.records import Decision
-from tuner.search.view import StudyView
+from steptune.service.cli.live import draw
+from steptune.service.progress import data_of, view_of
+from steptune.tuner.records import Decision
+from steptune.tuner.search.view import StudyView
 
 
 def _lines(view: StudyView) -> list[str]:

@@ -12,10 +12,10 @@ import torch
 from tiny_workloads import Line
 from torch.utils.data import Dataset, IterableDataset
 
-from tuner.strategies.dataset_cache import CachedDataset
-from tuner.training.loader import build_loader, outstanding_batches, ready_batches
-from tuner.training.plan import LoaderArguments
-from tuner.workloads.batches import EndlessBatches
+from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.training.loader import build_loader, outstanding_batches, ready_batches
+from steptune.tuner.training.plan import LoaderArguments
+from steptune.tuner.workloads.batches import EndlessBatches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,15 +11,15 @@ import torch
 from guarded import NUM_SAMPLES, Guarded, neutral_choices
 from torch.utils.data import Dataset, IterableDataset
 
-from tuner.records import GuardCheck
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.training.loader import build_loader
-from tuner.trials import loader_check
-from tuner.trials.loader_check import check_loader
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import draw_batches, save_batches
+from steptune.tuner.records import GuardCheck
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.loader import build_loader
+from steptune.tuner.trials import loader_check
+from steptune.tuner.trials.loader_check import check_loader
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.batches import draw_batches, save_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

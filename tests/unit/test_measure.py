@@ -10,16 +10,16 @@ import torch
 from guarded import Guarded, neutral_choices
 from torch.utils.data import Dataset, IterableDataset
 
-from tuner.records import DeviceReading
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.loader import build_loader
-from tuner.trials import measure
-from tuner.trials.contention import CpuReading
-from tuner.trials.device_state import why_void
-from tuner.trials.device_watch import DeviceWatch
-from tuner.trials.measure import QUEUES_PER_WINDOW, Stepper, epoch_restart_ns, take_window
-from tuner.workloads.batches import EndlessBatches
+from steptune.tuner.records import DeviceReading
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.loader import build_loader
+from steptune.tuner.trials import measure
+from steptune.tuner.trials.contention import CpuReading
+from steptune.tuner.trials.device_state import why_void
+from steptune.tuner.trials.device_watch import DeviceWatch
+from steptune.tuner.trials.measure import QUEUES_PER_WINDOW, Stepper, epoch_restart_ns, take_window
+from steptune.tuner.workloads.batches import EndlessBatches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tuner.trials import memory
-from tuner.trials.memory import limit_device_memory, limit_host_memory
+from steptune.tuner.trials import memory
+from steptune.tuner.trials.memory import limit_device_memory, limit_host_memory
 
 GB = 10**9
 

@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tuner.records import Candidate, Device, Failure, FailureKind, MemoryPeak, Phase, StudySettings, TrialResult
-from tuner.search.knowledge import Knowledge, Outcome
-from tuner.search.memory_model import CONTEXT_BYTES, MARGIN, Line, MemoryModel, fitted, memory_model, pieces_of
-from tuner.search.space import Space
+from steptune.tuner.records import (
+    Candidate,
+    Device,
+    Failure,
+    FailureKind,
+    MemoryPeak,
+    Phase,
+    StudySettings,
+    TrialResult,
+)
+from steptune.tuner.search.knowledge import Knowledge, Outcome
+from steptune.tuner.search.memory_model import CONTEXT_BYTES, MARGIN, Line, MemoryModel, fitted, memory_model, pieces_of
+from steptune.tuner.search.space import Space
 
 GB = 1e9
 REST = "rest"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_events import operator, step, trace_of
 
-from tuner.profiling.capture import link
-from tuner.profiling.memory import MAX_POINTS, memory_stats, thinned
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.memory import MAX_POINTS, memory_stats, thinned
 
 
 def allocation(time: float, allocated: int, reserved: int, device: int = 0) -> dict:

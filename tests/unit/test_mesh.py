@@ -12,14 +12,14 @@ from report_builders import make_recommendation
 from tiny_workloads import TinyViT
 from torch import nn
 
-from tuner.export import exporter_named
-from tuner.records import Candidate, Choice
-from tuner.strategies import Supported, Unsupported, strategy_named
-from tuner.strategies.composition import conflict, normalise
-from tuner.training.mesh.chain import Chain, chain_refusal
-from tuner.training.mesh.parts import Cut
-from tuner.training.mesh.stages import Costs, Piece, cut_stages
-from tuner.training.mesh.tensor import shareable_units
+from steptune.tuner.export import exporter_named
+from steptune.tuner.records import Candidate, Choice
+from steptune.tuner.strategies import Supported, Unsupported, strategy_named
+from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.training.mesh.chain import Chain, chain_refusal
+from steptune.tuner.training.mesh.parts import Cut
+from steptune.tuner.training.mesh.stages import Costs, Piece, cut_stages
+from steptune.tuner.training.mesh.tensor import shareable_units
 
 
 class Block(nn.Module):

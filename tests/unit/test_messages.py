@@ -14,9 +14,9 @@ from builders import sample_breakdown, sample_guard, sample_profile, sample_resu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.records import Failure, FailureKind, GuardCheck, Phase
-from tuner.trials import messages as m
-from tuner.trials.messages import Channel, Command, FromRank, FromServer, ToServer, decoder_of, encode
+from steptune.tuner.records import Failure, FailureKind, GuardCheck, Phase
+from steptune.tuner.trials import messages as m
+from steptune.tuner.trials.messages import Channel, Command, FromRank, FromServer, ToServer, decoder_of, encode
 
 FD_SETSIZE = 1024
 RAW = msgspec.Raw(encode(m.Finish()))

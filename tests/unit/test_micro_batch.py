@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tiny_workloads import Line
 from torch import nn
 
-from tuner.errors import CannotCapture, WorkloadRejected
-from tuner.strategies import strategy_named
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.training.micro_batch import batch_length, split_batch
-from tuner.training.plan import Plan, StepArguments
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import CannotCapture, WorkloadRejected
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.micro_batch import batch_length, split_batch
+from steptune.tuner.training.plan import Plan, StepArguments
+from steptune.tuner.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,11 +14,11 @@ from builders import STUDY_ID, TRIAL_ID
 from old_schemas import REVISIONS, Rows, fill
 from sqlalchemy import Engine, inspect, select
 
-from service.connections import create_engine_for, reading
-from service.database import _alembic_config, migrate
-from service.models import Base
-from service.store import SqlStudyStore
-from tuner.records import StudyState, TrialState
+from steptune.service.connections import create_engine_for, reading
+from steptune.service.database import _alembic_config, migrate
+from steptune.service.models import Base
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import StudyState, TrialState
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

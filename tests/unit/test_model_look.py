@@ -9,10 +9,10 @@ import torch
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
-from tuner.records import ModelFacts
-from tuner.training.assemble import assemble
-from tuner.training.plan import Plan
-from tuner.trials.model_look import look_at_model
+from steptune.tuner.records import ModelFacts
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.trials.model_look import look_at_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

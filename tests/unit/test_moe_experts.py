@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.experts import offered_implementations, use_implementation, used_implementation
-from tuner.workloads.loading import load_workload
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.experts import offered_implementations, use_implementation, used_implementation
+from steptune.tuner.workloads.loading import load_workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -105,7 +105,7 @@ class TestRows:
         assert {"hierarchical", "hybrid sharding, bf16 reduction", "DDP, 4 x 4 sockets"} <= two.keys()
 
     def test_every_column_is_a_choice_of_the_strategies(self, rows: Any) -> None:
-        from tuner.strategies import strategy_named
+        from steptune.tuner.strategies import strategy_named
 
         for choices in rows.by_hand(rows.ROWS[0], network="two", lossy=True, on_cpu=False).values():
             for name, choice in choices.items():

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import ChoiceError
-from tuner.network.finding import Level, NetworkFinding
-from tuner.network.known_warnings import KNOWN_WARNINGS
-from tuner.network.log import (
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.network.finding import Level, NetworkFinding
+from steptune.tuner.network.known_warnings import KNOWN_WARNINGS
+from steptune.tuner.network.log import (
     MAX_TEXT,
     MAX_WARNINGS,
     ChannelPath,
@@ -25,7 +25,7 @@ from tuner.network.log import (
     read_log,
     read_logs,
 )
-from tuner.network.log_checks import examine_logs, log_findings
+from steptune.tuner.network.log_checks import examine_logs, log_findings
 
 FOLDER = Path(__file__).parents[1] / "nccl_logs"
 LOGS = {path.stem: path for path in sorted(FOLDER.glob("*.log"))}

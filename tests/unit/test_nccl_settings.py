@@ -10,15 +10,15 @@ import torch
 from builders import sample_breakdown, sample_environment, sample_facts
 from report_builders import make_recommendation
 
-from tuner.export import python_code
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
-from tuner.records import Candidate
-from tuner.strategies import STRATEGIES, Supported
-from tuner.strategies.composition import normalise
-from tuner.strategies.nccl_settings import VARIABLES, NcclSettings, settings_of
-from tuner.training.hosts import HOST_ID, OVER_LOOPBACK
-from tuner.trials.inspection import InspectRequest, with_nccl
+from steptune.tuner.export import python_code
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Candidate
+from steptune.tuner.strategies import STRATEGIES, Supported
+from steptune.tuner.strategies.composition import normalise
+from steptune.tuner.strategies.nccl_settings import VARIABLES, NcclSettings, settings_of
+from steptune.tuner.training.hosts import HOST_ID, OVER_LOOPBACK
+from steptune.tuner.trials.inspection import InspectRequest, with_nccl
 
 NCCL = NcclSettings()
 DEFAULTS = NcclSettings.defaults

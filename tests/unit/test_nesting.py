@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.profiling.nesting import Nest, nest
+from steptune.tuner.profiling.nesting import Nest, nest
 
 Spans = list[tuple[int, int]]
 

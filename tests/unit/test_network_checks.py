@@ -25,14 +25,14 @@ from host_trees import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import ChoiceError
-from tuner.network.checks import CHECKS
-from tuner.network.checks.affinity import parse_topology
-from tuner.network.examine import examine_host
-from tuner.network.finding import Level, NetworkFinding
-from tuner.network.pci import parse_lspci, read_control
-from tuner.network.settings import COSTLY, read_settings
-from tuner.network.tree import Tree, Unreadable
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.network.checks import CHECKS
+from steptune.tuner.network.checks.affinity import parse_topology
+from steptune.tuner.network.examine import examine_host
+from steptune.tuner.network.finding import Level, NetworkFinding
+from steptune.tuner.network.pci import parse_lspci, read_control
+from steptune.tuner.network.settings import COSTLY, read_settings
+from steptune.tuner.network.tree import Tree, Unreadable
 
 LINK_LOCAL = "fe80:0000:0000:0000:9cbb:b7ff:feb3:937a"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a0c:0015"

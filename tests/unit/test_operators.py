@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from trace_events import OTHER, copy, event, kernel, launched, operator, runtime, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.argument_shapes import Arguments, item_bytes, parse_arguments
-from tuner.profiling.capture import link
-from tuner.profiling.operator_calls import operator_calls
-from tuner.profiling.operator_work import Work, WorkModel
-from tuner.profiling.operators import operator_stats
-from tuner.profiling.reader import read_trace
-from tuner.profiling.source_lines import SourceLines
-from tuner.profiling.trace import Kind, Trace
-from tuner.trace_records import OperatorStats
+from steptune.tuner.profiling.argument_shapes import Arguments, item_bytes, parse_arguments
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.operator_calls import operator_calls
+from steptune.tuner.profiling.operator_work import Work, WorkModel
+from steptune.tuner.profiling.operators import operator_stats
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.source_lines import SourceLines
+from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.trace_records import OperatorStats
 
 
 def stats_of(trace: Trace, top: int = 1000) -> tuple[OperatorStats, ...]:

@@ -13,13 +13,13 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from tuner.errors import UnsupportedHere
-from tuner.training.assemble import assemble
-from tuner.training.optimizers.exchange import CLASSES, exchanged
-from tuner.training.optimizers.lamb import Lamb
-from tuner.training.optimizers.lars import Lars
-from tuner.training.optimizers.sm3 import Sm3
-from tuner.training.plan import OptimizerArguments, Plan
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.optimizers.exchange import CLASSES, exchanged
+from steptune.tuner.training.optimizers.lamb import Lamb
+from steptune.tuner.training.optimizers.lars import Lars
+from steptune.tuner.training.optimizers.sm3 import Sm3
+from steptune.tuner.training.plan import OptimizerArguments, Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -400,7 +400,7 @@ class TestExchange:
 
     @pytest.mark.parametrize("algorithm", CLASSES)
     def test_trains_with_masters_of_16_bit_parameters(self, algorithm: str) -> None:
-        from tuner.training.casting import cast_model
+        from steptune.tuner.training.casting import cast_model
 
         plan = Plan(
             cast=[lambda model, workload: cast_model(model, "bfloat16", keep_fp32=True)],

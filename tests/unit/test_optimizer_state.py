@@ -9,12 +9,12 @@ import pytest
 import torch
 from tiny_workloads import Everything
 
-from tuner.errors import WorkloadRejected
-from tuner.training.assemble import assemble
-from tuner.training.casting import cast_model
-from tuner.training.job import TrainingJob
-from tuner.training.optimizer_state import with_flags
-from tuner.training.plan import OptimizerArguments, Plan, StepArguments
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.optimizer_state import with_flags
+from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import nn
 
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
-from tuner.records import Calibration, Choice
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.training.casting import cast_model
-from tuner.training.padding import PaddedLinear, pad_linears, padded_size, unaligned_linears
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Calibration, Choice
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.training.casting import cast_model
+from steptune.tuner.training.padding import PaddedLinear, pad_linears, padded_size, unaligned_linears
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from builders import sample_study, sample_trial
 
-from service.connections import create_engine_for
-from service.fencing import Lease
-from service.store import SqlStudyStore
-from service.worker import keeper as keepers
-from service.worker.clock import now_s
-from service.worker.keeper import LeaseKeeper
-from service.worker.patience import patient
-from tuner.errors import StoreUnavailable
-from tuner.protocols import StudyStore
+from steptune.service.connections import create_engine_for
+from steptune.service.fencing import Lease
+from steptune.service.store import SqlStudyStore
+from steptune.service.worker import keeper as keepers
+from steptune.service.worker.clock import now_s
+from steptune.service.worker.keeper import LeaseKeeper
+from steptune.service.worker.patience import patient
+from steptune.tuner.errors import StoreUnavailable
+from steptune.tuner.protocols import StudyStore
 
 LEASE = Lease(study_id="study", worker_id="worker", fence=1)
 TRIAL = sample_trial(study_id="study")

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tuner.trials.memory import measure_peak
+from steptune.tuner.trials.memory import measure_peak
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -14,10 +14,10 @@ from breakdowns import analyse
 from trace_events import kernel, operator, step, write_trace
 from traces import needs_traces, trace_file
 
-from tuner.profiling.categories import INFO
-from tuner.profiling.perfetto import CATEGORY, FIRST_PID, write_perfetto
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import TraceError
+from steptune.tuner.profiling.categories import INFO
+from steptune.tuner.profiling.perfetto import CATEGORY, FIRST_PID, write_perfetto
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import TraceError
 
 
 def loaded(path):

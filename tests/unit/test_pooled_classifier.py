@@ -10,12 +10,12 @@ import torch
 from tiny_workloads import AttentionBlock, Everything, image_data
 from torch import nn
 
-from tuner.errors import UnsupportedHere
-from tuner.strategies import strategy_named
-from tuner.training.assemble import assemble
-from tuner.training.plan import Plan
-from tuner.training.pooled_classifier import is_pooled, pool_tokens
-from tuner.workloads.class_token import known_class_token
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.training.pooled_classifier import is_pooled, pool_tokens
+from steptune.tuner.workloads.class_token import known_class_token
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import SequentialSampler, TensorDataset
 
-import tuner
-from tuner.errors import WorkloadRejected
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.job import TrainingJob
-from tuner.workloads.workload import Workload
+import steptune
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,7 +49,7 @@ class Net(nn.Module):
         return self.head(F.gelu(self.second(torch.tanh(self.first(self.layer_norm(x))))))
 
 
-class Task(tuner.Workload):
+class Task(steptune.Workload):
     """A dozen samples in order."""
 
     global_batch = 6
@@ -517,7 +517,7 @@ class TestTookEffect:
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_a_zoo_router_stays_fp32(level: str) -> None:
     """Its weights up to O2, and its logits at every level."""
-    from tuner.workloads.loading import load_workload
+    from steptune.tuner.workloads.loading import load_workload
 
     workload = load_workload(
         "zoo:mixture_of_experts?batch=2&sequence=8&vocabulary=20&width=8&depth=1&num_heads=2&num_experts=3"

@@ -25,19 +25,19 @@ from predictions import (
     step_of,
 )
 
-from tuner.errors import ChoiceError
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import sending_ns
-from tuner.prediction.data_parallel import data_parallel_tasks, reduction_ns
-from tuner.prediction.model import Model
-from tuner.prediction.overheads import copies_ns
-from tuner.prediction.plans import WAYS
-from tuner.prediction.sharded import sharded_tasks
-from tuner.prediction.step import ComputeStep
-from tuner.prediction.timeline import Lane, Task, simulate
-from tuner.prediction.volumes import MIB, buckets, volumes_of
-from tuner.records import Calibration, Link
-from tuner.training.compression.own_cost import OwnCost
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.compression import sending_ns
+from steptune.tuner.prediction.data_parallel import data_parallel_tasks, reduction_ns
+from steptune.tuner.prediction.model import Model
+from steptune.tuner.prediction.overheads import copies_ns
+from steptune.tuner.prediction.plans import WAYS
+from steptune.tuner.prediction.sharded import sharded_tasks
+from steptune.tuner.prediction.step import ComputeStep
+from steptune.tuner.prediction.timeline import Lane, Task, simulate
+from steptune.tuner.prediction.volumes import MIB, buckets, volumes_of
+from steptune.tuner.records import Calibration, Link
+from steptune.tuner.training.compression.own_cost import OwnCost
 
 ROUNDING = 1e-9
 MEDIAN_ERROR = 0.06

@@ -12,17 +12,17 @@ from builders import sample_environment, sample_facts
 from tiny_workloads import Everything, image_data
 from torch.utils.data import DataLoader, TensorDataset
 
-from tuner.records import Candidate
-from tuner.strategies.composition import conflict, normalise
-from tuner.strategies.device_prefetch import DevicePrefetch
-from tuner.training.assemble import assemble
-from tuner.training.loader import outstanding_batches
-from tuner.training.plan import LoaderArguments, Plan
-from tuner.training.prefetcher import PrefetchingLoader, SameStream, as_loaded
-from tuner.trials.loader_check import check_loader
-from tuner.trials.measure import Stepper, take_window
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import EndlessBatches, save_batches
+from steptune.tuner.records import Candidate
+from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.device_prefetch import DevicePrefetch
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.loader import outstanding_batches
+from steptune.tuner.training.plan import LoaderArguments, Plan
+from steptune.tuner.training.prefetcher import PrefetchingLoader, SameStream, as_loaded
+from steptune.tuner.trials.loader_check import check_loader
+from steptune.tuner.trials.measure import Stepper, take_window
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.batches import EndlessBatches, save_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

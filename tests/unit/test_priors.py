@@ -4,9 +4,9 @@ import pytest
 from builders import sample_decision, sample_recommendation, sample_study
 from search_builders import SMALL, candidate, move, surface_space
 
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import StudyState, Verdict, new_id
-from tuner.search.priors import MAX_WINNERS, WEIGHT, gather_priors, realised_shares
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import StudyState, Verdict, new_id
+from steptune.tuner.search.priors import MAX_WINNERS, WEIGHT, gather_priors, realised_shares
 
 SPACE = surface_space(SMALL)
 HARDWARE = SPACE.environment.hardware

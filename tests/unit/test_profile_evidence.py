@@ -10,13 +10,13 @@ from builders import sample_environment, sample_facts
 from msgspec import structs
 from profiled import breakdown_of, situation
 
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category as C
-from tuner.records import Breakdown, Candidate, Choice, StudySettings
-from tuner.search.calm import is_calm
-from tuner.search.effects import EffectModel, Observation, uncontradicted
-from tuner.search.profile_evidence import profile_log_ratio
-from tuner.search.space import Space
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.records import Breakdown, Candidate, Choice, StudySettings
+from steptune.tuner.search.calm import is_calm
+from steptune.tuner.search.effects import EffectModel, Observation, uncontradicted
+from steptune.tuner.search.profile_evidence import profile_log_ratio
+from steptune.tuner.search.space import Space
 
 FUSED: Choice = {"implementation": "fused"}
 FLASH: Choice = {"backend": "flash"}

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from gpu_model import GpuModel, Step
 
-from tuner.profiling.categories import Category as C
-from tuner.records import BASELINE, Candidate, Finding, MeasureSettings, Purpose, StudySettings, TrialSpec
-from tuner.search.knowledge import Knowledge, Outcome, Priors
-from tuner.search.proposals import Proposal, Proposals
-from tuner.search.space import Space
+from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.records import BASELINE, Candidate, Finding, MeasureSettings, Purpose, StudySettings, TrialSpec
+from steptune.tuner.search.knowledge import Knowledge, Outcome, Priors
+from steptune.tuner.search.proposals import Proposal, Proposals
+from steptune.tuner.search.space import Space
 
 STEP = Step(
     name="a device that is kept busy",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.quantities import parse_bandwidth, parse_bytes, parse_duration_s, parse_latency_ns
-from tuner.errors import BudgetError, ChoiceError
+from steptune.service.quantities import parse_bandwidth, parse_bytes, parse_duration_s, parse_latency_ns
+from steptune.tuner.errors import BudgetError, ChoiceError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tuner.workloads.adapters.random_data import (
+from steptune.tuner.workloads.adapters.random_data import (
     IGNORED,
     MaskedTokens,
     RandomImages,

@@ -11,7 +11,7 @@ import pytest
 from builders import failed_result, sample_environment, sample_facts, sample_hardware, sample_result
 from msgspec.structs import replace
 
-from tuner.records import (
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Choice,
@@ -24,10 +24,10 @@ from tuner.records import (
     TrialResult,
     UnitFacts,
 )
-from tuner.search.knowledge import Knowledge, Outcome
-from tuner.search.memory_model import memory_model
-from tuner.search.rank_memory import RankMemory, held
-from tuner.search.space import Space
+from steptune.tuner.search.knowledge import Knowledge, Outcome
+from steptune.tuner.search.memory_model import memory_model
+from steptune.tuner.search.rank_memory import RankMemory, held
+from steptune.tuner.search.space import Space
 
 GB = 10**9
 ELEMENTS = GB

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.network.collective_costs import num_crossing
-from tuner.network.finding import Level
-from tuner.network.rank_order import examine_order, is_in_order, numbered, ring_order
+from steptune.tuner.network.collective_costs import num_crossing
+from steptune.tuner.network.finding import Level
+from steptune.tuner.network.rank_order import examine_order, is_in_order, numbered, ring_order
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from trace_events import Event, copy, kernel, note, operator, runtime, step, write_trace
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling import reader
-from tuner.profiling.reader import read_trace
-from tuner.profiling.trace import Host, Kind, Trace, TraceError, Work
+from steptune.tuner.profiling import reader
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.trace import Host, Kind, Trace, TraceError, Work
 
 TOP = {
     "schemaVersion": 1,

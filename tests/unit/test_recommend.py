@@ -7,10 +7,10 @@ from builders import sample_study
 from msgspec.structs import replace
 from search_builders import SMALL, candidate, searched
 
-from tuner.records import Startup, StudySettings, Verdict
-from tuner.search.confirmation import Finalist, gain_of
-from tuner.search.recommend import recommend
-from tuner.trials.fake import fake_environment, fake_workload
+from steptune.tuner.records import Startup, StudySettings, Verdict
+from steptune.tuner.search.confirmation import Finalist, gain_of
+from steptune.tuner.search.recommend import recommend
+from steptune.tuner.trials.fake import fake_environment, fake_workload
 
 BEST = candidate(loader=2, products=2)
 BASE_RATE = 320.0

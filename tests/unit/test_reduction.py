@@ -7,12 +7,12 @@ from builders import sample_environment, sample_facts, sample_topology
 from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of
 
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, flat_ring_ns, ring_ns
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Calibration, Choice, Link, ModelFacts, Topology
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.reduction import SLACK, most_saved, reduction, saved
+from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, flat_ring_ns, ring_ns
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Calibration, Choice, Link, ModelFacts, Topology
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.reduction import SLACK, most_saved, reduction, saved
 
 MB = 10**6
 MIB = 1 << 20

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import SequentialSampler
 
-import tuner
-from tuner.strategies import strategy_named
-from tuner.training.assemble import assemble
-from tuner.training.plan import BatchArguments, Plan
-from tuner.training.regrouping import (
+import steptune
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import BatchArguments, Plan
+from steptune.tuner.training.regrouping import (
     BalancedBatches,
     MergedBatches,
     balance_pool,
@@ -27,7 +27,7 @@ from tuner.training.regrouping import (
     padding_share,
     regroup,
 )
-from tuner.workloads.batches import EndlessBatches
+from steptune.tuner.workloads.batches import EndlessBatches
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=120)
 
@@ -183,7 +183,7 @@ class Texts(torch.utils.data.Dataset):
         return torch.ones(self.lengths[index])
 
 
-class Reading(tuner.Workload):
+class Reading(steptune.Workload):
     """Sums padded texts; a token is a one."""
 
     global_batch = 4

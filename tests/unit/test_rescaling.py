@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiled import breakdown_of
 
-from tuner.profiling.breakdown import MAX_EVENT_OVERHEAD_NS, rescale, with_epoch_restart
-from tuner.profiling.categories import HOST_CATEGORIES, Category
-from tuner.records import Breakdown
+from steptune.tuner.profiling.breakdown import MAX_EVENT_OVERHEAD_NS, rescale, with_epoch_restart
+from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category
+from steptune.tuner.records import Breakdown
 
 names = st.sampled_from([c.value for c in Category])
 times = st.dictionaries(names, st.integers(0, 10**9), min_size=1)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from search_builders import candidate, surface_space
 
-from tuner.search.sampler import suggest_candidates
-from tuner.trials.fake import SEPARABLE
+from steptune.tuner.search.sampler import suggest_candidates
+from steptune.tuner.trials.fake import SEPARABLE
 
 SPACE = surface_space(SEPARABLE)
 MOVES = [move for move in SPACE.moves if move.strategy in ("loader", "products", "fusion", "threads")]

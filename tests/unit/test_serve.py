@@ -2,8 +2,8 @@
 
 import typer
 
-from service.cli.main import app
-from service.settings import Settings
+from steptune.service.cli.main import app
+from steptune.service.settings import Settings
 
 
 def _options() -> dict[str, str]:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.workloads.zoo.detector import STRIDES, boxes_of, detection_loss
-from tuner.workloads.zoo.simota import Boxes, Matches, assign, complete_overlap, find_candidates, match
+from steptune.tuner.workloads.zoo.detector import STRIDES, boxes_of, detection_loss
+from steptune.tuner.workloads.zoo.simota import Boxes, Matches, assign, complete_overlap, find_candidates, match
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,14 +4,14 @@ import pytest
 from builders import sample_environment, sample_facts
 from search_builders import SMALL, candidate, move, surface_space
 
-from tuner.errors import ChoiceError
-from tuner.profiling.categories import Category
-from tuner.records import Candidate, Move, Numerics, StudySettings
-from tuner.search.space import Space
-from tuner.strategies import STRATEGIES
-from tuner.strategies.base import Unsupported
-from tuner.strategies.composition import normalise
-from tuner.trials.fake import FakeStrategy, fake_environment, fake_workload
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Candidate, Move, Numerics, StudySettings
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.composition import normalise
+from steptune.tuner.trials.fake import FakeStrategy, fake_environment, fake_workload
 
 
 def real_space(device_kind="cpu", current=None, **settings):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.search.starts import warm_compile_s
+from steptune.tuner.search.starts import warm_compile_s
 
 seconds = st.floats(min_value=0, max_value=3600)
 

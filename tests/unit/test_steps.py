@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from trace_events import MAIN, OTHER, Event, event, kernel, launched, note, operator, runtime, step, trace_of
 from traces import needs_traces, trace_file
 
-from tuner.profiling.launches import find_launches
-from tuner.profiling.reader import read_trace
-from tuner.profiling.steps import StepWindows, find_steps
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.launches import find_launches
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.steps import StepWindows, find_steps
+from steptune.tuner.profiling.trace import Kind, Trace
 
 
 def steps_of(trace: Trace) -> StepWindows:

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.errors import WorkloadRejected
-from tuner.training.structure import flatten, map_structure, unflatten
-from tuner.training.tensor_file import map_tensors, save_tensors
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.structure import flatten, map_structure, unflatten
+from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 
 
 class Pair(NamedTuple):

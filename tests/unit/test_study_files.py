@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
-from tuner.workloads.batches import load_batches, save_batches
+from steptune.tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
+from steptune.tuner.workloads.batches import load_batches, save_batches
 
 
 @pytest.fixture

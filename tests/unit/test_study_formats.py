@@ -14,11 +14,11 @@ import pandas
 import pytest
 from report_builders import FAILED_COMPILE, make_recommendation, make_story, make_study, make_trials
 
-from tuner.errors import ChoiceError, MissingDependency
-from tuner.export import trial_table
-from tuner.export.optuna_study import optuna_journal
-from tuner.export.study_formats import STUDY_FORMATS, study_format
-from tuner.records import Trial, TrialState
+from steptune.tuner.errors import ChoiceError, MissingDependency
+from steptune.tuner.export import trial_table
+from steptune.tuner.export.optuna_study import optuna_journal
+from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
+from steptune.tuner.records import Trial, TrialState
 
 TRIALS, _ = make_story()
 STUDY = make_study()
@@ -160,7 +160,7 @@ class TestOptuna:
 
 class TestNames:
     def test_names_of_both_kinds_are_unique(self) -> None:
-        from tuner.export import EXPORTERS
+        from steptune.tuner.export import EXPORTERS
 
         names = [known.name for known in (*EXPORTERS, *STUDY_FORMATS)]
         files = [exporter.file_name(make_recommendation()) for exporter in EXPORTERS]
@@ -178,7 +178,7 @@ class TestNames:
 
 def test_optuna_is_imported_for_its_own_format_only() -> None:
     program = (
-        "import sys, tuner.export.study_formats as f, tuner.export\n"
+        "import sys, steptune.tuner.export.study_formats as f, steptune.tuner.export\n"
         "assert not {'optuna', 'pandas', 'torch'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -24,21 +24,21 @@ from report_builders import (
     without_gain,
 )
 
-from dashboards.candidates import get_candidates_info, plot_memory
-from dashboards.contributions import get_contributions_info
-from dashboards.convergence import get_convergence_info, plot_convergence
-from dashboards.effects import Effects
-from dashboards.epochs import get_epoch_info
-from dashboards.history import get_history_info
-from dashboards.importance import get_importance_info, plot_importance
-from dashboards.neighbours import get_neighbours_info, plot_neighbours
-from dashboards.report import trials_shown
-from dashboards.site import STANDALONE, Site
-from dashboards.sources import snapshot
-from dashboards.study_page import study_context, top_rows
-from dashboards.templating import render
-from tuner.memory_store import MemoryStudyStore
-from tuner.records import BASELINE, Candidate, MemoryPeak, Purpose, StudyState
+from steptune.dashboards.candidates import get_candidates_info, plot_memory
+from steptune.dashboards.contributions import get_contributions_info
+from steptune.dashboards.convergence import get_convergence_info, plot_convergence
+from steptune.dashboards.effects import Effects
+from steptune.dashboards.epochs import get_epoch_info
+from steptune.dashboards.history import get_history_info
+from steptune.dashboards.importance import get_importance_info, plot_importance
+from steptune.dashboards.neighbours import get_neighbours_info, plot_neighbours
+from steptune.dashboards.report import trials_shown
+from steptune.dashboards.site import STANDALONE, Site
+from steptune.dashboards.sources import snapshot
+from steptune.dashboards.study_page import study_context, top_rows
+from steptune.dashboards.templating import render
+from steptune.tuner.memory_store import MemoryStudyStore
+from steptune.tuner.records import BASELINE, Candidate, MemoryPeak, Purpose, StudyState
 
 
 def candidates_of(store: MemoryStudyStore):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuner.training.tensor_file import ALIGNMENT, map_tensors, save_tensors
+from steptune.tuner.training.tensor_file import ALIGNMENT, map_tensors, save_tensors
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn,

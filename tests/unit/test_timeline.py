@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import NAMES, needs_traces, trace_file
 
-from tuner.profiling.capture import link
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
-from tuner.profiling.reader import read_trace
-from tuner.profiling.segments import Segments
-from tuner.profiling.timeline import MAX_BUCKETS, thinned, timeline
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.timeline import MAX_BUCKETS, thinned, timeline
 
 NAMED = [info.category.value for info in CATEGORIES]
 PARTS = st.lists(st.tuples(st.integers(1, 10_000), st.integers(0, len(CATEGORIES) - 1)), min_size=1, max_size=60)

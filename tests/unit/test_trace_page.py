@@ -10,8 +10,8 @@ from analysed import make_analysis, make_breakdown, make_gaps, make_kernel, make
 from msgspec.structs import replace
 from trace_events import operator, step, write_trace
 
-from dashboards import units
-from dashboards.trace_info import (
+from steptune.dashboards import units
+from steptune.dashboards.trace_info import (
     get_findings_info,
     get_late_ns,
     get_phases_info,
@@ -23,11 +23,11 @@ from dashboards.trace_info import (
     main_rank,
     mean_step_ns,
 )
-from dashboards.trace_page import render_trace_page, trace_context
-from tuner.profiling.analysis import analyse_traces
-from tuner.profiling.comparison import compare
-from tuner.records import CaptureQuality, Finding, GapSite
-from tuner.trace_records import MemoryStats, RankWait, TraceAnalysis
+from steptune.dashboards.trace_page import render_trace_page, trace_context
+from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.comparison import compare
+from steptune.tuner.records import CaptureQuality, Finding, GapSite
+from steptune.tuner.trace_records import MemoryStats, RankWait, TraceAnalysis
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"

@@ -8,9 +8,9 @@ from builders import sample_environment, sample_hardware, sample_result, sample_
 from msgspec.structs import replace
 from scipy import stats
 
-from tuner.profiling.comparison import ComparisonError
-from tuner.profiling.trial_comparison import compare_trials, different_hardware
-from tuner.records import GapSite, TrialProfile
+from steptune.tuner.profiling.comparison import ComparisonError
+from steptune.tuner.profiling.trial_comparison import compare_trials, different_hardware
+from steptune.tuner.records import GapSite, TrialProfile
 
 MATMUL, DATA = "compute_matmul", "data_wait"
 

@@ -21,21 +21,28 @@ from builders import (
 from msgspec.structs import replace
 from traces import needs_traces, trace_file
 
-from dashboards import units
-from dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
-from dashboards.compilation import get_compilation_info
-from dashboards.guard import get_guard_info, plot_guard
-from dashboards.lanes import MAX_CELLS, MAX_LANES, get_lanes_info, get_long_gaps_info, plot_lanes, step_edges_ms
-from dashboards.launch_queue import get_queue_info, plot_queue
-from dashboards.site import STANDALONE, Site
-from dashboards.templating import render
-from dashboards.trace_info import get_ranks_info
-from dashboards.treemap import get_treemap_info, plot_treemap
-from dashboards.trial_headline import get_trial_headline
-from dashboards.trial_page import profile_of, trial_context
-from dashboards.windows import get_spread, get_windows_info, plot_windows
-from tuner.profiling.analysis import analyse_traces
-from tuner.records import (
+from steptune.dashboards import units
+from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
+from steptune.dashboards.compilation import get_compilation_info
+from steptune.dashboards.guard import get_guard_info, plot_guard
+from steptune.dashboards.lanes import (
+    MAX_CELLS,
+    MAX_LANES,
+    get_lanes_info,
+    get_long_gaps_info,
+    plot_lanes,
+    step_edges_ms,
+)
+from steptune.dashboards.launch_queue import get_queue_info, plot_queue
+from steptune.dashboards.site import STANDALONE, Site
+from steptune.dashboards.templating import render
+from steptune.dashboards.trace_info import get_ranks_info
+from steptune.dashboards.treemap import get_treemap_info, plot_treemap
+from steptune.dashboards.trial_headline import get_trial_headline
+from steptune.dashboards.trial_page import profile_of, trial_context
+from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
+from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.records import (
     CollectiveStats,
     Compilation,
     Decision,
@@ -47,7 +54,7 @@ from tuner.records import (
     SampleUnit,
     TrialState,
 )
-from tuner.trace_records import OperatorStats, QueueStats, RankWait
+from steptune.tuner.trace_records import OperatorStats, QueueStats, RankWait
 
 MATMUL = "compute_matmul"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"

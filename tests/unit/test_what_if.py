@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiled import STEP_NS, breakdown_of
 
-from tuner.profiling.categories import Category as C
-from tuner.profiling.what_if import ACCUMULATION, SCENARIOS, what_ifs
+from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.profiling.what_if import ACCUMULATION, SCENARIOS, what_ifs
 
 
 def gains(breakdown) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from search_builders import SMALL, Machine, StudyRun, candidate
 
-from tuner.records import Effect, TrialResult
+from steptune.tuner.records import Effect, TrialResult
 
 GIVEN_UP = "9 graphs: compiled too often (L['self'].number == 3), so it runs as it is"
 

@@ -2,11 +2,11 @@
 
 import time
 
-from service.fencing import Lease
-from service.settings import Settings
-from service.worker.keeper import LeaseKeeper
-from service.worker.loop import Worker
-from tuner.errors import LeaseLost, StoreUnavailable
+from steptune.service.fencing import Lease
+from steptune.service.settings import Settings
+from steptune.service.worker.keeper import LeaseKeeper
+from steptune.service.worker.loop import Worker
+from steptune.tuner.errors import LeaseLost, StoreUnavailable
 
 
 def test_an_idle_worker_touches_its_file(tmp_path):

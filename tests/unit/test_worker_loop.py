@@ -7,13 +7,13 @@ import pytest
 from builders import sample_study
 from sqlalchemy import Engine
 
-from service.connections import create_engine_for
-from service.queue import StudyQueue, WorkerOffer
-from service.settings import Settings
-from service.worker import loop
-from service.worker.loop import Worker
-from tuner.errors import IsolationUnavailable, RunnerError, StorageFull, StoreError, StoreUnavailable
-from tuner.records import Device, HardwareProfile, StudySettings, StudyState
+from steptune.service.connections import create_engine_for
+from steptune.service.queue import StudyQueue, WorkerOffer
+from steptune.service.settings import Settings
+from steptune.service.worker import loop
+from steptune.service.worker.loop import Worker
+from steptune.tuner.errors import IsolationUnavailable, RunnerError, StorageFull, StoreError, StoreUnavailable
+from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
 
 CPU = HardwareProfile(
     devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
@@ -38,7 +38,7 @@ class Site:
         monkeypatch.setattr(loop, "now_s", lambda: self.now_s)
         monkeypatch.setattr(loop, "child_pids", list)
         monkeypatch.setattr(loop.time, "sleep", self.pass_time)
-        monkeypatch.setattr("service.worker.keeper.now_s", lambda: self.now_s)
+        monkeypatch.setattr("steptune.service.worker.keeper.now_s", lambda: self.now_s)
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds

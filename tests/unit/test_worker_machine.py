@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from builders import sample_hardware
 
-from service import serving
-from service.isolation import level_named
-from service.settings import Settings
-from service.worker import machine
-from service.worker.machine import offer_of_this_machine
-from tuner.errors import ChoiceError, PlatformError
+from steptune.service import serving
+from steptune.service.isolation import level_named
+from steptune.service.settings import Settings
+from steptune.service.worker import machine
+from steptune.service.worker.machine import offer_of_this_machine
+from steptune.tuner.errors import ChoiceError, PlatformError
 
 GPUS = sample_hardware()
 LISTED = "0, GPU-aaaa-1\n1, GPU-aabb-2\n"

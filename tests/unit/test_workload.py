@@ -11,10 +11,10 @@ from tiny_workloads import Everything, Line, TinyViT
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from tuner.errors import ChoiceError, WorkloadRejected
-from tuner.trials.dataset_look import look_at_dataset
-from tuner.trials.inspection import InspectRequest, inspect_workload
-from tuner.workloads.workload import Workload, first_length, validate
+from steptune.tuner.errors import ChoiceError, WorkloadRejected
+from steptune.tuner.trials.dataset_look import look_at_dataset
+from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
+from steptune.tuner.workloads.workload import Workload, first_length, validate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +33,7 @@ class TestValidate:
         assert validate(workload) is workload
 
     def test_an_object_of_another_class_is_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match=r"str is not a workload: subclass tuner\.Workload"):
+        with pytest.raises(WorkloadRejected, match=r"str is not a workload: subclass steptune\.Workload"):
             validate("model")
 
     @pytest.mark.parametrize("missing", ["model", "dataset", "loss"])

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_workloads import Everything, Line
 
-from tuner.errors import WorkloadNotFound, WorkloadRejected
-from tuner.workloads.loading import load_workload
-from tuner.workloads.reference import (
+from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.reference import (
     WorkloadReference,
     format_reference,
     imported_modules,
@@ -23,10 +23,10 @@ from tuner.workloads.reference import (
 
 SOURCE = """
 import neighbour
-import tuner
+import steptune
 
 
-class Base(tuner.Workload):
+class Base(steptune.Workload):
     def model(self): ...
     def dataset(self): ...
     def loss(self, model, batch): ...
@@ -174,7 +174,7 @@ class TestLoading:
         [
             ("Absent", WorkloadNotFound, "has no class Absent: its classes are Base, First, Second"),
             ("NUMBER", WorkloadRejected, "is 3: name a class or a function"),
-            ("NoWorkload", WorkloadRejected, "NoWorkload is not a workload: subclass tuner.Workload"),
+            ("NoWorkload", WorkloadRejected, "NoWorkload is not a workload: subclass steptune.Workload"),
             ("First?colour=1", WorkloadRejected, r"First\(\{'colour': 1\}\) cannot be made: .*colour"),
         ],
     )

@@ -11,12 +11,12 @@ import pytest
 import torch
 from zoo_references import SMALL, TINY_BERT, TINY_GPT, TINY_VIT
 
-from tuner.errors import MissingDependency, WorkloadNotFound, WorkloadRejected
-from tuner.training.assemble import assemble
-from tuner.training.plan import Plan
-from tuner.workloads.loading import load_workload
-from tuner.workloads.workload import Workload
-from tuner.workloads.zoo import ZOO, ZooEntry
+from steptune.tuner.errors import MissingDependency, WorkloadNotFound, WorkloadRejected
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.plan import Plan
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.workload import Workload
+from steptune.tuner.workloads.zoo import ZOO, ZooEntry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

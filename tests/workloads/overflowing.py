@@ -3,12 +3,12 @@
 import torch
 from torch.utils.data import TensorDataset
 
-import tuner
+import steptune
 
 LARGEST_FLOAT16 = 65504
 
 
-class Overflowing(tuner.Workload):
+class Overflowing(steptune.Workload):
     """One weight, which every input passes on: 30,000 at first, 55,000 and 73,000 after one update and two."""
 
     global_batch = 4

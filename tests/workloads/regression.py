@@ -5,7 +5,7 @@ import os
 import torch
 from torch.utils.data import Dataset
 
-import tuner
+import steptune
 
 
 class Numbers(Dataset):
@@ -23,7 +23,7 @@ class Numbers(Dataset):
         return self.inputs[index], self.targets[index]
 
 
-class Regression(tuner.Workload):
+class Regression(steptune.Workload):
     """The plain workload; the others here change one thing about it."""
 
     def __init__(self, length: int = 256, batch: int = 8, workers: int = 0) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import tuner
+import steptune
 
 VOCABULARY, CLASSES, WIDTH = 43, 5, 12
 
@@ -47,7 +47,7 @@ class Reader(nn.Module):
         return self.head(torch.tanh(self.up(embedded.sum(1) / mask.sum(1))))
 
 
-class Reading(tuner.Workload):
+class Reading(steptune.Workload):
     """Batches padded to their longest text. The rate is below AdamW's best: others at theirs train as far."""
 
     global_batch = 8

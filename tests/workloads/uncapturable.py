@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import tuner
+import steptune
 
 
-class Plain(tuner.Workload):
+class Plain(steptune.Workload):
     """Can be recorded."""
 
     global_batch = 8

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tuner.errors import ChoiceError
-from tuner.export.accelerate import AccelerateCode, AccelerateFsdp1Yaml, AccelerateYaml
-from tuner.export.base import Exporter
-from tuner.export.deepspeed import DeepSpeedJson
-from tuner.export.lightning import LightningTrainer
-from tuner.export.native import NativeJson, NativeYaml
-from tuner.export.snippet import PythonSnippet
-from tuner.export.torchrun import TorchrunScript
-from tuner.export.torchtitan import TorchtitanConfig
-from tuner.export.transformers_arguments import TransformersArguments
-from tuner.records import Recommendation
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.export.accelerate import AccelerateCode, AccelerateFsdp1Yaml, AccelerateYaml
+from steptune.tuner.export.base import Exporter
+from steptune.tuner.export.deepspeed import DeepSpeedJson
+from steptune.tuner.export.lightning import LightningTrainer
+from steptune.tuner.export.native import NativeJson, NativeYaml
+from steptune.tuner.export.snippet import PythonSnippet
+from steptune.tuner.export.torchrun import TorchrunScript
+from steptune.tuner.export.torchtitan import TorchtitanConfig
+from steptune.tuner.export.transformers_arguments import TransformersArguments
+from steptune.tuner.records import Recommendation
 
 EXPORTERS: tuple[Exporter, ...] = (
     NativeJson(),

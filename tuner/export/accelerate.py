@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 
 import yaml
 
-from tuner.export import python_code
-from tuner.export.python_code import constant, imports, set_up_code
-from tuner.export.settings import threads_lost
-from tuner.export.sharding import STRATEGY, WRAPS, reduced_by_fsdp, sharding_of
-from tuner.export.translation import Rule, Said, Sections, TranslatingExporter
-from tuner.records import Choice, Recommendation
-from tuner.strategies.nccl_settings import VARIABLES
+from steptune.tuner.export import python_code
+from steptune.tuner.export.python_code import constant, imports, set_up_code
+from steptune.tuner.export.settings import threads_lost
+from steptune.tuner.export.sharding import STRATEGY, WRAPS, reduced_by_fsdp, sharding_of
+from steptune.tuner.export.translation import Rule, Said, Sections, TranslatingExporter
+from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.nccl_settings import VARIABLES
 
 VERSION = "accelerate 1.15.0"
 _IN_CODE = "no key of the YAML; the accelerate_python export says it"
-_NOWHERE = "Accelerate has no setting for it; tuner.apply runs it"
+_NOWHERE = "Accelerate has no setting for it; steptune.apply runs it"
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
 _MODES = ("default", "reduce-overhead", "max-autotune")
 
@@ -66,7 +66,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if not sharding_of(recommendation).words.fsdp1:
-        reason = "Accelerate checkpoints under FSDP only; tuner.apply runs it"
+        reason = "Accelerate checkpoints under FSDP only; steptune.apply runs it"
         return Said(missing=dict.fromkeys(("every", "save"), reason))
     if every is None:
         return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": False}})

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tuner.emulation import refuse_parts
-from tuner.errors import ChoiceError, RecommendationError
-from tuner.export.leaving import let_go_at_exit
-from tuner.export.native import load_recommendation
-from tuner.hardware import default_device, describe_hardware
-from tuner.network.finding import Level
-from tuner.network.rank_order import examine_order
-from tuner.records import Choice, HardwareProfile, Recommendation
-from tuner.strategies import STRATEGIES, strategy_named
-from tuner.strategies.composition import make_plan
-from tuner.strategies.dataset_cache import CachedDataset
-from tuner.training.assemble import assemble
-from tuner.training.hosts import host_of_ranks
-from tuner.workloads.workload import Workload, validate
+from steptune.tuner.emulation import refuse_parts
+from steptune.tuner.errors import ChoiceError, RecommendationError
+from steptune.tuner.export.leaving import let_go_at_exit
+from steptune.tuner.export.native import load_recommendation
+from steptune.tuner.hardware import default_device, describe_hardware
+from steptune.tuner.network.finding import Level
+from steptune.tuner.network.rank_order import examine_order
+from steptune.tuner.records import Choice, HardwareProfile, Recommendation
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.hosts import host_of_ranks
+from steptune.tuner.workloads.workload import Workload, validate
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 UNFINISHED = ".steptune_unfinished"
 """In a workload's directory while `prepare` runs: what an interruption left behind is prepared anew."""
@@ -43,7 +43,7 @@ def apply(
 ) -> TrainingJob:
     """Builds the training job that a recommendation describes, by the same code as its trials.
 
-        job = tuner.apply("steptune.json", MyWorkload())
+        job = steptune.apply("steptune.json", MyWorkload())
         for batch in job.loader:
             loss = job.step(batch)
 
@@ -98,8 +98,8 @@ def apply(
 def launch_environment(recommendation: Recommendation | str | Path) -> dict[str, str]:
     """The environment variables that must be set before torch is imported; often none.
 
-    Set them where the script is launched, or by `os.environ.update(tuner.launch_environment(...))`
-    above its `import torch` (`import tuner` does not import torch).
+    Set them where the script is launched, or by `os.environ.update(steptune.launch_environment(...))`
+    above its `import torch` (`import steptune` does not import torch).
 
     Raises:
         RecommendationError: The recommendation cannot be read.
@@ -180,7 +180,7 @@ def _check_environment(recommendation: Recommendation) -> None:
         raised = ", ".join(f"{name} is {os.environ.get(name, 'not set')}" for name in missing)
         warnings.warn(
             f"{raised}, but the recommendation was measured with {settings}, which must be set before torch is "
-            "imported: set it where the script is launched, or by os.environ.update(tuner.launch_environment(...)) "
+            "imported: set it where the script is launched, or by os.environ.update(steptune.launch_environment(...)) "
             "above `import torch`",
             UserWarning,
             stacklevel=3,
@@ -207,7 +207,7 @@ def _place() -> tuple[int, int]:
     if launched not in ("", "1"):
         warnings.warn(
             f"WORLD_SIZE is {launched}, but torch.distributed is not initialised, so every process trains alone: call "
-            "torch.distributed.init_process_group() before tuner.apply",
+            "torch.distributed.init_process_group() before steptune.apply",
             UserWarning,
             stacklevel=3,
         )
@@ -225,7 +225,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
     name = str(measured.device_kind if wanted is None else wanted)
     if not name.startswith("cuda"):
         return torch.device(name)
-    refuse_parts("tuner.apply trains on whole GPUs")
+    refuse_parts("steptune.apply trains on whole GPUs")
     if name == "cuda":
         local = os.environ.get("LOCAL_RANK") if num_ranks > 1 else None
         name = f"cuda:{local or torch.cuda.current_device()}"
@@ -241,7 +241,7 @@ def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[s
         if needs and workload.directory == Workload.directory:
             reason = f"{type(workload).__name__} prepares files" if prepares else "the recommended cache is on disk"
             raise RecommendationError(
-                f"{reason}, but its directory is not set: pass directory=... to tuner.apply, a folder for this "
+                f"{reason}, but its directory is not set: pass directory=... to steptune.apply, a folder for this "
                 "workload alone"
             )
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from tuner.records import Recommendation, Verdict
+from steptune.tuner.records import Recommendation, Verdict
 
 
 class Exporter(ABC):

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tuner.export.python_code import NO_BATCH, NO_LAYOUT, token_weights
-from tuner.export.settings import batch_per_rank
-from tuner.export.sharding import STRATEGY, sharding_of
-from tuner.export.translation import Rule, Said, TranslatingExporter
-from tuner.records import Choice, Recommendation
+from steptune.tuner.export.python_code import NO_BATCH, NO_LAYOUT, token_weights
+from steptune.tuner.export.settings import batch_per_rank
+from steptune.tuner.export.sharding import STRATEGY, sharding_of
+from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
+from steptune.tuner.records import Choice, Recommendation
 
 _IN_CODE = "no key of the JSON: your script sets it"
 
@@ -78,7 +78,7 @@ class DeepSpeedJson(TranslatingExporter):
     summary = "the configuration of DeepSpeed"
     version = "deepspeed 0.19.8"
     usage = 'deepspeed.initialize(model=model, optimizer=optimizer, config="deepspeed.json"), with your clipping added'
-    lacks = "DeepSpeed has no setting for it; tuner.apply runs it"
+    lacks = "DeepSpeed has no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": _in_code("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
         "cpu_threads": _in_code("num_threads", "bind"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tuner.export import python_code
-from tuner.export.python_code import constant, imports, literal, set_up_code
-from tuner.export.sharding import STRATEGY, reduced_by_fsdp, sharding_of
-from tuner.export.translation import Rule, Said, TranslatingExporter
-from tuner.records import Choice, Recommendation
+from steptune.tuner.export import python_code
+from steptune.tuner.export.python_code import constant, imports, literal, set_up_code
+from steptune.tuner.export.sharding import STRATEGY, reduced_by_fsdp, sharding_of
+from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
+from steptune.tuner.records import Choice, Recommendation
 
 _TRAINER = "TRAINER"
 _SHORT = {"bfloat16": "bf16", "float16": "16"}
@@ -82,7 +82,7 @@ class LightningTrainer(TranslatingExporter):
     version = "lightning 2.6.6"
     usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(dataset, **DATALOADER)): the recipe stays yours"
     comment = "#"
-    lacks = "Lightning has no setting for it; tuner.apply runs it"
+    lacks = "Lightning has no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": python_code.data_loading,
         "cpu_threads": python_code.cpu_threads,

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import msgspec
 import yaml
 
-from tuner import __version__
-from tuner.errors import RecommendationError
-from tuner.export.base import Exporter
-from tuner.records import SCHEMA_VERSION, Recommendation
+from steptune import __version__
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.export.base import Exporter
+from steptune.tuner.records import SCHEMA_VERSION, Recommendation
 
 _LINE_WIDTH = 110
 
@@ -25,7 +25,7 @@ class NativeJson(Exporter):
     name = "json"
     summary = "the whole recommendation, as JSON"
     version: ClassVar[str] = f"steptune {__version__}"
-    usage = 'In a training script: job = tuner.apply("steptune.json", workload)'
+    usage = 'In a training script: job = steptune.apply("steptune.json", workload)'
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "steptune.json"
@@ -38,7 +38,7 @@ class NativeYaml(Exporter):
     name = "yaml"
     summary = "the whole recommendation, as YAML"
     version: ClassVar[str] = f"steptune {__version__}"
-    usage = 'In a training script: job = tuner.apply("steptune.yaml", workload)'
+    usage = 'In a training script: job = steptune.apply("steptune.yaml", workload)'
     comment = "#"
 
     def file_name(self, recommendation: Recommendation) -> str:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tuner.records import Candidate, Scalar, Study, Trial, TrialState
-from tuner.strategies import STRATEGIES
+from steptune.tuner.records import Candidate, Scalar, Study, Trial, TrialState
+from steptune.tuner.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

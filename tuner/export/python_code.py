@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.export.settings import batch_per_rank
-from tuner.export.translation import Rule, Said, Sections
-from tuner.records import Choice, Recommendation, SampleUnit
-from tuner.strategies.nccl_settings import OWN
+from steptune.tuner.export.settings import batch_per_rank
+from steptune.tuner.export.translation import Rule, Said, Sections
+from steptune.tuner.records import Choice, Recommendation, SampleUnit
+from steptune.tuner.strategies.nccl_settings import OWN
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
-NO_LAYOUT = "parameters of your script have storage of their own; tuner.apply lays them out"
+NO_LAYOUT = "parameters of your script have storage of their own; steptune.apply lays them out"
 ONE_RANK = "one process has no gradients to reduce"
 STAYS_SET = "measured with the value that the environment had: start the training with it too"
 LIKE_OTHERS = "PyTorch makes the first bucket as large as the others where their size is given alone"
@@ -110,7 +110,7 @@ def compression_missing(choice: Choice) -> dict[str, str]:
     """What targets with the communication hooks of PyTorch do not have."""
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
         return {}
-    return dict.fromkeys(choice, "PyTorch has no such communication hook; tuner.apply runs it")
+    return dict.fromkeys(choice, "PyTorch has no such communication hook; steptune.apply runs it")
 
 
 def first_bucket(choice: Choice) -> dict[str, str]:

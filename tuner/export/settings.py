@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Choice, Recommendation, Scalar, choice_label
-from tuner.strategies import STRATEGIES
-from tuner.strategies.composition import MEANINGLESS
+from steptune.tuner.records import Choice, Recommendation, Scalar, choice_label
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.composition import MEANINGLESS
 
 _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tuner.errors import RecommendationError
-from tuner.records import Choice, Recommendation, Scalar
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.records import Choice, Recommendation, Scalar
 
 STRATEGY = "sharding"
 

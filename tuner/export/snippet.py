@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import msgspec
 
-from tuner import __version__
-from tuner.export.base import Exporter
-from tuner.export.native import as_yaml
-from tuner.records import Recommendation
+from steptune import __version__
+from steptune.tuner.export.base import Exporter
+from steptune.tuner.export.native import as_yaml
+from steptune.tuner.records import Recommendation
 
 _SCRIPT = Template('''\
 $header
@@ -21,8 +21,8 @@ import time
 $environment
 import torch
 
-import tuner
-from tuner.workloads.loading import load_workload
+import steptune
+from steptune.tuner.workloads.loading import load_workload
 
 WORKLOAD = $workload
 
@@ -50,7 +50,7 @@ def main():
         torch.distributed.init_process_group()
 
     workload = load_workload(WORKLOAD)
-    job = tuner.apply(RECOMMENDATION, workload, device=arguments.device, directory=arguments.data)
+    job = steptune.apply(RECOMMENDATION, workload, device=arguments.device, directory=arguments.data)
     began = time.perf_counter()
     for step, batch in enumerate(itertools.islice(endless(job.loader), arguments.steps), start=1):
         loss = job.step(batch)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.errors import ChoiceError
-from tuner.export import EXPORTERS, optuna_study, trial_table
-from tuner.records import Study, Trial
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.export import EXPORTERS, optuna_study, trial_table
+from steptune.tuner.records import Study, Trial
 
 
 @dataclass(frozen=True, kw_only=True)

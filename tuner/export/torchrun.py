@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from string import Template
 
-from tuner.export.base import Exporter, one_line
-from tuner.records import Recommendation
+from steptune.tuner.export.base import Exporter, one_line
+from steptune.tuner.records import Recommendation
 
 _SCRIPT = Template("""\
 #!/usr/bin/env bash

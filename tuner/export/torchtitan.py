@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tuner.export import python_code
-from tuner.export.python_code import NO_BATCH, imports, literal, set_up_code, token_weights
-from tuner.export.settings import batch_per_rank
-from tuner.export.sharding import STRATEGY, sharding_of
-from tuner.export.translation import Rule, Said, TranslatingExporter
-from tuner.records import Choice, Recommendation
+from steptune.tuner.export import python_code
+from steptune.tuner.export.python_code import NO_BATCH, imports, literal, set_up_code, token_weights
+from steptune.tuner.export.settings import batch_per_rank
+from steptune.tuner.export.sharding import STRATEGY, sharding_of
+from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
+from steptune.tuner.records import Choice, Recommendation
 
 _NOT_OF_OPTIMIZERS = "torchtitan's optimizers have no setting for it"
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tuner.export import python_code
-from tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
-from tuner.export.settings import batch_per_rank, choice_of
-from tuner.export.sharding import STRATEGY, WRAPS, sharding_of
-from tuner.export.translation import Rule, Said, TranslatingExporter
-from tuner.records import Choice, Recommendation
+from steptune.tuner.export import python_code
+from steptune.tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
+from steptune.tuner.export.settings import batch_per_rank, choice_of
+from steptune.tuner.export.sharding import STRATEGY, WRAPS, sharding_of
+from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
+from steptune.tuner.records import Choice, Recommendation
 
 _ARGUMENTS = "ARGUMENTS"
 _DDP_FLAGS = {"find_unused_parameters": "find_unused", "static_graph": "static_graph"}
@@ -93,7 +93,7 @@ def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
         arguments["ddp_bucket_cap_mb"] = choice["bucket_cap_mb"]
     missing = python_code.first_bucket(choice)
     if choice["bucket_views"]:
-        missing["bucket_views"] = "TrainingArguments have no setting for it; tuner.apply runs it"
+        missing["bucket_views"] = "TrainingArguments have no setting for it; steptune.apply runs it"
     return _said(missing, **arguments)
 
 
@@ -123,7 +123,7 @@ class TransformersArguments(TranslatingExporter):
     version = "transformers 5.23.0"
     usage = 'Trainer(model, training_arguments("out", max_grad_norm=..., learning_rate=...)): the recipe stays yours'
     comment = "#"
-    lacks = "TrainingArguments have no setting for it; tuner.apply runs it"
+    lacks = "TrainingArguments have no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
         "data_loading": _data_loading,
         "cpu_threads": python_code.cpu_threads,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tuner.errors import RecommendationError
-from tuner.export.base import Exporter
-from tuner.export.settings import Setting, choice_of, grouped, sentence, settings_of
-from tuner.records import Choice, Recommendation
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.export.base import Exporter
+from steptune.tuner.export.settings import Setting, choice_of, grouped, sentence, settings_of
+from steptune.tuner.records import Choice, Recommendation
 
 Sections = dict[str, dict[str, Any]]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import MissingDependency
-from tuner.profiling.categories import Category
-from tuner.records import Trial, TrialResult
+from steptune.tuner.errors import MissingDependency
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Trial, TrialResult
 
 if TYPE_CHECKING:
     import pandas

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tuner.records import Link
+from steptune.tuner.records import Link
 
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"

@@ -7,7 +7,7 @@
 A token bucket at either end of a link (tc-tbf) limits both directions; inside a host there is the loopback device, as
 fast as memory. Ranks enter their host's namespace where STEPTUNE_HOST_NETWORKS names it (`tuner.trials.host_networks`).
 
-    python -m tuner.network.emulated --rate 500mbit -- steptune tune workload.py:Class --ranks 4
+    python -m steptune.tuner.network.emulated --rate 500mbit -- steptune tune workload.py:Class --ranks 4
 
 A namespace lives as long as a process in it: here one that waits for the end of a pipe, so that nothing is left behind
 whatever ends this one. No packet leaves the machine: none of the namespaces has a way out.
@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tuner.emulation import NETWORKS_VARIABLE
-from tuner.errors import ChoiceError, MissingDependency, PlatformError
+from steptune.tuner.emulation import NETWORKS_VARIABLE
+from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError
 
 MAX_HOSTS = 8
 BURST = "128kb"
@@ -120,7 +120,8 @@ def _not_permitted(what: str, said: str) -> PlatformError:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tuner.network.emulated", description="Runs a command whose ranks are on emulated hosts."
+        prog="python -m steptune.tuner.network.emulated",
+        description="Runs a command whose ranks are on emulated hosts.",
     )
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rate", help="of every link: 500mbit, 25gbit; without it nothing is limited")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.errors import ChoiceError
-from tuner.network.checks import CHECKS, Check
-from tuner.network.finding import NetworkFinding, unknown
-from tuner.network.host import Host
-from tuner.network.tree import Unreadable
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.network.checks import CHECKS, Check
+from steptune.tuner.network.finding import NetworkFinding, unknown
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.tree import Unreadable
 
 
 def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tuner.records import Record
+from steptune.tuner.records import Record
 
 
 class Level(StrEnum):

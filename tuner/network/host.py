@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from tuner.network.pci import Function, Pci
-from tuner.network.rdma import DEVICES as RDMA_DEVICES
-from tuner.network.rdma import Port, read_ports
-from tuner.network.settings import read_settings
-from tuner.network.tree import Tree
+from steptune.tuner.network.pci import Function, Pci
+from steptune.tuner.network.rdma import DEVICES as RDMA_DEVICES
+from steptune.tuner.network.rdma import Port, read_ports
+from steptune.tuner.network.settings import read_settings
+from steptune.tuner.network.tree import Tree
 
 
 class Host:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.network.tree import Tree
+from steptune.tuner.network.tree import Tree
 
 INTERFACES = "/sys/class/net"
 

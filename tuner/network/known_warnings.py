@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tuner.network.finding import Level
+from steptune.tuner.network.finding import Level
 
 
 @dataclass(frozen=True, kw_only=True)

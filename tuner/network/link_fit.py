@@ -20,9 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from tuner.errors import RunnerError
-from tuner.network.collective_costs import bus_factor, num_steps
-from tuner.records import CollectiveTiming, Link
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.network.collective_costs import bus_factor, num_steps
+from steptune.tuner.records import CollectiveTiming, Link
 
 NUM_ROUNDS = 3
 FAR = 1.5

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.network.tree import Unreadable
-from tuner.records import Record
+from steptune.tuner.network.tree import Unreadable
+from steptune.tuner.records import Record
 
 MAX_LINE = 20_000
 """Characters of a line that are looked at; a ring over thousands of ranks has fewer."""

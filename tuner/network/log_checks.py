@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tuner.errors import ChoiceError
-from tuner.network.finding import Level, NetworkFinding, note, ok, problem, unknown
-from tuner.network.known_warnings import KNOWN_WARNINGS, KnownWarning
-from tuner.network.log import NcclLog, Said, Transport, read_logs
-from tuner.network.settings import settings_findings
-from tuner.wording import counted
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.network.finding import Level, NetworkFinding, note, ok, problem, unknown
+from steptune.tuner.network.known_warnings import KNOWN_WARNINGS, KnownWarning
+from steptune.tuner.network.log import NcclLog, Said, Transport, read_logs
+from steptune.tuner.network.settings import settings_findings
+from steptune.tuner.wording import counted
 
 LOG = "NCCL log"
 BETWEEN = "between hosts"

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from tuner.network.tree import Tree
+from steptune.tuner.network.tree import Tree
 
 DEVICES = "/sys/bus/pci/devices"
 LSPCI = "/lspci.txt"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from tuner.network.collective_costs import num_crossing
-from tuner.network.finding import NetworkFinding, note, ok, problem
+from steptune.tuner.network.collective_costs import num_crossing
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem
 
 SUBJECT = "order of ranks"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tuner.network.tree import Tree
+from steptune.tuner.network.tree import Tree
 
 DEVICES = "/sys/class/infiniband"
 _ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"

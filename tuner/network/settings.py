@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tuner.network.finding import Level, NetworkFinding
-from tuner.network.tree import Tree
+from steptune.tuner.network.finding import Level, NetworkFinding
+from steptune.tuner.network.tree import Tree
 
 SUBJECT = "NCCL settings"
 ENVIRONMENT = "/proc/self/environ"

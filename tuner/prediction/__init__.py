@@ -2,7 +2,7 @@
 
     breakdown -> `step`: what a rank does without any exchange
     model and precision -> `volumes`: what there is to exchange, and in which pieces
-    cluster -> `cluster`: what exchanging a piece costs (`tuner.network.collective_costs`)
+    cluster -> `cluster`: what exchanging a piece costs (`steptune.tuner.network.collective_costs`)
     choices -> `data_parallel`, `sharded`: tasks of compute and of communication -> `timeline`: when each of them ends
 
 `forecast` does this for the ways to communicate of `plans` over numbers of hosts; `basis` begins it with a study, and

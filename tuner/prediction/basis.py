@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from tuner.errors import ChoiceError, StoreError
-from tuner.estimates import units_per_s
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.contention import default_contention, measured_contention
-from tuner.prediction.forecast import BasisFacts
-from tuner.prediction.model import Model
-from tuner.prediction.overheads import copies_ns
-from tuner.prediction.step import NO_PHASES, UPDATE_BYTES, ComputeStep, backward_share, compute_step
-from tuner.prediction.volumes import volumes_of
-from tuner.records import (
+from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.contention import default_contention, measured_contention
+from steptune.tuner.prediction.forecast import BasisFacts
+from steptune.tuner.prediction.model import Model
+from steptune.tuner.prediction.overheads import copies_ns
+from steptune.tuner.prediction.step import NO_PHASES, UPDATE_BYTES, ComputeStep, backward_share, compute_step
+from steptune.tuner.prediction.volumes import volumes_of
+from steptune.tuner.records import (
     Breakdown,
     Candidate,
     Choice,
@@ -35,10 +35,10 @@ from tuner.records import (
     TrialResult,
     WorkloadFacts,
 )
-from tuner.strategies.composition import complete_choices
-from tuner.strategies.parallel_mesh import model_ranks
-from tuner.strategies.sockets import num_sockets, with_sockets
-from tuner.training.compression.own_cost import OwnCost
+from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.parallel_mesh import model_ranks
+from steptune.tuner.strategies.sockets import num_sockets, with_sockets
+from steptune.tuner.training.compression.own_cost import OwnCost
 
 
 @dataclass(frozen=True, kw_only=True)

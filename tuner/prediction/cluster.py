@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from tuner.errors import ChoiceError
-from tuner.network import collective_costs as costs
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from tuner.prediction.corrections import correction
-from tuner.records import Link
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.network import collective_costs as costs
+from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from steptune.tuner.prediction.corrections import correction
+from steptune.tuner.records import Link
 
 
 @dataclass(frozen=True, kw_only=True)

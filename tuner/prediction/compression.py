@@ -8,17 +8,17 @@
 | powersgd | r (n + m) elements of an n x m matrix; every tensor is taken as a square one | two all-reduces |
 | dgc | value and place, 8 bytes, of its share of the elements | all-gather |
 
-What compressing takes by itself: `tuner.training.compression.own_cost`.
+What compressing takes by itself: `steptune.tuner.training.compression.own_cost`.
 """
 
 from __future__ import annotations
 
 import math
 
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.volumes import Volumes
-from tuner.records import Choice
-from tuner.strategies.exchange import CHOSEN_BYTES, SENT_BYTES
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.volumes import Volumes
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies.exchange import CHOSEN_BYTES, SENT_BYTES
 
 THIN_BYTES = 4.0
 

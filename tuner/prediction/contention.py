@@ -11,10 +11,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tuner.prediction.plans import COMMUNICATION
-from tuner.profiling.categories import COMPUTING, Category
-from tuner.records import Breakdown, Candidate, TrialResult
-from tuner.strategies.exchange import FSDP
+from steptune.tuner.prediction.plans import COMMUNICATION
+from steptune.tuner.profiling.categories import COMPUTING, Category
+from steptune.tuner.records import Breakdown, Candidate, TrialResult
+from steptune.tuner.strategies.exchange import FSDP
 
 ON_CUDA = 0.5
 """Where a study does not tell: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on one host of four H200

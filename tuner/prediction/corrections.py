@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from tuner.network.collective_costs import ring_ns
-from tuner.records import Link
+from steptune.tuner.network.collective_costs import ring_ns
+from steptune.tuner.records import Link
 
 
 def correction(link: Link, collective: str, message_bytes: float) -> float:

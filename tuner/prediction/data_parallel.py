@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.compression import sending_ns, sent_part_between
-from tuner.prediction.step import ComputeStep
-from tuner.prediction.timeline import Lane, Task
-from tuner.prediction.volumes import Volumes, buckets
-from tuner.records import Choice
-from tuner.training.compression.own_cost import OwnCost
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.compression import sending_ns, sent_part_between
+from steptune.tuner.prediction.step import ComputeStep
+from steptune.tuner.prediction.timeline import Lane, Task
+from steptune.tuner.prediction.volumes import Volumes, buckets
+from steptune.tuner.records import Choice
+from steptune.tuner.training.compression.own_cost import OwnCost
 
 
 def data_parallel_tasks(

@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tuner.errors import StoreError
-from tuner.prediction.basis import Basis, measured_step_ns, units_per_step
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.forecast import Check, Extrapolation, Forecast
-from tuner.prediction.plans import (
+from steptune.tuner.errors import StoreError
+from steptune.tuner.prediction.basis import Basis, measured_step_ns, units_per_step
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.forecast import Check, Extrapolation, Forecast
+from steptune.tuner.prediction.plans import (
     COMMUNICATION,
     WAYS,
     Family,
@@ -22,9 +22,9 @@ from tuner.prediction.plans import (
     on_cluster,
     refusal,
 )
-from tuner.prediction.timeline import Lane
-from tuner.records import Candidate, Link, Study, Trial, TrialResult
-from tuner.strategies.composition import complete_choices, numerics_of
+from steptune.tuner.prediction.timeline import Lane
+from steptune.tuner.records import Candidate, Link, Study, Trial, TrialResult
+from steptune.tuner.strategies.composition import complete_choices, numerics_of
 
 MAX_HOSTS = 1024
 MAX_RANKS = 8192

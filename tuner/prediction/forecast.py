@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.records import Candidate, Link, Numerics, Record
+from steptune.tuner.records import Candidate, Link, Numerics, Record
 
 VALIDATED = (
     "validated to 4 ranks and emulated links (benchmarks/prediction.py): beyond that nothing was compared with a "

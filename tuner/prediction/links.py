@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.records import Link, Topology
+from steptune.tuner.records import Link, Topology
 
 INSIDE_LATENCY_NS = 2_000.0
 BETWEEN_LATENCY_NS = 20_000.0

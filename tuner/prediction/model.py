@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.data_parallel import data_parallel_tasks
-from tuner.prediction.overheads import copies_ns
-from tuner.prediction.sharded import sharded_tasks
-from tuner.prediction.step import ComputeStep
-from tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
-from tuner.prediction.volumes import volumes_of
-from tuner.records import Calibration, Choice, ModelFacts
-from tuner.strategies.exchange import FSDP
-from tuner.training.compression.own_cost import OwnCost, own_costs
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.data_parallel import data_parallel_tasks
+from steptune.tuner.prediction.overheads import copies_ns
+from steptune.tuner.prediction.sharded import sharded_tasks
+from steptune.tuner.prediction.step import ComputeStep
+from steptune.tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
+from steptune.tuner.prediction.volumes import volumes_of
+from steptune.tuner.records import Calibration, Choice, ModelFacts
+from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.training.compression.own_cost import OwnCost, own_costs
 
 
 @dataclass(frozen=True, kw_only=True)

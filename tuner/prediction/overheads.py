@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.prediction.volumes import Volumes
-from tuner.records import Calibration, Choice
-from tuner.strategies.exchange import FSDP, SENT_BYTES, widening_bytes
+from steptune.tuner.prediction.volumes import Volumes
+from steptune.tuner.records import Calibration, Choice
+from steptune.tuner.strategies.exchange import FSDP, SENT_BYTES, widening_bytes
 
 
 def frees(sharding: Choice) -> bool:

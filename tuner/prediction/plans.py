@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from msgspec import structs
 
-from tuner.records import Candidate, Choice, Environment, WorkloadFacts
-from tuner.strategies import Unsupported, strategy_named
-from tuner.strategies.composition import complete_choices, conflict, normalise
+from steptune.tuner.records import Candidate, Choice, Environment, WorkloadFacts
+from steptune.tuner.strategies import Unsupported, strategy_named
+from steptune.tuner.strategies.composition import complete_choices, conflict, normalise
 
 COMMUNICATION = ("sharding", "ddp_buckets", "gradient_compression", "hierarchical_allreduce")
 """Strategies that say how ranks communicate, as far as it is predicted."""

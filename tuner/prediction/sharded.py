@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.prediction.cluster import Cluster
-from tuner.prediction.overheads import frees, scattered_bytes
-from tuner.prediction.step import ComputeStep
-from tuner.prediction.timeline import Lane, Task
-from tuner.prediction.volumes import Volumes
-from tuner.records import Choice
+from steptune.tuner.prediction.cluster import Cluster
+from steptune.tuner.prediction.overheads import frees, scattered_bytes
+from steptune.tuner.prediction.step import ComputeStep
+from steptune.tuner.prediction.timeline import Lane, Task
+from steptune.tuner.prediction.volumes import Volumes
+from steptune.tuner.records import Choice
 
 
 def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices: Mapping[str, Choice]) -> list[Task]:

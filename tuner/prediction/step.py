@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tuner.profiling.categories import Category
-from tuner.records import Breakdown, StepPhase
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Breakdown, StepPhase
 
 UPDATE_BYTES = 28
 """Read and written by AdamW for one FP32 parameter: parameter, gradient and two moments, three of them back."""

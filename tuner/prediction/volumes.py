@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.records import Choice, ModelFacts
-from tuner.strategies.exchange import Formats, formats_of, num_fsdp_units
+from steptune.tuner.records import Choice, ModelFacts
+from steptune.tuner.strategies.exchange import Formats, formats_of, num_fsdp_units
 
 MIB = 2**20
 

@@ -1,7 +1,7 @@
 """The analysis of traces as one call: everything that `steptune analyze` shows.
 
     from pathlib import Path
-    from tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.profiling.analysis import analyse_traces
 
     analysis = analyse_traces([Path("rank0.json.gz"), Path("rank1.json.gz")])
 
@@ -22,28 +22,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tuner.profiling.breakdown import breakdown_of
-from tuner.profiling.capture import Capture, link
-from tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
-from tuner.profiling.diagnosis import Evidence, busiest, diagnose, diagnose_ranks
-from tuner.profiling.kernel_gaps import gap_stats
-from tuner.profiling.kernels import kernel_stats, tensor_core_share
-from tuner.profiling.lanes import lanes_of
-from tuner.profiling.launch_queue import queue_stats
-from tuner.profiling.memory import memory_stats
-from tuner.profiling.operator_calls import operator_calls
-from tuner.profiling.operators import operator_stats
-from tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
-from tuner.profiling.reader import read_trace
-from tuner.profiling.segments import Segments
-from tuner.profiling.source_lines import SourceLines
-from tuner.profiling.timeline import timeline
-from tuner.profiling.trace import Trace, TraceError
-from tuner.profiling.what_if import what_ifs
-from tuner.records import Finding, TrialProfile
-from tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, TraceAnalysis
+from steptune.tuner.profiling.breakdown import breakdown_of
+from steptune.tuner.profiling.capture import Capture, link
+from steptune.tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
+from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.diagnosis import Evidence, busiest, diagnose, diagnose_ranks
+from steptune.tuner.profiling.kernel_gaps import gap_stats
+from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
+from steptune.tuner.profiling.lanes import lanes_of
+from steptune.tuner.profiling.launch_queue import queue_stats
+from steptune.tuner.profiling.memory import memory_stats
+from steptune.tuner.profiling.operator_calls import operator_calls
+from steptune.tuner.profiling.operators import operator_stats
+from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.source_lines import SourceLines
+from steptune.tuner.profiling.timeline import timeline
+from steptune.tuner.profiling.trace import Trace, TraceError
+from steptune.tuner.profiling.what_if import what_ifs
+from steptune.tuner.records import Finding, TrialProfile
+from steptune.tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, TraceAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)

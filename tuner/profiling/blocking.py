@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import PRIORITY, Category
-from tuner.profiling.gaps import LATENCY_RANGE_NS
-from tuner.profiling.intervals import Intervals, Ints, pieces, union
-from tuner.profiling.launches import NOT_LAUNCHED
-from tuner.profiling.regions import Region, joined
-from tuner.profiling.trace import Kind
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.profiling.gaps import LATENCY_RANGE_NS
+from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
+from steptune.tuner.profiling.launches import NOT_LAUNCHED
+from steptune.tuner.profiling.regions import Region, joined
+from steptune.tuner.profiling.trace import Kind
 
 
 def blocking_ns(capture: Capture, computing: Ints, start: Ints, end: Ints, code: Ints) -> dict[str, int]:

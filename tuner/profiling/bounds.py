@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Breakdown, Choice, Environment, InputActivity, TrialResult, WorkloadFacts
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity, TrialResult, WorkloadFacts
 
 FLOAT32 = "float32"
 PRODUCTS = (Category.MATMUL, Category.ATTENTION)

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from tuner.profiling.capture import PHASES, Capture
-from tuner.profiling.categories import CATEGORIES, HOST_CATEGORIES, Category
-from tuner.profiling.intervals import Ints, histogram
-from tuner.profiling.quality import capture_quality
-from tuner.profiling.segments import Segments
-from tuner.profiling.trace import Kind, Trace
-from tuner.records import Breakdown
+from steptune.tuner.profiling.capture import PHASES, Capture
+from steptune.tuner.profiling.categories import CATEGORIES, HOST_CATEGORIES, Category
+from steptune.tuner.profiling.intervals import Ints, histogram
+from steptune.tuner.profiling.quality import capture_quality
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.records import Breakdown
 
 TOP_OPERATORS = 40
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel
-from tuner.profiling.communication import collective_records, communicates
-from tuner.profiling.intervals import Ints
-from tuner.profiling.launches import Launches, find_launches
-from tuner.profiling.regions import Regions
-from tuner.profiling.steps import StepWindows, find_steps
-from tuner.profiling.trace import Kind, Trace
-from tuner.records import StepPhase
+from steptune.tuner.profiling.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel
+from steptune.tuner.profiling.communication import collective_records, communicates
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.launches import Launches, find_launches
+from steptune.tuner.profiling.regions import Regions
+from steptune.tuner.profiling.steps import StepWindows, find_steps
+from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.records import StepPhase
 
 PHASES = tuple(StepPhase)
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.network.collective_costs import bus_bytes_per_s
-from tuner.profiling.argument_shapes import item_bytes, parse_arguments
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import COMPUTING, PRIORITY, Category
-from tuner.profiling.communication import ANNOTATIONS, collective_name
-from tuner.profiling.intervals import Intervals, Ints, pieces, union
-from tuner.profiling.regions import HOST
-from tuner.profiling.segments import Segments
-from tuner.profiling.trace import Kind, Trace
-from tuner.records import CollectiveStats
+from steptune.tuner.network.collective_costs import bus_bytes_per_s
+from steptune.tuner.profiling.argument_shapes import item_bytes, parse_arguments
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import COMPUTING, PRIORITY, Category
+from steptune.tuner.profiling.communication import ANNOTATIONS, collective_name
+from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
+from steptune.tuner.profiling.regions import HOST
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.records import CollectiveStats
 
 _COMMUNICATION = tuple(PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE))
 _COMPUTING = tuple(PRIORITY[c] for c in COMPUTING)

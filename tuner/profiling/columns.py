@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.events import NO_RAW, Args, Event, ExactEvent, Header
-from tuner.profiling.times import NO_TIME, nanoseconds, times
-from tuner.profiling.trace import Collective, Device, Host, Ints, Kind, MemoryPoint, Trace, TraceError, Work
-from tuner.wording import counted
+from steptune.tuner.profiling.events import NO_RAW, Args, Event, ExactEvent, Header
+from steptune.tuner.profiling.times import NO_TIME, nanoseconds, times
+from steptune.tuner.profiling.trace import Collective, Device, Host, Ints, Kind, MemoryPoint, Trace, TraceError, Work
+from steptune.tuner.wording import counted
 
 _HOST = {
     "cpu_op": Kind.OPERATOR,

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.categories import is_communication
-from tuner.profiling.intervals import Ints
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.categories import is_communication
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.trace import Kind, Trace
 
 ANNOTATIONS = r"^(gloo|nccl|mpi|ucc|xccl|rccl):"
 NAMES = {

@@ -20,12 +20,19 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from tuner.errors import SteptuneError
-from tuner.estimates import plain_mean, student_quantile
-from tuner.profiling.categories import INFO
-from tuner.records import Breakdown
-from tuner.trace_records import Comparison, Difference, GapDifference, KernelDifference, RankAnalysis, TraceAnalysis
-from tuner.wording import counted
+from steptune.tuner.errors import SteptuneError
+from steptune.tuner.estimates import plain_mean, student_quantile
+from steptune.tuner.profiling.categories import INFO
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trace_records import (
+    Comparison,
+    Difference,
+    GapDifference,
+    KernelDifference,
+    RankAnalysis,
+    TraceAnalysis,
+)
+from steptune.tuner.wording import counted
 
 STEP = "step"
 LEVEL = 0.95

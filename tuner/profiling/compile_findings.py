@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Compilation, CompilationEvent, Finding
+from steptune.tuner.records import Compilation, CompilationEvent, Finding
 
 PLACES = 3
 """How many places a finding names."""

@@ -9,15 +9,15 @@ import re
 
 import numpy as np
 
-from tuner.profiling.capture import PHASES, Capture
-from tuner.profiling.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
-from tuner.profiling.communication import ANNOTATIONS, POINT_TO_POINT, collective_name
-from tuner.profiling.intervals import Intervals, Ints, cover, pieces
-from tuner.profiling.nesting import Nest, nest
-from tuner.profiling.regions import HOST, LOADER, OPTIMIZER, RESTART
-from tuner.profiling.segments import Segments
-from tuner.profiling.trace import Trace
-from tuner.records import StepPhase
+from steptune.tuner.profiling.capture import PHASES, Capture
+from steptune.tuner.profiling.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
+from steptune.tuner.profiling.communication import ANNOTATIONS, POINT_TO_POINT, collective_name
+from steptune.tuner.profiling.intervals import Intervals, Ints, cover, pieces
+from steptune.tuner.profiling.nesting import Nest, nest
+from steptune.tuner.profiling.regions import HOST, LOADER, OPTIMIZER, RESTART
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.trace import Trace
+from steptune.tuner.records import StepPhase
 
 _INHERITS = -1
 _STICKY = tuple(PRIORITY[c] for c in (Category.OPTIMIZER, Category.DATA_WAIT, Category.EPOCH_RESTART))

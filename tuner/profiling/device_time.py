@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.profiling.blocking import blocking_ns
-from tuner.profiling.capture import PHASES, Capture
-from tuner.profiling.categories import CATEGORIES, COMPUTING, PRIORITY, Category
-from tuner.profiling.gaps import Blame, Gaps, find_gaps
-from tuner.profiling.intervals import Intervals, Ints, cover, union_length
-from tuner.profiling.segments import RUNTIME_COST, Segments
-from tuner.profiling.trace import Kind
+from steptune.tuner.profiling.blocking import blocking_ns
+from steptune.tuner.profiling.capture import PHASES, Capture
+from steptune.tuner.profiling.categories import CATEGORIES, COMPUTING, PRIORITY, Category
+from steptune.tuner.profiling.gaps import Blame, Gaps, find_gaps
+from steptune.tuner.profiling.intervals import Intervals, Ints, cover, union_length
+from steptune.tuner.profiling.segments import RUNTIME_COST, Segments
+from steptune.tuner.profiling.trace import Kind
 
 _GAP = -1
 RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.profiling.bounds import Situation, compute_floor_ns
-from tuner.profiling.categories import COMPUTE, COMPUTING, Category
-from tuner.profiling.quality import PROBLEMS
-from tuner.records import Breakdown, CollectiveStats, Finding
-from tuner.trace_records import RankAnalysis, RankWait
+from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
+from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
+from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.records import Breakdown, CollectiveStats, Finding
+from steptune.tuner.trace_records import RankAnalysis, RankWait
 
 PLACES = 3
 """How many kernels or gaps a finding names."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.gaps import Gaps
-from tuner.profiling.trace import Trace
-from tuner.records import GapSite
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.gaps import Gaps
+from steptune.tuner.profiling.trace import Trace
+from steptune.tuner.records import GapSite
 
 
 def gap_sites(trace: Trace, gaps: Gaps, top: int | None = None) -> tuple[GapSite, ...]:

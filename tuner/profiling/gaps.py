@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.profiling.categories import PRIORITY, Category
-from tuner.profiling.intervals import Ints, cover, pieces
-from tuner.profiling.launches import Launches
-from tuner.profiling.regions import Region, Regions
-from tuner.profiling.steps import StepWindows
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.profiling.intervals import Ints, cover, pieces
+from steptune.tuner.profiling.launches import Launches
+from steptune.tuner.profiling.regions import Region, Regions
+from steptune.tuner.profiling.steps import StepWindows
+from steptune.tuner.profiling.trace import Kind, Trace
 
 USUAL_LATENCY_NS = 10_000
 """Where the trace itself does not show the latency of a launch into an empty queue."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.device_time import device_rows
-from tuner.profiling.gap_sites import gap_sites
-from tuner.profiling.gaps import Gaps
-from tuner.profiling.intervals import Ints
-from tuner.profiling.operator_calls import OperatorCalls
-from tuner.profiling.source_lines import SourceLines
-from tuner.trace_records import Gap, GapStats
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.device_time import device_rows
+from steptune.tuner.profiling.gap_sites import gap_sites
+from steptune.tuner.profiling.gaps import Gaps
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.operator_calls import OperatorCalls
+from steptune.tuner.profiling.source_lines import SourceLines
+from steptune.tuner.trace_records import Gap, GapStats
 
 BUCKETS = ("<1 us", "1-10 us", "10-100 us", "0.1-1 ms", "1-10 ms", ">10 ms")
 BUCKET_EDGES_NS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

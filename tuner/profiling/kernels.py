@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import CATEGORIES, Category, classify_kernel
-from tuner.profiling.intervals import Ints
-from tuner.profiling.trace import Kind
-from tuner.records import KernelStats
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import CATEGORIES, Category, classify_kernel
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.records import KernelStats
 
 TENSOR_CORES = re.compile(
     # Shapes of the instruction, as NVIDIA names its kernels after them (the lists of NVIDIA's PyProf and of

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import CATEGORIES, PRIORITY, Category
-from tuner.profiling.device_time import device_rows
-from tuner.profiling.intervals import EMPTY, Intervals, Ints, union
-from tuner.profiling.nesting import nest
-from tuner.profiling.segments import Segments
-from tuner.profiling.trace import Kind
-from tuner.trace_records import GapStats, Lane
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import CATEGORIES, PRIORITY, Category
+from steptune.tuner.profiling.device_time import device_rows
+from steptune.tuner.profiling.intervals import EMPTY, Intervals, Ints, union
+from steptune.tuner.profiling.nesting import nest
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.trace_records import GapStats, Lane
 
 MAX_SPANS = 3000
 """Of a lane: three to a pixel of most screens."""

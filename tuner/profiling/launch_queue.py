@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.device_time import device_rows
-from tuner.profiling.intervals import Ints
-from tuner.profiling.memory import thinned
-from tuner.trace_records import QueueStats
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.device_time import device_rows
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.memory import thinned
+from steptune.tuner.trace_records import QueueStats
 
 
 def queue_stats(capture: Capture, device: int) -> tuple[QueueStats, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.profiling.trace import Ints, Kind, Trace
+from steptune.tuner.profiling.trace import Ints, Kind, Trace
 
 NOT_LAUNCHED = -1
 

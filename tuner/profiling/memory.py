@@ -6,10 +6,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.intervals import Ints
-from tuner.profiling.trace import MemoryPoint
-from tuner.trace_records import MemoryStats
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.trace import MemoryPoint
+from steptune.tuner.trace_records import MemoryStats
 
 MAX_POINTS = 500
 

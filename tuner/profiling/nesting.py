@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tuner.profiling.intervals import EMPTY, Ints
+from steptune.tuner.profiling.intervals import EMPTY, Ints
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.intervals import EMPTY, Ints
-from tuner.profiling.launches import Launches
-from tuner.profiling.nesting import nest
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.intervals import EMPTY, Ints
+from steptune.tuner.profiling.launches import Launches
+from steptune.tuner.profiling.nesting import nest
+from steptune.tuner.profiling.trace import Kind, Trace
 
 NO_ROW = -1
 

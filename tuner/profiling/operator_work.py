@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.profiling.argument_shapes import Arguments, Shape, Tensor
+from steptune.tuner.profiling.argument_shapes import Arguments, Shape, Tensor
 
 
 def _names(text: str) -> frozenset[str]:

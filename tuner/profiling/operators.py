@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.argument_shapes import Arguments, parse_arguments
-from tuner.profiling.capture import Capture
-from tuner.profiling.intervals import Ints
-from tuner.profiling.operator_calls import OperatorCalls
-from tuner.profiling.operator_work import Work, WorkModel
-from tuner.profiling.source_lines import SourceLines
-from tuner.profiling.trace import Kind
-from tuner.trace_records import OperatorStats
+from steptune.tuner.profiling.argument_shapes import Arguments, parse_arguments
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.operator_calls import OperatorCalls
+from steptune.tuner.profiling.operator_work import Work, WorkModel
+from steptune.tuner.profiling.source_lines import SourceLines
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.trace_records import OperatorStats
 
 NO_ARGUMENTS = Arguments((), "")
 

@@ -23,14 +23,14 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from tuner.profiling.capture import PHASES, Capture, link
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.cpu_time import cpu_time
-from tuner.profiling.device_time import device_time
-from tuner.profiling.gaps import NO_ROW, Gaps
-from tuner.profiling.reader import HEAD, read_trace
-from tuner.profiling.segments import Segments
-from tuner.profiling.trace import Trace, TraceError
+from steptune.tuner.profiling.capture import PHASES, Capture, link
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.device_time import device_time
+from steptune.tuner.profiling.gaps import NO_ROW, Gaps
+from steptune.tuner.profiling.reader import HEAD, read_trace
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.trace import Trace, TraceError
 
 LONG_GAP_NS = 20_000
 FIRST_PID = 1 << 30

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import COMPUTING, Category
-from tuner.profiling.device_time import device_rows
-from tuner.profiling.trace import Kind
-from tuner.records import CaptureQuality
-from tuner.wording import counted
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import COMPUTING, Category
+from steptune.tuner.profiling.device_time import device_rows
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.records import CaptureQuality
+from steptune.tuner.wording import counted
 
 MAX_UNLINKED = 0.05
 MAX_UNKNOWN = 0.05

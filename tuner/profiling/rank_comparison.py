@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.categories import Category
-from tuner.profiling.collectives import CollectiveCalls, Message, bus_bandwidth, kinds_of
-from tuner.profiling.communication import POINT_TO_POINT
-from tuner.profiling.intervals import Intervals, Ints, pieces, union
-from tuner.records import Breakdown, CollectiveStats
-from tuner.trace_records import RankWait
-from tuner.wording import counted
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.profiling.collectives import CollectiveCalls, Message, bus_bandwidth, kinds_of
+from steptune.tuner.profiling.communication import POINT_TO_POINT
+from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
+from steptune.tuner.records import Breakdown, CollectiveStats
+from steptune.tuner.trace_records import RankWait
+from steptune.tuner.wording import counted
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """No rank can end these before every rank has begun."""

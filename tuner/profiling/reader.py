@@ -21,11 +21,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tuner.profiling.columns import Columns
-from tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
-from tuner.profiling.times import InexactTimes
-from tuner.profiling.trace import Trace, TraceError
-from tuner.wording import counted
+from steptune.tuner.profiling.columns import Columns
+from steptune.tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
+from steptune.tuner.profiling.times import InexactTimes
+from steptune.tuner.profiling.trace import Trace, TraceError
+from steptune.tuner.wording import counted
 
 BLOCK_BYTES = 8 << 20
 SEPARATOR = b"\n  },"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tuner.profiling.intervals import EMPTY, Intervals, Ints, contains, union
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.intervals import EMPTY, Intervals, Ints, contains, union
+from steptune.tuner.profiling.trace import Kind, Trace
 
 LOADER = r"(DataLoader|DataPipe).*(__next__|#)|^enumerate\(DataLoader\)|^steptune\.data_wait$"
 OPTIMIZER = r"^Optimizer\.(step|zero_grad)#|^optimizer\.|^steptune\.optimizer$"

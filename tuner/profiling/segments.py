@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints
 
 RUNTIME_COST = 5
 """What recording a call of the runtime costs, in recorded operators: 2.9 us against 0.55 us on a quiet H100 host. On

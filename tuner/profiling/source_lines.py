@@ -10,8 +10,8 @@ import re
 
 import numpy as np
 
-from tuner.profiling.operator_calls import OperatorCalls
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.operator_calls import OperatorCalls
+from steptune.tuner.profiling.trace import Kind, Trace
 
 FRAME = re.compile(r"^.+\(\d+\): .+$")
 LIBRARY = re.compile(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.profiling.intervals import EMPTY, Ints
-from tuner.profiling.launches import Launches
-from tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.intervals import EMPTY, Ints
+from steptune.tuner.profiling.launches import Launches
+from steptune.tuner.profiling.trace import Kind, Trace
 
 COMPLETE = 0.8
 """A last step that launched less than this share of what the others did was cut off by the end of the capture."""

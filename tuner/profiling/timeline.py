@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.profiling.capture import Capture
-from tuner.profiling.categories import CATEGORIES
-from tuner.profiling.intervals import Ints, histogram
-from tuner.profiling.segments import Segments
-from tuner.trace_records import Timeline
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.profiling.intervals import Ints, histogram
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.trace_records import Timeline
 
 MAX_BUCKETS = 2000
 """Wider than most screens."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.profiling.trace import Ints
+from steptune.tuner.profiling.trace import Ints
 
 FLOAT_HAS_NANOSECONDS_US = 2**43
 """Beyond this many microseconds the steps of a float are wider than two nanoseconds."""

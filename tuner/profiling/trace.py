@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tuner.errors import SteptuneError
+from steptune.tuner.errors import SteptuneError
 
 Ints = npt.NDArray[np.int64]
 

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.profiling.reader import HEAD
-from tuner.profiling.trace import TraceError
+from steptune.tuner.profiling.reader import HEAD
+from steptune.tuner.profiling.trace import TraceError
 
 SUFFIXES = (".json", ".json.gz")
 BEGINNING_BYTES = 1 << 20

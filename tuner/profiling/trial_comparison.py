@@ -11,9 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from tuner.profiling.comparison import AS_PROFILED, STEP, ComparisonError, compare_breakdowns, difference, largest
-from tuner.records import Environment, GapSite, KernelStats, TrialResult
-from tuner.trace_records import Comparison, GapDifference, KernelDifference
+from steptune.tuner.profiling.comparison import (
+    AS_PROFILED,
+    STEP,
+    ComparisonError,
+    compare_breakdowns,
+    difference,
+    largest,
+)
+from steptune.tuner.records import Environment, GapSite, KernelStats, TrialResult
+from steptune.tuner.trace_records import Comparison, GapDifference, KernelDifference
 
 ONE_START = "one process start each: other starts of the same two may differ by more than the intervals say"
 

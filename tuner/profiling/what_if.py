@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
-from tuner.records import Breakdown
-from tuner.trace_records import WhatIf
+from steptune.tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trace_records import WhatIf
 
 ACCUMULATION = 4
 LARGER_BATCH = 2

@@ -17,21 +17,37 @@ msgspec resolves the types of a record's fields when it first encodes or decodes
 are imported at runtime, never under TYPE_CHECKING.
 """
 
-from tuner.records.base import SCHEMA_VERSION, Record
-from tuner.records.breakdowns import Breakdown, CaptureQuality, Finding, StepPhase
-from tuner.records.choices import BASELINE, Candidate, Choice, Move, Numerics, Scalar, choice_label
-from tuner.records.compilation import Compilation, CompilationEvent
-from tuner.records.decisions import Decision, Suggestion
-from tuner.records.environment import Environment
-from tuner.records.guard import GuardCheck, GuardVerdict
-from tuner.records.hardware import Calibration, Device, HardwareProfile
-from tuner.records.ids import new_id
-from tuner.records.measurements import DeviceReading, InputActivity, MeasureSettings, MemoryPeak, Startup, Window
-from tuner.records.profiles import CollectiveStats, GapSite, KernelStats, TrialProfile
-from tuner.records.recommendations import Alternative, Certificate, Cost, Gain, Interval, Part, Recommendation, Verdict
-from tuner.records.studies import Artifact, Event, Study, StudySettings, StudyState
-from tuner.records.topology import CollectiveTiming, Link, Topology
-from tuner.records.trials import (
+from steptune.tuner.records.base import SCHEMA_VERSION, Record
+from steptune.tuner.records.breakdowns import Breakdown, CaptureQuality, Finding, StepPhase
+from steptune.tuner.records.choices import BASELINE, Candidate, Choice, Move, Numerics, Scalar, choice_label
+from steptune.tuner.records.compilation import Compilation, CompilationEvent
+from steptune.tuner.records.decisions import Decision, Suggestion
+from steptune.tuner.records.environment import Environment
+from steptune.tuner.records.guard import GuardCheck, GuardVerdict
+from steptune.tuner.records.hardware import Calibration, Device, HardwareProfile
+from steptune.tuner.records.ids import new_id
+from steptune.tuner.records.measurements import (
+    DeviceReading,
+    InputActivity,
+    MeasureSettings,
+    MemoryPeak,
+    Startup,
+    Window,
+)
+from steptune.tuner.records.profiles import CollectiveStats, GapSite, KernelStats, TrialProfile
+from steptune.tuner.records.recommendations import (
+    Alternative,
+    Certificate,
+    Cost,
+    Gain,
+    Interval,
+    Part,
+    Recommendation,
+    Verdict,
+)
+from steptune.tuner.records.studies import Artifact, Event, Study, StudySettings, StudyState
+from steptune.tuner.records.topology import CollectiveTiming, Link, Topology
+from steptune.tuner.records.trials import (
     Deadlines,
     Effect,
     Failure,
@@ -43,7 +59,14 @@ from tuner.records.trials import (
     TrialSpec,
     TrialState,
 )
-from tuner.records.workload_facts import DatasetFacts, ModelFacts, OptimizerFacts, SampleUnit, UnitFacts, WorkloadFacts
+from steptune.tuner.records.workload_facts import (
+    DatasetFacts,
+    ModelFacts,
+    OptimizerFacts,
+    SampleUnit,
+    UnitFacts,
+    WorkloadFacts,
+)
 
 __all__ = [
     "BASELINE",

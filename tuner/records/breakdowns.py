@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import field
 
-from tuner.records.base import Record
+from steptune.tuner.records.base import Record
 
 
 class StepPhase(StrEnum):

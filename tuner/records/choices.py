@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from tuner.records.base import Record
+from steptune.tuner.records.base import Record
 
 Scalar = bool | int | float | str | None
 Choice = dict[str, Scalar]
@@ -52,7 +52,7 @@ def choice_label(choice: Mapping[str, Scalar]) -> str:
 
 
 class Candidate(Record):
-    """The non-neutral choices of a configuration, normalised (see `tuner.strategies.composition`).
+    """The non-neutral choices of a configuration, normalised (see `steptune.tuner.strategies.composition`).
 
     Only strategies, and within them only parameters, that differ from what the user runs today are
     listed. So the hash of a candidate does not change when Steptune learns a new strategy.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuner.records.base import Record
-from tuner.records.choices import Candidate, Move
-from tuner.records.trials import Purpose
+from steptune.tuner.records.base import Record
+from steptune.tuner.records.choices import Candidate, Move
+from steptune.tuner.records.trials import Purpose
 
 
 class Suggestion(Record):

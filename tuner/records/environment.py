@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuner.records.base import Record
-from tuner.records.hardware import Calibration, HardwareProfile
-from tuner.records.topology import Topology
+from steptune.tuner.records.base import Record
+from steptune.tuner.records.hardware import Calibration, HardwareProfile
+from steptune.tuner.records.topology import Topology
 
 
 class Environment(Record):

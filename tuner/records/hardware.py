@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from tuner.records.base import Record
+from steptune.tuner.records.base import Record
 
 
 class Device(Record):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.records.base import Record
+from steptune.tuner.records.base import Record
 
 
 class MeasureSettings(Record):

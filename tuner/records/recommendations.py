@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tuner.records.base import SCHEMA_VERSION, Record
-from tuner.records.choices import Candidate, Choice, Numerics
-from tuner.records.decisions import Decision
-from tuner.records.guard import GuardVerdict
-from tuner.records.hardware import HardwareProfile
-from tuner.records.workload_facts import SampleUnit
+from steptune.tuner.records.base import SCHEMA_VERSION, Record
+from steptune.tuner.records.choices import Candidate, Choice, Numerics
+from steptune.tuner.records.decisions import Decision
+from steptune.tuner.records.guard import GuardVerdict
+from steptune.tuner.records.hardware import HardwareProfile
+from steptune.tuner.records.workload_facts import SampleUnit
 
 
 class Verdict(StrEnum):

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec import field
 
-from tuner.records.base import Record
-from tuner.records.choices import Numerics
-from tuner.records.environment import Environment
-from tuner.records.measurements import MeasureSettings
-from tuner.records.workload_facts import WorkloadFacts
+from steptune.tuner.records.base import Record
+from steptune.tuner.records.choices import Numerics
+from steptune.tuner.records.environment import Environment
+from steptune.tuner.records.measurements import MeasureSettings
+from steptune.tuner.records.workload_facts import WorkloadFacts
 
 
 class StudyState(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.records.base import Record
+from steptune.tuner.records.base import Record
 
 EMULATED_NETWORK = "emulated network"
 """Kind of a link between hosts that are one machine: sockets over its loopback interface, or over shaped links."""

@@ -6,13 +6,13 @@ from enum import StrEnum
 
 from msgspec import field
 
-from tuner.records.base import Record
-from tuner.records.breakdowns import Breakdown, Finding
-from tuner.records.choices import Candidate, Choice
-from tuner.records.compilation import Compilation
-from tuner.records.guard import GuardVerdict
-from tuner.records.measurements import MemoryPeak, Startup, Window
-from tuner.records.profiles import TrialProfile
+from steptune.tuner.records.base import Record
+from steptune.tuner.records.breakdowns import Breakdown, Finding
+from steptune.tuner.records.choices import Candidate, Choice
+from steptune.tuner.records.compilation import Compilation
+from steptune.tuner.records.guard import GuardVerdict
+from steptune.tuner.records.measurements import MemoryPeak, Startup, Window
+from steptune.tuner.records.profiles import TrialProfile
 
 
 class Phase(StrEnum):

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from msgspec import field
 
-from tuner.records.base import Record
-from tuner.records.choices import Choice
+from steptune.tuner.records.base import Record
+from steptune.tuner.records.choices import Choice
 
 
 class SampleUnit(StrEnum):

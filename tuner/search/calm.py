@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import Category
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
 
 WAITING = (
     Category.HOST,

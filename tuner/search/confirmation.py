@@ -21,8 +21,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.estimates import log_rate, log_ratio, plain_mean, student_quantile
-from tuner.records import Candidate, Gain, Interval, TrialResult
+from steptune.tuner.estimates import log_rate, log_ratio, plain_mean, student_quantile
+from steptune.tuner.records import Candidate, Gain, Interval, TrialResult
 
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12

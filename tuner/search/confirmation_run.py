@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
-from tuner.search.confirmation import LEAST_BLOCKS, Block, Finalist, judge, num_blocks, plan_blocks
-from tuner.search.designer import Designer
-from tuner.search.group_runner import GroupRunner
-from tuner.search.ledger import Ledger
-from tuner.search.preparation import MIN_CAP_S
-from tuner.search.specs import measure_settings
-from tuner.search.starts import usual_start_s
-from tuner.search.view import StudyView
+from steptune.tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
+from steptune.tuner.search.confirmation import LEAST_BLOCKS, Block, Finalist, judge, num_blocks, plan_blocks
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.group_runner import GroupRunner
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.preparation import MIN_CAP_S
+from steptune.tuner.search.specs import measure_settings
+from steptune.tuner.search.starts import usual_start_s
+from steptune.tuner.search.view import StudyView
 
 CONFIRM_CAPS = 1.5
 """Longest windows of the confirmation, in those of the search."""

@@ -27,8 +27,8 @@ import math
 import random
 from collections.abc import Generator, Iterable, Sequence
 
-from tuner.profiling.diagnosis import Evidence, diagnose
-from tuner.records import (
+from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.records import (
     BASELINE,
     Candidate,
     Certificate,
@@ -40,11 +40,11 @@ from tuner.records import (
     Suggestion,
     TrialResult,
 )
-from tuner.search.effects import Difference
-from tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, without_effect
-from tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
-from tuner.search.sampler import suggest_candidates
-from tuner.search.space import Space
+from steptune.tuner.search.effects import Difference
+from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, without_effect
+from steptune.tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
+from steptune.tuner.search.sampler import suggest_candidates
+from steptune.tuner.search.space import Space
 
 MAX_BASELINE_STARTS, MIN_BASELINE_STARTS = 4, 2
 BASELINE_SHARE = 0.06

@@ -10,20 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import tuner
-from tuner.errors import RunnerError, SteptuneError, StoreError
-from tuner.estimates import log_rate
-from tuner.protocols import StudyStore, TrialRunner
-from tuner.records import Recommendation, Study, StudyState
-from tuner.search.confirmation_run import ConfirmationRun
-from tuner.search.designer import Designer
-from tuner.search.group_runner import GroupRunner
-from tuner.search.ledger import Ledger
-from tuner.search.preparation import Preparation, Prepared
-from tuner.search.recommend import recommend
-from tuner.search.search_run import SearchRun
-from tuner.search.view import StudyInterrupt, StudyView
-from tuner.strategies import STRATEGIES, Strategy
+import steptune
+from steptune.tuner.errors import RunnerError, SteptuneError, StoreError
+from steptune.tuner.estimates import log_rate
+from steptune.tuner.protocols import StudyStore, TrialRunner
+from steptune.tuner.records import Recommendation, Study, StudyState
+from steptune.tuner.search.confirmation_run import ConfirmationRun
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.group_runner import GroupRunner
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.preparation import Preparation, Prepared
+from steptune.tuner.search.recommend import recommend
+from steptune.tuner.search.search_run import SearchRun
+from steptune.tuner.search.view import StudyInterrupt, StudyView
+from steptune.tuner.strategies import STRATEGIES, Strategy
 
 
 class StudyDriver:
@@ -157,7 +157,7 @@ class StudyDriver:
             baseline_log_rates=self._baseline_log_rates(designer),
             tuning_s=self.view.elapsed_s + self.view.spent_before_s,
             num_trials=self._ledger.num_trials,
-            version=tuner.__version__,
+            version=steptune.__version__,
         )
         decisions = [*designer.decisions, *(run.decisions(judged) if run else [])]
         self._store.replace_decisions(self.study.study_id, decisions)

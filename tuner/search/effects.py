@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from tuner.records import Candidate
+from steptune.tuner.records import Candidate
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tuner.profiling.bounds import situation_of
-from tuner.profiling.compile_findings import diagnose_compilation
-from tuner.profiling.diagnosis import Evidence, diagnose
-from tuner.protocols import StudyStore, TrialRunner
-from tuner.records import Candidate, FailureKind, MeasureSettings, Purpose, TrialResult, TrialSpec, new_id
-from tuner.search.knowledge import Knowledge
-from tuner.search.ledger import Ledger
-from tuner.search.preparation import Prepared
-from tuner.search.starts import usual_start_s
-from tuner.search.view import StudyView
+from steptune.tuner.profiling.bounds import situation_of
+from steptune.tuner.profiling.compile_findings import diagnose_compilation
+from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.protocols import StudyStore, TrialRunner
+from steptune.tuner.records import Candidate, FailureKind, MeasureSettings, Purpose, TrialResult, TrialSpec, new_id
+from steptune.tuner.search.knowledge import Knowledge
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.preparation import Prepared
+from steptune.tuner.search.starts import usual_start_s
+from steptune.tuner.search.view import StudyView
 
 MIN_TURN_S = 3.0
 """A companion that starts within this time is always worth its start."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from itertools import combinations, product
 
-from tuner.records import Candidate, Move
+from steptune.tuner.records import Candidate, Move
 
 TRIES = 20
 

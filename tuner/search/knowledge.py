@@ -7,15 +7,15 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from tuner.estimates import log_rate, log_ratio
-from tuner.profiling.bounds import Situation, situation_of
-from tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
-from tuner.search.calm import is_calm
-from tuner.search.effects import Difference, EffectModel, Observation, uncontradicted
-from tuner.search.memory_model import memory_model, pieces_of
-from tuner.search.profile_evidence import profile_log_ratio
-from tuner.search.space import Space
-from tuner.search.starts import cold_compile_s, usual_start_s, warm_compile_s
+from steptune.tuner.estimates import log_rate, log_ratio
+from steptune.tuner.profiling.bounds import Situation, situation_of
+from steptune.tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
+from steptune.tuner.search.calm import is_calm
+from steptune.tuner.search.effects import Difference, EffectModel, Observation, uncontradicted
+from steptune.tuner.search.memory_model import memory_model, pieces_of
+from steptune.tuner.search.profile_evidence import profile_log_ratio
+from steptune.tuner.search.space import Space
+from steptune.tuner.search.starts import cold_compile_s, usual_start_s, warm_compile_s
 
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tuner.protocols import StudyStore
-from tuner.records import Candidate, Purpose, Trial, TrialResult, TrialSpec, TrialState
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult, TrialSpec, TrialState
 
 
 class Ledger:

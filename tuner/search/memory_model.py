@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.records import Candidate, FailureKind, StudySettings, TrialResult
-from tuner.search.rank_memory import RankMemory
-from tuner.search.space import Space
+from steptune.tuner.records import Candidate, FailureKind, StudySettings, TrialResult
+from steptune.tuner.search.rank_memory import RankMemory
+from steptune.tuner.search.space import Space
 
 MICRO_BATCH = "micro_batch"
 MARGIN = 0.05

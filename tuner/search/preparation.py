@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
-from tuner.protocols import StudyStore, TrialRunner
-from tuner.records import BASELINE, Candidate, Environment, MeasureSettings, Numerics, Study, WorkloadFacts
-from tuner.search.designer import Designer
-from tuner.search.knowledge import Priors
-from tuner.search.memory_model import MemoryModel, memory_model, pieces_of
-from tuner.search.priors import gather_priors
-from tuner.search.space import Space
-from tuner.search.specs import SpecMaker, expected_step_ns, guard_protocol, measure_settings
-from tuner.search.view import StudyView
-from tuner.strategies import STRATEGIES, Strategy
-from tuner.strategies.composition import environment_variables
-from tuner.trials.guard import Protocol
-from tuner.trials.reference import ReferenceRequest
+from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
+from steptune.tuner.protocols import StudyStore, TrialRunner
+from steptune.tuner.records import BASELINE, Candidate, Environment, MeasureSettings, Numerics, Study, WorkloadFacts
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.knowledge import Priors
+from steptune.tuner.search.memory_model import MemoryModel, memory_model, pieces_of
+from steptune.tuner.search.priors import gather_priors
+from steptune.tuner.search.space import Space
+from steptune.tuner.search.specs import SpecMaker, expected_step_ns, guard_protocol, measure_settings
+from steptune.tuner.search.view import StudyView
+from steptune.tuner.strategies import STRATEGIES, Strategy
+from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.trials.guard import Protocol
+from steptune.tuner.trials.reference import ReferenceRequest
 
 SEARCH_SHARE = 0.62
 """Of the budget left after looking at the workload that windows are planned for."""

@@ -6,10 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tuner.protocols import StudyStore
-from tuner.records import Candidate, Decision, Verdict
-from tuner.search.knowledge import Priors
-from tuner.search.space import Space
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Candidate, Decision, Verdict
+from steptune.tuner.search.knowledge import Priors
+from steptune.tuner.search.space import Space
 
 MAX_WINNERS = 2
 WEIGHT = 4

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-from tuner.profiling.bounds import Situation
-from tuner.search.calm import has_device, is_calm
-from tuner.search.space import Space
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.search.calm import has_device, is_calm
+from steptune.tuner.search.space import Space
 
 SIDE_EFFECT_SD = 0.025
 CATEGORY_NOISE = 0.06

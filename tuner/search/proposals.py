@@ -11,11 +11,11 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Candidate, Finding, Move
-from tuner.search.groups import covering_group
-from tuner.search.knowledge import WORTHWHILE, Knowledge, Priors
-from tuner.search.space import Space
-from tuner.strategies.composition import TOGETHER
+from steptune.tuner.records import Candidate, Finding, Move
+from steptune.tuner.search.groups import covering_group
+from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge, Priors
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies.composition import TOGETHER
 
 EXPENSIVE_S = 8.0
 """Choices whose trials cost more than this are tried alone only."""

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.records import Candidate, Choice, WorkloadFacts
-from tuner.search.space import Space
-from tuner.strategies.exchange import FSDP
-from tuner.strategies.sharding import unit_key
+from steptune.tuner.records import Candidate, Choice, WorkloadFacts
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.sharding import unit_key
 
 LAYOUTS = frozenset({"sharding", "ddp_buckets", "micro_batch"})
 """Strategies that leave the activations of a micro-batch as they are."""

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tuner.estimates import student_quantile
-from tuner.profiling.bounds import Situation
-from tuner.profiling.categories import bottleneck
-from tuner.records import (
+from steptune.tuner.estimates import student_quantile
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import bottleneck
+from steptune.tuner.records import (
     Alternative,
     Candidate,
     Cost,
@@ -22,10 +22,10 @@ from tuner.records import (
     TrialResult,
     Verdict,
 )
-from tuner.search.confirmation import Finalist
-from tuner.search.designer import Designer
-from tuner.search.effects import Difference
-from tuner.strategies.composition import environment_variables
+from steptune.tuner.search.confirmation import Finalist
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.effects import Difference
+from steptune.tuner.strategies.composition import environment_variables
 
 NUM_ALTERNATIVES = 3
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 
-from tuner.records import BASELINE, Candidate, Move
-from tuner.search.space import Space
+from steptune.tuner.records import BASELINE, Candidate, Move
+from steptune.tuner.search.space import Space
 
 ASKS = 12
 STARTUP_TRIALS = 5

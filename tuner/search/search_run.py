@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tuner.errors import BaselineFailed
-from tuner.estimates import units_per_s
-from tuner.protocols import StudyStore
-from tuner.records import Candidate, Purpose, Suggestion, TrialResult
-from tuner.search.designer import Designer, why_not
-from tuner.search.group_runner import GroupRunner
-from tuner.search.knowledge import Outcome
-from tuner.search.ledger import Ledger
-from tuner.search.view import StudyView
+from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.estimates import units_per_s
+from steptune.tuner.protocols import StudyStore
+from steptune.tuner.records import Candidate, Purpose, Suggestion, TrialResult
+from steptune.tuner.search.designer import Designer, why_not
+from steptune.tuner.search.group_runner import GroupRunner
+from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.view import StudyView
 
 MOVED_STARTS = 2
 """Starts of the reference and of the incumbent in each place to which a study moves."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.errors import ChoiceError
-from tuner.profiling.bounds import Situation
-from tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
-from tuner.strategies import STRATEGIES, Strategy, strategy_named
-from tuner.strategies.base import Unsupported
-from tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
+from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
+from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.network.collective_costs import ALL_REDUCE, ring_ns
-from tuner.records import (
+from steptune.tuner.network.collective_costs import ALL_REDUCE, ring_ns
+from steptune.tuner.records import (
     Candidate,
     Deadlines,
     MeasureSettings,
@@ -17,10 +17,10 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.search.space import Space
-from tuner.strategies.composition import environment_variables
-from tuner.trials.guard import Protocol
-from tuner.trials.reference import NUM_HORIZON_RUNS
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.trials.guard import Protocol
+from steptune.tuner.trials.reference import NUM_HORIZON_RUNS
 
 PATIENCE = 20
 """A phase may take this many times what it took the baseline."""

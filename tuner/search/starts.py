@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from tuner.records import Phase, TrialResult
+from steptune.tuner.records import Phase, TrialResult
 
 
 def warm_compile_s(cold_s: float) -> float:

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from tuner.records import Choice, Record
-from tuner.trials.guard import last_quarter
-from tuner.trials.training_run import LossCurve, TrainRequest
+from steptune.tuner.records import Choice, Record
+from steptune.tuner.trials.guard import last_quarter
+from steptune.tuner.trials.training_run import LossCurve, TrainRequest
 
 NUM_SEEDS = 3
 SPREADS = 3.0

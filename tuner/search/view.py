@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuner.protocols import Progress
-from tuner.records import Decision, Finding, StudyState
+from steptune.tuner.protocols import Progress
+from steptune.tuner.records import Decision, Finding, StudyState
 
 
 @dataclass

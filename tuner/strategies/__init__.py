@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.errors import ChoiceError
-from tuner.strategies.activation_checkpointing import ActivationCheckpointing
-from tuner.strategies.activation_compression import ActivationCompression
-from tuner.strategies.allocator import Allocator
-from tuner.strategies.attention_backend import AttentionBackend
-from tuner.strategies.attention_mask import AttentionMask
-from tuner.strategies.backend_flags import BackendFlags
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
-from tuner.strategies.compile import Compile
-from tuner.strategies.cpu_threads import CpuThreads
-from tuner.strategies.cuda_graph import CudaGraph
-from tuner.strategies.data_loading import DataLoading
-from tuner.strategies.dataset_cache import DatasetCache
-from tuner.strategies.ddp_buckets import DdpBuckets
-from tuner.strategies.device_prefetch import DevicePrefetch
-from tuner.strategies.gradient_compression import GradientCompression
-from tuner.strategies.hierarchical_allreduce import HierarchicalAllreduce
-from tuner.strategies.larger_global_batch import LargerGlobalBatch
-from tuner.strategies.length_balancing import LengthBalancing
-from tuner.strategies.local_sgd import LocalSgd
-from tuner.strategies.memory_format import MemoryFormat
-from tuner.strategies.micro_batch import MicroBatch
-from tuner.strategies.model_recipe import ModelRecipe
-from tuner.strategies.moe_experts import MoeExperts
-from tuner.strategies.nccl_settings import NcclSettings
-from tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
-from tuner.strategies.optimizer_implementation import OptimizerImplementation
-from tuner.strategies.parallel_mesh import ParallelMesh
-from tuner.strategies.precision import Precision
-from tuner.strategies.sharding import Sharding
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.strategies.activation_checkpointing import ActivationCheckpointing
+from steptune.tuner.strategies.activation_compression import ActivationCompression
+from steptune.tuner.strategies.allocator import Allocator
+from steptune.tuner.strategies.attention_backend import AttentionBackend
+from steptune.tuner.strategies.attention_mask import AttentionMask
+from steptune.tuner.strategies.backend_flags import BackendFlags
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.compile import Compile
+from steptune.tuner.strategies.cpu_threads import CpuThreads
+from steptune.tuner.strategies.cuda_graph import CudaGraph
+from steptune.tuner.strategies.data_loading import DataLoading
+from steptune.tuner.strategies.dataset_cache import DatasetCache
+from steptune.tuner.strategies.ddp_buckets import DdpBuckets
+from steptune.tuner.strategies.device_prefetch import DevicePrefetch
+from steptune.tuner.strategies.gradient_compression import GradientCompression
+from steptune.tuner.strategies.hierarchical_allreduce import HierarchicalAllreduce
+from steptune.tuner.strategies.larger_global_batch import LargerGlobalBatch
+from steptune.tuner.strategies.length_balancing import LengthBalancing
+from steptune.tuner.strategies.local_sgd import LocalSgd
+from steptune.tuner.strategies.memory_format import MemoryFormat
+from steptune.tuner.strategies.micro_batch import MicroBatch
+from steptune.tuner.strategies.model_recipe import ModelRecipe
+from steptune.tuner.strategies.moe_experts import MoeExperts
+from steptune.tuner.strategies.nccl_settings import NcclSettings
+from steptune.tuner.strategies.optimizer_algorithm import OptimizerAlgorithm
+from steptune.tuner.strategies.optimizer_implementation import OptimizerImplementation
+from steptune.tuner.strategies.parallel_mesh import ParallelMesh
+from steptune.tuner.strategies.precision import Precision
+from steptune.tuner.strategies.sharding import Sharding
 
 STRATEGIES: tuple[Strategy, ...] = (
     DataLoading(),

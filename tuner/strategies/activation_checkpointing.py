@@ -22,16 +22,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 _MARK = "_steptune_checkpointed"
 _ATTENTION = (

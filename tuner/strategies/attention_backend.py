@@ -18,13 +18,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.plan import Plan
 
 _BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -74,7 +74,7 @@ class AttentionBackend(Strategy):
             return sdpa_kernel(getattr(SDPBackend, _BACKENDS[str(choice["backend"])]))
 
         def compile_apart() -> None:
-            from tuner.training.compilation import compile_apart
+            from steptune.tuner.training.compilation import compile_apart
 
             compile_apart(f"attention_backend={choice['backend']}")
 

@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 WITHOUT_MASK = 0.4
 """Of the time of attention with a mask, it is expected to take less without: half of its scores are not needed."""
@@ -55,7 +55,7 @@ class AttentionMask(Strategy):
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if choice["is_causal"]:
-            from tuner.training.causal_attention import use_causal_flag
+            from steptune.tuner.training.causal_attention import use_causal_flag
 
             plan.model.append(lambda model, workload: use_causal_flag(model))
 
@@ -72,6 +72,6 @@ class AttentionMask(Strategy):
         return WITHOUT_MASK * removable(situation, Category.ATTENTION)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.causal_attention import uses_causal_flag
+        from steptune.tuner.training.causal_attention import uses_causal_flag
 
         return {"is_causal": uses_causal_flag(job.model)}

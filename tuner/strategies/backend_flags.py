@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 
 class BackendFlags(Strategy):

@@ -20,17 +20,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
@@ -127,15 +127,15 @@ class Compile(Strategy):
         assert dynamic is None or isinstance(dynamic, bool)
 
         def compile_model(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            from tuner.training.compilation import compile_in_place
-            from tuner.training.job import unwrapped
+            from steptune.tuner.training.compilation import compile_in_place
+            from steptune.tuner.training.job import unwrapped
 
             # Inside DDP, which is PyTorch's own code: TorchDynamo cuts the graph at its buckets all the same.
             compile_in_place(unwrapped(model), str(mode), dynamic)
             return model
 
         def compile_blocks(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            from tuner.training.compilation import allow_recompilations, compile_in_place
+            from steptune.tuner.training.compilation import allow_recompilations, compile_in_place
 
             blocks = workload.blocks(model)
             allow_recompilations(len(blocks))
@@ -175,7 +175,7 @@ class Compile(Strategy):
         return HARDLY
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.compilation import compilation
+        from steptune.tuner.training.compilation import compilation
 
         found = compilation()
         if found is None:

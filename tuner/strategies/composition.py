@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFacts
-from tuner.strategies import STRATEGIES, Strategy, strategy_named
-from tuner.strategies.base import TF32_ROUNDOFF
-from tuner.strategies.compile import MODES_WITH_GRAPHS
-from tuner.strategies.exchange import FSDP
-from tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
-from tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
-from tuner.strategies.parallel_mesh import model_ranks
-from tuner.training.wide_reduction import is_needed
+from steptune.tuner.records import Candidate, Choice, Environment, Numerics, WorkloadFacts
+from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
+from steptune.tuner.strategies.base import TF32_ROUNDOFF
+from steptune.tuner.strategies.compile import MODES_WITH_GRAPHS
+from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
+from steptune.tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
+from steptune.tuner.strategies.parallel_mesh import model_ranks
+from steptune.tuner.training.wide_reduction import is_needed
 
 if TYPE_CHECKING:
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.plan import Plan
 
 Choices = Mapping[str, Choice]
 
@@ -514,7 +514,7 @@ def conflict(
 
 def make_plan(choices: Choices) -> Plan:
     """What the strategies ask for, in their order."""
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.plan import Plan
 
     plan = Plan()
     for strategy in STRATEGIES:

@@ -4,7 +4,7 @@ Mechanism: forward, backward, clipping and update are recorded as CUDA graphs, w
 whatever the number of kernels in them. Batches are copied into fixed tensors, learning rates are tensors, steps that a
 loss scaler skips are skipped on the device. An update that reads on the host what a scheduler changes in every step
 (the rate of an SGD that is not fused, the betas of OneCycleLR) is launched by the host after the gradients' graph. See
-`tuner.training.captured_step`.
+`steptune.tuner.training.captured_step`.
 
 Helps: steps of many short kernels, where the device waits for the host to launch them. Hurts: memory, since graphs keep
 their own; recording takes some steps.
@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 
 class CudaGraph(Strategy):

@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 MEMORY_SHARE = 0.5
 """Of the free memory or disk that a cache may fill."""
@@ -118,8 +118,8 @@ class CachedDataset:
         return _copied(self._memory[index])
 
     def _from_disk(self, index: int) -> Any:
-        from tuner.training.structure import flatten, unflatten
-        from tuner.training.tensor_file import map_tensors, save_tensors
+        from steptune.tuner.training.structure import flatten, unflatten
+        from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 
         path = self._directory / f"{index}.tensors"
         if not path.exists():
@@ -131,7 +131,7 @@ class CachedDataset:
 
 def _copied(sample: Any) -> Any:
     """A sample whose tensors and arrays may be changed in place without changing the stored ones."""
-    from tuner.training.structure import map_structure
+    from steptune.tuner.training.structure import map_structure
 
     def copy(leaf: Any) -> Any:
         if hasattr(leaf, "clone"):

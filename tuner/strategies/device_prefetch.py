@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 class DevicePrefetch(Strategy):
@@ -66,7 +66,7 @@ class DevicePrefetch(Strategy):
         return removable(situation, Category.COPY_H2D, Category.QUEUED, *waits)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.prefetcher import PrefetchingLoader
+        from steptune.tuner.training.prefetcher import PrefetchingLoader
 
         ahead = isinstance(job.loader, PrefetchingLoader)
         return {"ahead": ahead, "as_bytes": ahead and job.plan.loader.as_bytes}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tuner.records import Choice, ModelFacts
-from tuner.training.wide_reduction import is_needed
+from steptune.tuner.records import Choice, ModelFacts
+from steptune.tuner.training.wide_reduction import is_needed
 
 FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
 SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}

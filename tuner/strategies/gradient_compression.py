@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import (
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import (
     BF16_ROUNDOFF,
     FP16_ROUNDOFF,
     Strategy,
@@ -33,11 +33,11 @@ from tuner.strategies.base import (
     Unsupported,
     needs_ranks,
 )
-from tuner.strategies.reduction import most_saved, reduction, saved
+from steptune.tuner.strategies.reduction import most_saved, reduction, saved
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 FEEDS_BACK = ("one_bit", "powersgd", "dgc")
 """They keep what a step does not send."""
@@ -97,7 +97,7 @@ class GradientCompression(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if choice["method"] is None:
             return
-        from tuner.training.plan import CompressionArguments
+        from steptune.tuner.training.plan import CompressionArguments
 
         plan.wrap.compression = CompressionArguments(
             method=str(choice["method"]),
@@ -121,8 +121,8 @@ class GradientCompression(Strategy):
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the hook of the running DDP counted, or what FSDP says of its reductions."""
-        from tuner.training.communication import compression_of
-        from tuner.training.sharding import is_sharded, reduction_factor
+        from steptune.tuner.training.communication import compression_of
+        from steptune.tuner.training.sharding import is_sharded, reduction_factor
 
         if is_sharded(job.model):
             factor = reduction_factor(job.model)

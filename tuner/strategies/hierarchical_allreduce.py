@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.reduction import likely_saved, most_saved, reduction
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.strategies.reduction import likely_saved, most_saved, reduction
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 
 class HierarchicalAllreduce(Strategy):
@@ -74,7 +74,7 @@ class HierarchicalAllreduce(Strategy):
         return None if today is None or then is None else likely_saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.communication import hierarchy_of
+        from steptune.tuner.training.communication import hierarchy_of
 
         found = hierarchy_of(job.model)
         if found is None or not found.num_reductions:

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 POOLS = (16, 64)
 """Batches. Windows span whole pools, so that larger ones take longer to measure."""
@@ -87,7 +87,7 @@ class LengthBalancing(Strategy):
         return min(1.0, compute + removable(situation, Category.COMMUNICATION))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.regrouping import padding_share
+        from steptune.tuner.training.regrouping import padding_share
 
         sampler = getattr(job.loader, "batch_sampler", None)
         length = getattr(sampler, "length", None)

@@ -3,7 +3,7 @@
 Mechanism: `warm_up_steps` ordinary steps, then each rank updates with its own gradient, and all average their models
 after every `every` steps. With `inside` the ranks of a host average their gradients in every step, so that only hosts
 drift apart. Momentum and other states of the optimizer stay each rank's own, and each clips by its own norm. See
-`tuner.training.local_sgd`.
+`steptune.tuner.training.local_sgd`.
 
 Helps: networks much slower than the devices: what is sent is divided by `every`. Hurts: models drift apart between
 averages, and every rank updates from a smaller batch; with a large `every` the result is worse.
@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 TRIED_WARM_UP = 4
 """Steps, so that a trial is judged by and measures what comes after them."""
@@ -73,7 +73,7 @@ class LocalSgd(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if choice["every"] == 1:
             return
-        from tuner.training.plan import LocalSgdArguments
+        from steptune.tuner.training.plan import LocalSgdArguments
 
         plan.wrap.local_sgd = LocalSgdArguments(
             every=int(choice["every"] or 1),

@@ -18,17 +18,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 class MemoryFormat(Strategy):
@@ -85,7 +85,7 @@ class MemoryFormat(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch
 
-        from tuner.training.batch_second import is_batch_second
+        from steptune.tuner.training.batch_second import is_batch_second
 
         second = {"batch_second": is_batch_second(job.model)}
         # A weight with one input channel or one pixel is laid out alike in both orders.
@@ -108,7 +108,7 @@ def images_to_channels_last(batch: Any) -> Any:
     """Floating-point tensors of rank four in NHWC order."""
     import torch
 
-    from tuner.training.structure import map_structure
+    from steptune.tuner.training.structure import map_structure
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim() == 4 and leaf.is_floating_point():
@@ -120,7 +120,7 @@ def images_to_channels_last(batch: Any) -> Any:
 
 def blocks_to_batch_second(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
     """The repeated blocks in the order of `nn.MultiheadAttention`."""
-    from tuner.training.batch_second import to_batch_second
+    from steptune.tuner.training.batch_second import to_batch_second
 
     to_batch_second(workload.blocks(model))
     return model

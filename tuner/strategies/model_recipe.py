@@ -21,17 +21,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
 """Times that products of odd sizes usually take longer: the head of a GPT-2 (50,257 tokens) on an H200 in 16 bits."""
@@ -76,14 +76,14 @@ class ModelRecipe(Strategy):
         multiple = int(choice["pad_multiple"] or 1)
 
         def pad(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-            from tuner.training.padding import pad_linears
+            from steptune.tuner.training.padding import pad_linears
 
             return pad_linears(model, multiple)
 
         if multiple > 1:
             plan.model.append(pad)
         if choice["pooled_classifier"]:
-            from tuner.training.pooled_classifier import pool_tokens
+            from steptune.tuner.training.pooled_classifier import pool_tokens
 
             plan.model.append(pool_tokens)
 
@@ -114,8 +114,8 @@ class ModelRecipe(Strategy):
         return KEPT_PART * saved * removable(situation, Category.MATMUL)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.padding import PaddedLinear
-        from tuner.training.pooled_classifier import is_pooled
+        from steptune.tuner.training.padding import PaddedLinear
+        from steptune.tuner.training.pooled_classifier import is_pooled
 
         multiples = {module.multiple for module in job.model.modules() if isinstance(module, PaddedLinear)}
         return {
@@ -125,6 +125,6 @@ class ModelRecipe(Strategy):
 
 
 def _unwrapped(job: TrainingJob) -> torch.nn.Module:
-    from tuner.training.job import unwrapped
+    from steptune.tuner.training.job import unwrapped
 
     return unwrapped(job.model)

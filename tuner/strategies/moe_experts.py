@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, above_roofline, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 
 class MoeExperts(Strategy):
@@ -58,7 +58,7 @@ class MoeExperts(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         name = choice["execution"]
         if name is not None:
-            from tuner.training.experts import use_implementation
+            from steptune.tuner.training.experts import use_implementation
 
             plan.model.append(lambda model, workload: use_implementation(model, str(name)))
 
@@ -68,7 +68,7 @@ class MoeExperts(Strategy):
         return min(1.0, above_roofline(situation, Category.MATMUL) + removable(situation, *rest))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        from tuner.training.experts import used_implementation
+        from steptune.tuner.training.experts import used_implementation
 
         return {"execution": used_implementation(job.model)}
 

@@ -18,16 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
-from tuner.strategies.reduction import reduction, saved
-from tuner.strategies.sockets import num_sockets
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
+from steptune.tuner.strategies.reduction import reduction, saved
+from steptune.tuner.strategies.sockets import num_sockets
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 OWN = "own"
 """A value of the user's that none of ours says; it stays as it is."""
@@ -133,7 +133,7 @@ class NcclSettings(Strategy):
         import torch
         import torch.distributed as dist
 
-        from tuner.training.hosts import emulation_of
+        from steptune.tuner.training.hosts import emulation_of
 
         if job.device.type != "cuda" or not dist.is_initialized():
             return {}

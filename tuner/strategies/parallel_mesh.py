@@ -22,15 +22,15 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.training.flat_parameters import ELEMENT_WISE
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 AXES = ("pipeline", "tensor", "expert")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
@@ -163,7 +163,7 @@ class ParallelMesh(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if model_ranks(choice) == 1:
             return
-        from tuner.training.plan import MeshArguments
+        from steptune.tuner.training.plan import MeshArguments
 
         plan.wrap.mesh = MeshArguments(
             pipeline=int(choice["pipeline"] or 1),

@@ -26,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.errors import ChoiceError
-from tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
-from tuner.profiling.categories import COMPUTE, Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import (
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import (
     BF16_ROUNDOFF,
     FP16_ROUNDOFF,
     HARDLY,
@@ -41,14 +41,14 @@ from tuner.strategies.base import (
     Unsupported,
     needs_cuda,
 )
-from tuner.strategies.reduction import Reduction, most_saved, reduction, saved
+from steptune.tuner.strategies.reduction import Reduction, most_saved, reduction, saved
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 SIXTEEN_BITS = ("bfloat16", "float16")
@@ -121,13 +121,13 @@ class Precision(Strategy):
         if level == "tf32":
             plan.environment.append(_allow_tf32)
         elif level == "O1":
-            from tuner.training.casting import compute_routers_in_fp32
+            from steptune.tuner.training.casting import compute_routers_in_fp32
 
             plan.cast.append(lambda model, workload: compute_routers_in_fp32(model))
             plan.step.autocast_dtype = str(dtype)
             plan.step.loss_scaler = dtype == "float16"
         elif level in ("O2", "O3"):
-            from tuner.training.casting import cast_model
+            from steptune.tuner.training.casting import cast_model
 
             def cast(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
                 gathered = level == "O2" and plan.wrap.shards_parameters  # in 16 bits from parts in FP32, the masters
@@ -169,9 +169,9 @@ class Precision(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch
 
-        from tuner.training.casting import fp32_modules, is_complex
-        from tuner.training.communication import reduced_widely
-        from tuner.training.sharding import gathered_dtypes
+        from steptune.tuner.training.casting import fp32_modules, is_complex
+        from steptune.tuner.training.communication import reduced_widely
+        from steptune.tuner.training.sharding import gathered_dtypes
 
         kept = {id(t): t for _, m in fp32_modules(job.model) for t in (*m.parameters(), *m.buffers())}
         complex_modules = (m for m in job.model.modules() if is_complex(m))

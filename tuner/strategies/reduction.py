@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tuner.network.collective_costs import (
+from steptune.tuner.network.collective_costs import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -22,10 +22,10 @@ from tuner.network.collective_costs import (
     ring_ns,
     two_level_all_reduce_ns,
 )
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Topology
-from tuner.strategies.exchange import (
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Topology
+from steptune.tuner.strategies.exchange import (
     CHOSEN_BYTES,
     FP32_BYTES,
     FSDP,
@@ -35,9 +35,9 @@ from tuner.strategies.exchange import (
     num_fsdp_units,
     widening_bytes,
 )
-from tuner.strategies.parallel_mesh import model_ranks
-from tuner.strategies.sockets import with_sockets
-from tuner.training.compression.own_cost import own_costs
+from steptune.tuner.strategies.parallel_mesh import model_ranks
+from steptune.tuner.strategies.sockets import with_sockets
+from steptune.tuner.training.compression.own_cost import own_costs
 
 MIB = 2**20
 SLACK = 1.5

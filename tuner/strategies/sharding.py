@@ -27,17 +27,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
-from tuner.strategies.exchange import FSDP
-from tuner.strategies.reduction import likely_saved, reduction
-from tuner.training.flat_parameters import ELEMENT_WISE
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.reduction import likely_saved, reduction
+from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
 
 SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
 """Parameters of FSDP that the job shows as they are."""
@@ -147,7 +147,7 @@ class Sharding(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if choice["mode"] == "ddp":
             return
-        from tuner.training.plan import ShardingArguments
+        from steptune.tuner.training.plan import ShardingArguments
 
         plan.wrap.sharding = ShardingArguments(
             mode=str(choice["mode"]),
@@ -178,7 +178,7 @@ class Sharding(Strategy):
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What FSDP says of the model, or whose states the optimizer holds."""
-        from tuner.training.sharding import description_of, is_sharded, is_zero_redundancy, num_held
+        from steptune.tuner.training.sharding import description_of, is_sharded, is_zero_redundancy, num_held
 
         if job.plan.wrap.sharding is None:
             return {"mode": "ddp"}

@@ -6,7 +6,7 @@ import math
 
 from msgspec.structs import replace
 
-from tuner.records import Choice, Link, Topology
+from steptune.tuner.records import Choice, Link, Topology
 
 USUAL_SOCKETS = 1
 """Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""

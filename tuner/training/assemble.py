@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tuner.training.hosts import ring_group
-from tuner.training.job import TrainingJob, batch_mover
-from tuner.training.loader import build_loader
-from tuner.training.mesh.mesh import lay_over_mesh
-from tuner.training.plan import WrapArguments
-from tuner.training.prefetcher import PrefetchingLoader, copy_stream
-from tuner.training.regrouping import LengthOf, regroup
-from tuner.training.sharding import shard
-from tuner.training.update import build_update
+from steptune.tuner.training.hosts import ring_group
+from steptune.tuner.training.job import TrainingJob, batch_mover
+from steptune.tuner.training.loader import build_loader
+from steptune.tuner.training.mesh.mesh import lay_over_mesh
+from steptune.tuner.training.plan import WrapArguments
+from steptune.tuner.training.prefetcher import PrefetchingLoader, copy_stream
+from steptune.tuner.training.regrouping import LengthOf, regroup
+from steptune.tuner.training.sharding import shard
+from steptune.tuner.training.update import build_update
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import BatchArguments, Plan
-    from tuner.workloads.batches import EndlessBatches
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.plan import BatchArguments, Plan
+    from steptune.tuner.workloads.batches import EndlessBatches
+    from steptune.tuner.workloads.workload import Workload
 
 REGROUPING_SEED = 0
 

@@ -11,8 +11,8 @@ import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import CannotCapture
-from tuner.user_code import model_line
+from steptune.tuner.errors import CannotCapture
+from steptune.tuner.user_code import model_line
 
 if TYPE_CHECKING:
     import torch

@@ -24,18 +24,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import CannotCapture
-from tuner.training.carried_state import CarriedState
-from tuner.training.learning_rates import LearningRates
-from tuner.training.micro_batch import split_batch
-from tuner.training.recorder import Recorded, Recorder, Repeater
-from tuner.training.step_state import StepState
-from tuner.training.structure import map_structure
+from steptune.tuner.errors import CannotCapture
+from steptune.tuner.training.carried_state import CarriedState
+from steptune.tuner.training.learning_rates import LearningRates
+from steptune.tuner.training.micro_batch import split_batch
+from steptune.tuner.training.recorder import Recorded, Recorder, Repeater
+from steptune.tuner.training.step_state import StepState
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 WARM_UP_STEPS = 3
 """PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
@@ -411,7 +411,7 @@ def _clear_gradients(job: TrainingJob) -> None:
 
 def _recorder_for(device: torch.device) -> Recorder:
     if device.type == "cuda":
-        from tuner.training.cuda_graphs import CudaGraphs
+        from steptune.tuner.training.cuda_graphs import CudaGraphs
 
         return CudaGraphs(device)
     return Repeater()

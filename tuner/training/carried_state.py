@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import CannotCapture
+from steptune.tuner.errors import CannotCapture
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 MAX_ITEMS = 1000
 """Of a container are looked into: a longer one is a table."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.structure import map_structure
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

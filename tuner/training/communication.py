@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.compression.base import Compression, FlatCompression
-from tuner.training.compression.lane import Lane
-from tuner.training.hierarchy import Hierarchy
-from tuner.training.hosts import make_levels, new_group
-from tuner.training.local_sgd import LocalSgd
-from tuner.training.wide_reduction import WideReduction, is_needed
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.compression.base import Compression, FlatCompression
+from steptune.tuner.training.compression.lane import Lane
+from steptune.tuner.training.hierarchy import Hierarchy
+from steptune.tuner.training.hosts import make_levels, new_group
+from steptune.tuner.training.local_sgd import LocalSgd
+from steptune.tuner.training.wide_reduction import WideReduction, is_needed
 
 if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from tuner.training.compression.deep_gradient import DeepGradient
-    from tuner.training.plan import CompressionArguments, WrapArguments
+    from steptune.tuner.training.compression.deep_gradient import DeepGradient
+    from steptune.tuner.training.plan import CompressionArguments, WrapArguments
 
 
 def attach(
@@ -80,23 +80,23 @@ def build(
     """The technique, by its name."""
     match arguments.method:
         case "fp16" | "bf16":
-            from tuner.training.compression.sixteen_bit import SixteenBit
+            from steptune.tuner.training.compression.sixteen_bit import SixteenBit
 
             return SixteenBit(lane, arguments.method)
         case "int8":
-            from tuner.training.compression.int8 import Int8
+            from steptune.tuner.training.compression.int8 import Int8
 
             return Int8(lane)
         case "one_bit":
-            from tuner.training.compression.one_bit import OneBit
+            from steptune.tuner.training.compression.one_bit import OneBit
 
             return OneBit(lane)
         case "powersgd":
-            from tuner.training.compression.powersgd import PowerSgd
+            from steptune.tuner.training.compression.powersgd import PowerSgd
 
             return PowerSgd(lane, arguments.rank)
         case "dgc":
-            from tuner.training.compression.deep_gradient import DeepGradient
+            from steptune.tuner.training.compression.deep_gradient import DeepGradient
 
             return DeepGradient(lane, optimizer, arguments.ratio, arguments.warm_up_steps, max_grad_norm)
     raise AssertionError(f"no compression is called {arguments.method!r}")

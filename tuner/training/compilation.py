@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tuner.records import Compilation, CompilationEvent
+from steptune.tuner.records import Compilation, CompilationEvent
 
 if TYPE_CHECKING:
     import torch

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.capture_failure import FailingOperator, explained, waits
+from steptune.tuner.training.capture_failure import FailingOperator, explained, waits
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.recorder import Recorded
+    from steptune.tuner.training.recorder import Recorded
 
 
 class CudaGraphs:

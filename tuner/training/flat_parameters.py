@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedHere
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.plan import Plan
 
 
 @contextmanager

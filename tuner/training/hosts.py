@@ -17,9 +17,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.emulation import emulated_host, num_emulated_hosts
-from tuner.errors import UnsupportedHere
-from tuner.network.rank_order import is_in_order, ring_order
+from steptune.tuner.emulation import emulated_host, num_emulated_hosts
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.network.rank_order import is_in_order, ring_order
 
 HOST_ID = "NCCL_HOSTID"
 OVER_LOOPBACK = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}

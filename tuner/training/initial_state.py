@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
-from tuner.training.tensor_file import map_tensors, save_tensors
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The assembled training: what a trial measures and what `tuner.apply` gives to a user's script."""
+"""The assembled training: what a trial measures and what `steptune.apply` gives to a user's script."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
-from tuner.training.captured_step import CapturedStep
-from tuner.training.communication import compression_of, local_sgd_of, momentum_of
-from tuner.training.forward_contexts import forward_contexts
-from tuner.training.micro_batch import batch_length, split_batch
-from tuner.training.optimizer_state import implementation_flags, with_flags
-from tuner.training.seen_formats import SeenFormats
-from tuner.training.sharding import consolidated, laid_out, unreduced, whole
-from tuner.training.structure import map_structure
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.captured_step import CapturedStep
+from steptune.tuner.training.communication import compression_of, local_sgd_of, momentum_of
+from steptune.tuner.training.forward_contexts import forward_contexts
+from steptune.tuner.training.micro_batch import batch_length, split_batch
+from steptune.tuner.training.optimizer_state import implementation_flags, with_flags
+from steptune.tuner.training.seen_formats import SeenFormats
+from steptune.tuner.training.sharding import consolidated, laid_out, unreduced, whole
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.flat_parameters import FlatParameters
-    from tuner.training.ignored_parameters import IgnoredParameters
-    from tuner.training.master_weights import MasterWeights
-    from tuner.training.mesh.mesh import Mesh
-    from tuner.training.plan import LoaderArguments, Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.flat_parameters import FlatParameters
+    from steptune.tuner.training.ignored_parameters import IgnoredParameters
+    from steptune.tuner.training.master_weights import MasterWeights
+    from steptune.tuner.training.mesh.mesh import Mesh
+    from steptune.tuner.training.plan import LoaderArguments, Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 class TrainingJob:

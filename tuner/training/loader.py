@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tuner.hardware import unbind_thread
-from tuner.training.regrouping import BalancedBatches, LengthOf, MergedBatches
+from steptune.tuner.hardware import unbind_thread
+from steptune.tuner.training.regrouping import BalancedBatches, LengthOf, MergedBatches
 
 if TYPE_CHECKING:
-    from tuner.training.plan import BatchArguments, LoaderArguments
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.plan import BatchArguments, LoaderArguments
+    from steptune.tuner.workloads.workload import Workload
 
 
 def build_loader(

@@ -19,17 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.compression.base import average_dense
-from tuner.training.hierarchy import average_in_two_levels
-from tuner.training.hosts import Levels, make_levels
-from tuner.training.structure import map_structure
+from steptune.tuner.training.compression.base import average_dense
+from steptune.tuner.training.hierarchy import average_in_two_levels
+from steptune.tuner.training.hosts import Levels, make_levels
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
     from torch.nn.parallel import DistributedDataParallel
 
-    from tuner.training.plan import LocalSgdArguments
+    from steptune.tuner.training.plan import LocalSgdArguments
 
 AVERAGED_BYTES = 25 * 2**20
 """At once, as DDP reduces its buckets: averaging needs as much memory again."""

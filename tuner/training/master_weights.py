@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejected
 
 if TYPE_CHECKING:
     import torch

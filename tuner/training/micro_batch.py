@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
-from tuner.training.structure import map_structure
-from tuner.workloads.workload import leaves
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.structure import map_structure
+from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.workloads.workload import Workload
 
 
 def batch_length(batch: Any) -> int | None:

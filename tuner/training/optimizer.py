@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.captured_step import make_capturable
-from tuner.training.flat_parameters import FlatParameters
-from tuner.training.optimizer_state import implementation_flags
-from tuner.training.sharding import zero_redundancy
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.captured_step import make_capturable
+from steptune.tuner.training.flat_parameters import FlatParameters
+from steptune.tuner.training.optimizer_state import implementation_flags
+from steptune.tuner.training.sharding import zero_redundancy
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import NamedParameters, Workload
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
     if arguments.algorithm is not None or arguments.rate_factor != 1.0:
         _check_has_rates(optimizer)
     if arguments.algorithm is not None:
-        from tuner.training.optimizers.exchange import exchanged
+        from steptune.tuner.training.optimizers.exchange import exchanged
 
         optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
     user_flags = [implementation_flags(group) for group in optimizer.param_groups]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.workloads.workload import Workload
 
 ModelTransform = Callable[["torch.nn.Module", "Workload"], "torch.nn.Module"]
 """Takes the model and the workload; returns the model (usually the same object)."""
@@ -57,7 +57,7 @@ class OptimizerArguments:
     capturable: bool = False
     """Its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
     algorithm: str | None = None
-    """Another algorithm, by its name in `tuner.training.optimizers.exchange`."""
+    """Another algorithm, by its name in `steptune.tuner.training.optimizers.exchange`."""
     rate_factor: float = 1.0
     """Multiplies every group's learning rate, before the scheduler is made."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedHere
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.workloads.workload import Workload
 
 
 def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tuner.workloads.workload import leaves
+from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch

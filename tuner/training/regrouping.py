@@ -17,8 +17,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.training.plan import BatchArguments
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.plan import BatchArguments
+    from steptune.tuner.workloads.workload import Workload
 
 Indices = list[int]
 LengthOf = Callable[[int], int]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.encodings import Layout, is_dense, masked, relu_mask
+from steptune.tuner.training.encodings import Layout, is_dense, masked, relu_mask
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.encodings import Blocks, Form, Half, Sparse, Whole, is_dense
-from tuner.training.relu_masks import keep_masks
-from tuner.workloads.workload import leaves
+from steptune.tuner.training.encodings import Blocks, Form, Half, Sparse, Whole, is_dense
+from steptune.tuner.training.relu_masks import keep_masks
+from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch

@@ -21,18 +21,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.casting import fp32_modules
-from tuner.training.hosts import host_of_ranks, members_of, ring_group
-from tuner.training.initial_state import named_state
-from tuner.training.structure import map_structure
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.casting import fp32_modules
+from steptune.tuner.training.hosts import host_of_ranks, members_of, ring_group
+from steptune.tuner.training.initial_state import named_state
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tuner.training.plan import ShardingArguments, WrapArguments
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.plan import ShardingArguments, WrapArguments
+    from steptune.tuner.workloads.workload import Workload
 
 
 def shard(

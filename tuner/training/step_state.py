@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import CannotCapture
+from steptune.tuner.errors import CannotCapture
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 
 class StepState:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejected
 
 if TYPE_CHECKING:
     import torch

@@ -6,18 +6,18 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
-from tuner.training.communication import attach as attach_hook
-from tuner.training.job import unwrapped
-from tuner.training.master_weights import MasterWeights
-from tuner.training.optimizer import BuiltOptimizer, build_optimizer, check_rates
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.communication import attach as attach_hook
+from steptune.tuner.training.job import unwrapped
+from steptune.tuner.training.master_weights import MasterWeights
+from steptune.tuner.training.optimizer import BuiltOptimizer, build_optimizer, check_rates
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.ignored_parameters import IgnoredParameters
-    from tuner.training.plan import Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.ignored_parameters import IgnoredParameters
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    from tuner.training.ignored_parameters import IgnoredParameters
+    from steptune.tuner.training.ignored_parameters import IgnoredParameters
 
     named = [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]
     if not named:

@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
-from tuner.errors import RunnerError
-from tuner.trials.messages import Channel, Exit, FromServer, MessageTooLarge, ServerReady, decoder_of
-from tuner.trials.sandbox import Sandbox
-from tuner.trials.scratch import Scratch
-from tuner.trials.untrusted import open_below
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.installation import IMPORT_ROOT
+from steptune.tuner.trials.messages import Channel, Exit, FromServer, MessageTooLarge, ServerReady, decoder_of
+from steptune.tuner.trials.sandbox import Sandbox
+from steptune.tuner.trials.scratch import Scratch
+from steptune.tuner.trials.untrusted import open_below
 
 READY_TIMEOUT_S = 120.0
 NO_SANDBOX = Sandbox()
@@ -56,7 +57,7 @@ class ServerConnection:
             *sandbox.prefix,
             python,
             "-m",
-            "tuner.trials.server",
+            "steptune.tuner.trials.server",
             str(theirs.fileno()),
             # A parent outside of its process namespace has no number there; the closed connection tells of its end.
             "0" if sandbox.own_pids else str(os.getpid()),
@@ -156,9 +157,8 @@ class ServerConnection:
 def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
     """The variables of a server, but for those of the trials."""
     inherited = dict(os.environ if sandbox.environment is None else sandbox.environment)
-    root = str(Path(__file__).resolve().parents[2])
     temporary = sandbox.temporary or str(scratch)
-    inherited["PYTHONPATH"] = os.pathsep.join(p for p in (root, inherited.get("PYTHONPATH", "")) if p)
+    inherited["PYTHONPATH"] = os.pathsep.join(p for p in (str(IMPORT_ROOT), inherited.get("PYTHONPATH", "")) if p)
     inherited["TMPDIR"] = temporary
     if sandbox.environment is not None:
         inherited["HOME"] = temporary

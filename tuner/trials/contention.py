@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tuner.hardware import allowed_cores, usable_cores
+from steptune.tuner.hardware import allowed_cores, usable_cores
 
 TICKS_OF_ERROR = 3
 """Both counters advance in ticks of 10 ms; a difference of this many says nothing."""

@@ -12,10 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.emulation import ranks_per_device
-from tuner.training.hosts import emulate_for_nccl
-from tuner.trials.host_networks import enter_host_network
-from tuner.trials.messages import Channel
+from steptune.tuner.emulation import ranks_per_device
+from steptune.tuner.training.hosts import emulate_for_nccl
+from steptune.tuner.trials.host_networks import enter_host_network
+from steptune.tuner.trials.messages import Channel
 
 if TYPE_CHECKING:
     import torch

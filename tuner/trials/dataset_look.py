@@ -7,10 +7,10 @@ import random
 import time
 from typing import Any
 
-from tuner.errors import WorkloadRejected
-from tuner.records import DatasetFacts
-from tuner.workloads.batches import seed_generators
-from tuner.workloads.workload import Workload, leaves
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import DatasetFacts
+from steptune.tuner.workloads.batches import seed_generators
+from steptune.tuner.workloads.workload import Workload, leaves
 
 NUM_SAMPLES = 8
 

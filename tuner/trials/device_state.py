@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from tuner.records import DeviceReading
+from steptune.tuner.records import DeviceReading
 
 LIMITS: dict[int, str] = {
     0x2: "clocks set by an application",

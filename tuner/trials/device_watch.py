@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
-from tuner.hardware import uuid_of
-from tuner.records import DeviceReading
-from tuner.trials.device_state import DeviceState, Use, reading_between, why_void
+from steptune.tuner.hardware import uuid_of
+from steptune.tuner.records import DeviceReading
+from steptune.tuner.trials.device_state import DeviceState, Use, reading_between, why_void
 
 if TYPE_CHECKING:
     import torch

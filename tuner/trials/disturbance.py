@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.structure import map_structure
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch

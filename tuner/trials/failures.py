@@ -7,9 +7,9 @@ import re
 import signal
 import traceback
 
-from tuner.errors import CannotCapture, PlatformError, RunnerError, SteptuneError, UnsupportedHere
-from tuner.records import Failure, FailureKind, Phase
-from tuner.user_code import is_users, place_of
+from steptune.tuner.errors import CannotCapture, PlatformError, RunnerError, SteptuneError, UnsupportedHere
+from steptune.tuner.records import Failure, FailureKind, Phase
+from steptune.tuner.user_code import is_users, place_of
 
 _TIMED_OUT = ("timed out", "timeout")
 _LOST = ("connection", "broken pipe", "remote process", "communicator was aborted", "socket")

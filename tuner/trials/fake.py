@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tuner.errors import BaselineFailed
-from tuner.profiling.bounds import Situation, removable
-from tuner.profiling.categories import Category
-from tuner.protocols import ProgressListener
-from tuner.records import (
+from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.protocols import ProgressListener
+from steptune.tuner.records import (
     Breakdown,
     Candidate,
     CaptureQuality,
@@ -45,8 +45,8 @@ from tuner.records import (
     Window,
     WorkloadFacts,
 )
-from tuner.strategies.base import Strategy
-from tuner.training.plan import Plan
+from steptune.tuner.strategies.base import Strategy
+from steptune.tuner.training.plan import Plan
 
 BATCH = 32
 TRIAL_S = 5.0

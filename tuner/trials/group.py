@@ -15,9 +15,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from tuner.estimates import trimmed_mean
-from tuner.protocols import Progress, ProgressListener
-from tuner.records import (
+from steptune.tuner.estimates import trimmed_mean
+from steptune.tuner.protocols import Progress, ProgressListener
+from steptune.tuner.records import (
     Breakdown,
     Compilation,
     Effect,
@@ -31,8 +31,8 @@ from tuner.records import (
     TrialSpec,
     Window,
 )
-from tuner.trials.jobs import Job, JobBoard
-from tuner.trials.messages import (
+from steptune.tuner.trials.jobs import Job, JobBoard
+from steptune.tuner.trials.messages import (
     Finish,
     FromRank,
     Guarded,

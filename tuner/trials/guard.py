@@ -28,19 +28,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
-from tuner.training.structure import map_structure
-from tuner.training.tensor_file import map_tensors
-from tuner.trials.coordination import Coordinator
-from tuner.trials.disturbance import rounds_bias_corrections
-from tuner.trials.guard_batches import check_samples, guard_batches
-from tuner.trials.loader_check import check_loader
-from tuner.trials.study_files import StudyFiles
+from steptune.tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
+from steptune.tuner.training.structure import map_structure
+from steptune.tuner.training.tensor_file import map_tensors
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.disturbance import rounds_bias_corrections
+from steptune.tuner.trials.guard_batches import check_samples, guard_batches
+from steptune.tuner.trials.loader_check import check_loader
+from steptune.tuner.trials.study_files import StudyFiles
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 FACTOR = 10.0
 SEED_SPREADS = 5.0

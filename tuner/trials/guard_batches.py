@@ -10,14 +10,14 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tuner.records import GuardCheck
-from tuner.training.regrouping import balance_pool
-from tuner.training.structure import flatten, unflatten
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import EndlessBatches, part_of_rank
+from steptune.tuner.records import GuardCheck
+from steptune.tuner.training.regrouping import balance_pool
+from steptune.tuner.training.structure import flatten, unflatten
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.batches import EndlessBatches, part_of_rank
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 
 def guard_batches(job: TrainingJob, files: StudyFiles, rank: int, num_ranks: int) -> list[Any]:

@@ -11,8 +11,8 @@ import os
 import socket
 from pathlib import Path
 
-from tuner.emulation import NETWORKS_VARIABLE, emulated_host, host_networks
-from tuner.errors import PlatformError
+from steptune.tuner.emulation import NETWORKS_VARIABLE, emulated_host, host_networks
+from steptune.tuner.errors import PlatformError
 
 _CLONE_NEWNET = 0x40000000
 _LOOPBACK = "lo"
@@ -56,7 +56,7 @@ def _enter(network: Path) -> None:
     except (OSError, AttributeError) as error:  # there is no setns but on Linux
         raise PlatformError(
             f"{NETWORKS_VARIABLE}: the network {network} cannot be entered ({error}): it needs Linux, a path as "
-            "`ip netns` or `python -m tuner.network.emulated` makes it, no isolation of trials, and root or "
+            "`ip netns` or `python -m steptune.tuner.network.emulated` makes it, no isolation of trials, and root or "
             "`unshare --user --map-root-user` before the command"
         ) from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.workloads.reference import parse_reference
+from steptune.tuner.workloads.reference import parse_reference
 
 MAX_MODULES = 10_000
 

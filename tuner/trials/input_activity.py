@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tuner.records import InputActivity
+from steptune.tuner.records import InputActivity
 
 
 class InputMeter:

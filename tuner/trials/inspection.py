@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tuner.errors import WorkloadRejected
-from tuner.records import (
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import (
     Choice,
     DatasetFacts,
     ModelFacts,
@@ -24,26 +24,26 @@ from tuner.records import (
     SampleUnit,
     WorkloadFacts,
 )
-from tuner.strategies import strategy_named
-from tuner.strategies.gradient_compression import FEEDS_BACK
-from tuner.strategies.nccl_settings import settings_of
-from tuner.training.initial_state import save_initial_state
-from tuner.training.job import TrainingJob
-from tuner.training.loader import build_loader
-from tuner.training.micro_batch import batch_length
-from tuner.training.plan import LoaderArguments, Plan
-from tuner.training.regrouping import padding_share
-from tuner.trials.dataset_look import look_at_dataset, size_of
-from tuner.trials.imports import imported_since, save_imports
-from tuner.trials.memory import limit_host_memory
-from tuner.trials.messages import Channel, TaskProgress
-from tuner.trials.model_look import ModelLook, look_at_model, look_at_optimizer
-from tuner.trials.rank_device import rank_device
-from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import UserClock
-from tuner.workloads.batches import draw_batches, save_batches
-from tuner.workloads.loading import load_workload
-from tuner.workloads.workload import Workload, leaves
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies.gradient_compression import FEEDS_BACK
+from steptune.tuner.strategies.nccl_settings import settings_of
+from steptune.tuner.training.initial_state import save_initial_state
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.loader import build_loader
+from steptune.tuner.training.micro_batch import batch_length
+from steptune.tuner.training.plan import LoaderArguments, Plan
+from steptune.tuner.training.regrouping import padding_share
+from steptune.tuner.trials.dataset_look import look_at_dataset, size_of
+from steptune.tuner.trials.imports import imported_since, save_imports
+from steptune.tuner.trials.memory import limit_host_memory
+from steptune.tuner.trials.messages import Channel, TaskProgress
+from steptune.tuner.trials.model_look import ModelLook, look_at_model, look_at_optimizer
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.trial import UserClock
+from steptune.tuner.workloads.batches import draw_batches, save_batches
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.workload import Workload, leaves
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from tuner.errors import RunnerError
-from tuner.records import Deadlines, Failure, FailureKind, Phase
-from tuner.trials.connection import ServerConnection
-from tuner.trials.failures import failure_of_exit
-from tuner.trials.messages import (
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.records import Deadlines, Failure, FailureKind, Phase
+from steptune.tuner.trials.connection import ServerConnection
+from steptune.tuner.trials.failures import failure_of_exit
+from steptune.tuner.trials.messages import (
     Failed,
     FromRank,
     JobEnded,
@@ -31,7 +31,7 @@ from tuner.trials.messages import (
     decoder_of,
     encode,
 )
-from tuner.trials.watch import Watch
+from steptune.tuner.trials.watch import Watch
 
 END_TIMEOUT_S = 15.0
 MAX_JOB_MESSAGES = 10_000

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from tuner.records import CollectiveTiming
+from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from steptune.tuner.records import CollectiveTiming
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.trials.coordination import Coordinator
+    from steptune.tuner.trials.coordination import Coordinator
 
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 SIZES_BYTES = tuple(4**power << 12 for power in range(8))

@@ -12,16 +12,16 @@ import math
 import random
 from typing import TYPE_CHECKING, Any
 
-from tuner.records import GuardCheck
-from tuner.training.job import moved
-from tuner.training.loader import build_loader
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.batches import seed_generators
-from tuner.workloads.workload import leaves
+from steptune.tuner.records import GuardCheck
+from steptune.tuner.training.job import moved
+from steptune.tuner.training.loader import build_loader
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.batches import seed_generators
+from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
-    from tuner.training.job import TrainingJob
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.workloads.workload import Workload
 
 NUM_CONTENT_BATCHES = 2
 MAX_ORDER_BATCHES = 2000

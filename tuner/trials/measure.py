@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.records import DeviceReading, InputActivity, Window
-from tuner.training.loader import outstanding_batches, ready_batches
-from tuner.training.prefetcher import as_loaded
-from tuner.trials.contention import CpuReading, foreign_share, own_seconds, read_cpu
-from tuner.trials.device_watch import DeviceWatch
-from tuner.trials.input_activity import InputMeter
-from tuner.workloads.batches import EndlessBatches
-from tuner.workloads.workload import first_length
+from steptune.tuner.records import DeviceReading, InputActivity, Window
+from steptune.tuner.training.loader import outstanding_batches, ready_batches
+from steptune.tuner.training.prefetcher import as_loaded
+from steptune.tuner.trials.contention import CpuReading, foreign_share, own_seconds, read_cpu
+from steptune.tuner.trials.device_watch import DeviceWatch
+from steptune.tuner.trials.input_activity import InputMeter
+from steptune.tuner.workloads.batches import EndlessBatches
+from steptune.tuner.workloads.workload import first_length
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 RESTART_EPOCHS = 2
 QUEUES_PER_WINDOW = 3

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tuner.records import MemoryPeak
-from tuner.trials.processes import limit_data
+from steptune.tuner.records import MemoryPeak
+from steptune.tuner.trials.processes import limit_data
 
 if TYPE_CHECKING:
     import torch

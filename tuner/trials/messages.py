@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.records import (
+from steptune.tuner.records import (
     Breakdown,
     Compilation,
     Effect,

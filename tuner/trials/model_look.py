@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.errors import WorkloadRejected
-from tuner.records import ModelFacts, OptimizerFacts, UnitFacts
-from tuner.training.batch_second import can_be_batch_second
-from tuner.training.block_kinds import block_kinds
-from tuner.training.capture_failure import HostReads
-from tuner.training.causal_attention import CausalLook
-from tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
-from tuner.training.job import TrainingJob, unwrapped
-from tuner.training.mesh.chain import chain_refusal
-from tuner.training.mesh.pipeline import unchanged_generators
-from tuner.training.mesh.tensor import shareable_units
-from tuner.training.micro_batch import batch_length, split_at, split_batch
-from tuner.training.sharding import sizes_of_units
-from tuner.trials.failures import is_out_of_memory
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import ModelFacts, OptimizerFacts, UnitFacts
+from steptune.tuner.training.batch_second import can_be_batch_second
+from steptune.tuner.training.block_kinds import block_kinds
+from steptune.tuner.training.capture_failure import HostReads
+from steptune.tuner.training.causal_attention import CausalLook
+from steptune.tuner.training.experts import num_movable_experts, offered_implementations, used_implementation
+from steptune.tuner.training.job import TrainingJob, unwrapped
+from steptune.tuner.training.mesh.chain import chain_refusal
+from steptune.tuner.training.mesh.pipeline import unchanged_generators
+from steptune.tuner.training.mesh.tensor import shareable_units
+from steptune.tuner.training.micro_batch import batch_length, split_at, split_batch
+from steptune.tuner.training.sharding import sizes_of_units
+from steptune.tuner.trials.failures import is_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
     """Of everything that may be gathered as one in this study."""
-    from tuner.strategies.sharding import SIZES, unit_key
+    from steptune.tuner.strategies.sharding import SIZES, unit_key
 
     current = job.workload.current.get("sharding", {}).get("min_num_params")
     sizes = sorted({*SIZES, *([int(current)] if current else [])})
@@ -249,7 +249,7 @@ class _UnalignedProducts:
     """
 
     def __init__(self, model: Any) -> None:
-        from tuner.training.padding import padded_size, unaligned_linears
+        from steptune.tuner.training.padding import padded_size, unaligned_linears
 
         def further(module: Any) -> bool:
             return any(padded_size(n, 64) != padded_size(n, 8) for n in (module.in_features, module.out_features))
@@ -301,7 +301,7 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
 def _randomness(job: TrainingJob, batch: Any) -> str:
     """ "none", "switchable" or "always": found by running the loss under two seeds."""
-    from tuner.trials.guard import randomness_off
+    from steptune.tuner.trials.guard import randomness_off
 
     if job.workload.has_custom_step:
         return "always"

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tuner.records import Failure, FailureKind, Phase, Record, TrialSpec
-from tuner.trials.messages import Channel, Failed, TaskDone, encode
+from steptune.tuner.records import Failure, FailureKind, Phase, Record, TrialSpec
+from steptune.tuner.trials.messages import Channel, Failed, TaskDone, encode
 
 
 class DescribeRequest(Record):
@@ -42,7 +42,7 @@ def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Cha
 
 
 def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
-    from tuner.trials.trial import TrialRun
+    from steptune.tuner.trials.trial import TrialRun
 
     run = TrialRun(msgspec.msgpack.decode(payload, type=TrialSpec), rank, channel)
     try:
@@ -58,7 +58,7 @@ def _run_trial(payload: bytes, rank: int, channel: Channel) -> int:
 
 
 def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, worker_code: int | None = None) -> int:
-    from tuner.trials.failures import failure_of, is_of_the_group
+    from steptune.tuner.trials.failures import failure_of, is_of_the_group
 
     with contextlib.suppress(OSError):  # the log may be on the disk whose being full is the failure
         traceback.print_exc()
@@ -82,15 +82,15 @@ def _report(error: BaseException, phase: Phase, rank: int, channel: Channel, wor
 
 
 def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from tuner.trials.inspection import InspectRequest, inspect_workload
+    from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
 
     return inspect_workload(msgspec.msgpack.decode(payload, type=InspectRequest), rank, num_ranks, channel)
 
 
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from tuner.errors import PlatformError
-    from tuner.hardware import default_device, describe_environment
-    from tuner.trials.host_networks import check_host_networks
+    from steptune.tuner.errors import PlatformError
+    from steptune.tuner.hardware import default_device, describe_environment
+    from steptune.tuner.trials.host_networks import check_host_networks
 
     check_host_networks()
     request = msgspec.msgpack.decode(payload, type=DescribeRequest)
@@ -101,19 +101,19 @@ def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> An
 
 
 def _reference(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from tuner.trials.reference import ReferenceRequest, make_reference
+    from steptune.tuner.trials.reference import ReferenceRequest, make_reference
 
     return make_reference(msgspec.msgpack.decode(payload, type=ReferenceRequest), rank, num_ranks, channel)
 
 
 def _train(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from tuner.trials.training_run import TrainRequest, train
+    from steptune.tuner.trials.training_run import TrainRequest, train
 
     return train(msgspec.msgpack.decode(payload, type=TrainRequest), rank, num_ranks, channel)
 
 
 def _topology(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from tuner.trials.topology import TopologyRequest, measure_topology
+    from steptune.tuner.trials.topology import TopologyRequest, measure_topology
 
     return measure_topology(msgspec.msgpack.decode(payload, type=TopologyRequest), rank, num_ranks, channel)
 
@@ -128,11 +128,11 @@ _TASKS: dict[str, Callable[[bytes, int, int, Channel], Any]] = {
 
 
 def main() -> None:
-    """`python -m tuner.trials.rank ENTRY DESCRIPTOR RANK NUM_RANKS SERVER_PID LOG`: a rank in a fresh
+    """`python -m steptune.tuner.trials.rank ENTRY DESCRIPTOR RANK NUM_RANKS SERVER_PID LOG`: a rank in a fresh
     interpreter, where forking a process that has torch loaded is not safe (macOS).
     """
-    from tuner.trials.processes import die_with_parent
-    from tuner.trials.server import redirect_output
+    from steptune.tuner.trials.processes import die_with_parent
+    from steptune.tuner.trials.server import redirect_output
 
     entry, descriptor, rank, num_ranks, server_pid, log = sys.argv[1:7]
     die_with_parent(int(server_pid))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.emulation import DEVICES_VARIABLE, ranks_per_device
-from tuner.errors import PlatformError
-from tuner.hardware import device_memory_bytes
-from tuner.trials.memory import limit_device_memory
+from steptune.tuner.emulation import DEVICES_VARIABLE, ranks_per_device
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.hardware import device_memory_bytes
+from steptune.tuner.trials.memory import limit_device_memory
 
 if TYPE_CHECKING:
     import torch

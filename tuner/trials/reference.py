@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tuner.records import Choice, Record
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.initial_state import build_initialised, named_state
-from tuner.training.job import TrainingJob, unwrapped
-from tuner.training.plan import WrapArguments
-from tuner.training.sharding import holder_of_states, laid_out_as
-from tuner.training.tensor_file import map_tensors, save_tensors
-from tuner.trials.coordination import Coordinator
-from tuner.trials.disturbance import Disturbance, corrects_biases, of_bias_corrections, rounds_bias_corrections
-from tuner.trials.guard import (
+from steptune.tuner.records import Choice, Record
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.initial_state import build_initialised, named_state
+from steptune.tuner.training.job import TrainingJob, unwrapped
+from steptune.tuner.training.plan import WrapArguments
+from steptune.tuner.training.sharding import holder_of_states, laid_out_as
+from steptune.tuner.training.tensor_file import map_tensors, save_tensors
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.disturbance import Disturbance, corrects_biases, of_bias_corrections, rounds_bias_corrections
+from steptune.tuner.trials.guard import (
     Curve,
     GuardReference,
     Protocol,
@@ -38,12 +38,12 @@ from tuner.trials.guard import (
     widened,
     widest,
 )
-from tuner.trials.memory import limit_host_memory
-from tuner.trials.messages import Channel, TaskProgress
-from tuner.trials.rank_device import rank_device
-from tuner.trials.study_files import StudyFiles
-from tuner.workloads.loading import load_workload
-from tuner.workloads.workload import Workload
+from steptune.tuner.trials.memory import limit_host_memory
+from steptune.tuner.trials.messages import Channel, TaskProgress
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import torch

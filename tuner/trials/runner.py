@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from tuner.errors import (
+from steptune.tuner.errors import (
     BaselineFailed,
     RunnerError,
     WorkloadError,
 )
-from tuner.hardware import free_memory_bytes
-from tuner.protocols import Progress, ProgressListener
-from tuner.records import (
+from steptune.tuner.hardware import free_memory_bytes
+from steptune.tuner.protocols import Progress, ProgressListener
+from steptune.tuner.records import (
     Deadlines,
     Environment,
     Failure,
@@ -33,19 +33,19 @@ from tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
-from tuner.trials.group import GroupRun
-from tuner.trials.inspection import InspectRequest
-from tuner.trials.jobs import Job, JobBoard
-from tuner.trials.messages import Preload, TaskDone, TaskProgress
-from tuner.trials.processes import kill_tree
-from tuner.trials.rank import DescribeRequest
-from tuner.trials.reference import ReferenceRequest
-from tuner.trials.sandbox import Sandbox
-from tuner.trials.study_files import StudyFiles
-from tuner.trials.topology import TopologyRequest
-from tuner.trials.watch import Watch
-from tuner.workloads.reference import imported_modules, parse_reference
+from steptune.tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
+from steptune.tuner.trials.group import GroupRun
+from steptune.tuner.trials.inspection import InspectRequest
+from steptune.tuner.trials.jobs import Job, JobBoard
+from steptune.tuner.trials.messages import Preload, TaskDone, TaskProgress
+from steptune.tuner.trials.processes import kill_tree
+from steptune.tuner.trials.rank import DescribeRequest
+from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.sandbox import Sandbox
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.topology import TopologyRequest
+from steptune.tuner.trials.watch import Watch
+from steptune.tuner.workloads.reference import imported_modules, parse_reference
 
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials leave alone."""
@@ -292,7 +292,7 @@ class LocalRunner:
         """What the workload's own file imports from elsewhere."""
         reference = parse_reference(self._workload)
         if reference.kind == "zoo":
-            return ["tuner.workloads.zoo"]
+            return ["steptune.tuner.workloads.zoo"]
         if reference.kind == "module":
             return []
         folder = reference.path.parent

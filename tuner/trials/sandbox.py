@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.trials.watch import Quota
+from steptune.tuner.trials.watch import Quota
 
 
 @dataclass(frozen=True, kw_only=True)

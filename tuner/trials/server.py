@@ -4,7 +4,7 @@ It preloads torch and what the workload's file imports, but runs no operator and
 a forked rank is at its first operator in milliseconds. It is single-threaded. It adopts orphans and
 leaves no process behind: when a job ends, when it is told to, and when its parent dies.
 
-Run as `python -m tuner.trials.server DESCRIPTOR PARENT_PID [--preload MODULE ...]`.
+Run as `python -m steptune.tuner.trials.server DESCRIPTOR PARENT_PID [--preload MODULE ...]`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.hardware import CORES_VARIABLE, allowed_cores
-from tuner.trials.imports import load_imports
-from tuner.trials.messages import (
+from steptune.tuner.hardware import CORES_VARIABLE, allowed_cores
+from steptune.tuner.trials.imports import load_imports
+from steptune.tuner.trials.messages import (
     Channel,
     Exit,
     JobEnded,
@@ -43,7 +43,7 @@ from tuner.trials.messages import (
     ToServer,
     decoder_of,
 )
-from tuner.trials.processes import (
+from steptune.tuner.trials.processes import (
     become_subreaper,
     child_pids,
     die_with_parent,
@@ -53,7 +53,7 @@ from tuner.trials.processes import (
     oom_kills,
     prefer_for_oom_kill,
 )
-from tuner.trials.scratch import empty_temporary, note_forks, remove
+from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 FAILED_RANK_GRACE_S = 2.0
@@ -180,7 +180,7 @@ class TrialServer:
         """A rank in a fresh interpreter, where forking with torch loaded is not safe."""
         descriptor = theirs.fileno()
         numbers = [str(n) for n in (descriptor, rank, message.num_ranks, os.getpid())]
-        command = [sys.executable, "-m", "tuner.trials.rank", message.entry, *numbers, message.log]
+        command = [sys.executable, "-m", "steptune.tuner.trials.rank", message.entry, *numbers, message.log]
         process = subprocess.Popen(command, pass_fds=(descriptor,), start_new_session=True)
         process.returncode = 0  # reaped by this server, not by subprocess
         return process.pid
@@ -200,7 +200,7 @@ class TrialServer:
                 for other in job.ranks:
                     other.channel.close()
             redirect_output(message.log)
-            from tuner.trials.rank import run_rank
+            from steptune.tuner.trials.rank import run_rank
 
             code = run_rank(message.entry, message.payload, rank, message.num_ranks, Channel(connection))
         except BaseException:
@@ -348,7 +348,7 @@ def preload(modules: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="tuner.trials.server")
+    parser = argparse.ArgumentParser(prog="steptune.tuner.trials.server")
     parser.add_argument("descriptor", type=int)
     parser.add_argument("parent_pid", type=int)
     parser.add_argument("--preload", nargs="*", default=[])

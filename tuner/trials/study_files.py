@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.training.structure import flatten, unflatten
-from tuner.training.tensor_file import map_tensors, save_tensors
-from tuner.workloads.batches import EndlessBatches, load_batches, part_of_rank
+from steptune.tuner.training.structure import flatten, unflatten
+from steptune.tuner.training.tensor_file import map_tensors, save_tensors
+from steptune.tuner.workloads.batches import EndlessBatches, load_batches, part_of_rank
 
 MAX_FILLED_BATCHES = 128
 
@@ -112,7 +112,7 @@ class StudyFiles:
         batches: list[Any] = unflatten(tensors, metadata["structure"])
         if num_ranks == 1:
             return batches
-        from tuner.training.structure import map_structure
+        from steptune.tuner.training.structure import map_structure
 
         def part(leaf: Any) -> Any:
             return leaf[part_of_rank(len(leaf), rank, num_ranks)] if getattr(leaf, "shape", ()) else leaf

@@ -15,18 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.emulation import num_emulated_hosts
-from tuner.network.collective_costs import ALL_REDUCE
-from tuner.network.link_fit import fit_link
-from tuner.network.rank_order import numbered
-from tuner.records import CollectiveTiming, HardwareProfile, Link, Record, Topology
-from tuner.records.topology import EMULATED_NETWORK
-from tuner.training.hosts import host_of_ranks, members_of, ring_group
-from tuner.trials.coordination import Coordinator
-from tuner.trials.link_probe import LinkProbe
-from tuner.trials.messages import Channel, TaskProgress
-from tuner.trials.rank_device import rank_device
-from tuner.trials.study_files import StudyFiles
+from steptune.tuner.emulation import num_emulated_hosts
+from steptune.tuner.network.collective_costs import ALL_REDUCE
+from steptune.tuner.network.link_fit import fit_link
+from steptune.tuner.network.rank_order import numbered
+from steptune.tuner.records import CollectiveTiming, HardwareProfile, Link, Record, Topology
+from steptune.tuner.records.topology import EMULATED_NETWORK
+from steptune.tuner.training.hosts import host_of_ranks, members_of, ring_group
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.link_probe import LinkProbe
+from steptune.tuner.trials.messages import Channel, TaskProgress
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.trials.study_files import StudyFiles
 
 if TYPE_CHECKING:
     import torch

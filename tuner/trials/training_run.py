@@ -11,23 +11,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.records import Choice, Record
-from tuner.strategies.composition import make_plan
-from tuner.training.assemble import assemble
-from tuner.training.initial_state import build_initialised
-from tuner.training.prefetcher import as_loaded
-from tuner.trials.coordination import Coordinator
-from tuner.trials.measure import Stepper
-from tuner.trials.messages import Channel, TaskProgress
-from tuner.trials.rank_device import rank_device
-from tuner.trials.study_files import StudyFiles
-from tuner.trials.trial import fill_cache, loader_worker_init
-from tuner.workloads.loading import load_workload
+from steptune.tuner.records import Choice, Record
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.initial_state import build_initialised
+from steptune.tuner.training.prefetcher import as_loaded
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.measure import Stepper
+from steptune.tuner.trials.messages import Channel, TaskProgress
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.trial import fill_cache, loader_worker_init
+from steptune.tuner.workloads.loading import load_workload
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.workloads.workload import Workload
 
 MAX_UNTIMED_STEPS = 10
 """At the beginning: compilation, the start of loader workers, the filling of their queue."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.profiling.analysis import (
+from steptune.tuner.profiling.analysis import (
     analyse_file,
     analyse_memory,
     of_rank,
@@ -18,24 +18,24 @@ from tuner.profiling.analysis import (
     with_memory,
     without_timelines,
 )
-from tuner.profiling.breakdown import with_epoch_restart
-from tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
-from tuner.strategies import STRATEGIES
-from tuner.strategies.composition import make_plan
-from tuner.strategies.dataset_cache import CachedDataset
-from tuner.trace_records import MemoryStats, TraceAnalysis
-from tuner.training.assemble import assemble
-from tuner.training.compilation import compilation, num_graphs
-from tuner.training.initial_state import build_initialised
-from tuner.training.job import TrainingJob
-from tuner.training.loader import build_loader
-from tuner.trials.capture import num_profiled_steps, record_memory, record_profile
-from tuner.trials.coordination import Coordinator
-from tuner.trials.device_watch import watch_device
-from tuner.trials.guard import run_guard
-from tuner.trials.measure import Stepper, epoch_restart_ns, take_window
-from tuner.trials.memory import limit_host_memory, measure_peak
-from tuner.trials.messages import (
+from steptune.tuner.profiling.breakdown import with_epoch_restart
+from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.trace_records import MemoryStats, TraceAnalysis
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.compilation import compilation, num_graphs
+from steptune.tuner.training.initial_state import build_initialised
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.loader import build_loader
+from steptune.tuner.trials.capture import num_profiled_steps, record_memory, record_profile
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.device_watch import watch_device
+from steptune.tuner.trials.guard import run_guard
+from steptune.tuner.trials.measure import Stepper, epoch_restart_ns, take_window
+from steptune.tuner.trials.memory import limit_host_memory, measure_peak
+from steptune.tuner.trials.messages import (
     Channel,
     Command,
     Finish,
@@ -51,12 +51,12 @@ from tuner.trials.messages import (
     WindowTaken,
     decoder_of,
 )
-from tuner.trials.processes import die_with_parent
-from tuner.trials.rank_device import rank_device
-from tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
-from tuner.trials.warm_up import WarmUp, warm_up
-from tuner.workloads.loading import load_workload
-from tuner.workloads.workload import Workload
+from steptune.tuner.trials.processes import die_with_parent
+from steptune.tuner.trials.rank_device import rank_device
+from steptune.tuner.trials.study_files import MAX_FILLED_BATCHES, StudyFiles
+from steptune.tuner.trials.warm_up import WarmUp, warm_up
+from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.workload import Workload
 
 WORKER_DEATH_S = 1.0
 """Time from a broken connection of a dying loader worker to its exit status."""
@@ -189,7 +189,7 @@ class TrialRun:
         self._require(verdict)
 
     def _require(self, verdict: GuardVerdict) -> None:
-        from tuner.trials.failures import NumericsLeft
+        from steptune.tuner.trials.failures import NumericsLeft
 
         if not self._coordinator.agree(verdict.passed):
             raise NumericsLeft(f"the candidate is not the same training: {verdict.reason}")
@@ -264,7 +264,7 @@ class TrialRun:
                     return
 
     def _require_finite(self) -> None:
-        from tuner.trials.failures import NumericsLeft
+        from steptune.tuner.trials.failures import NumericsLeft
 
         loss = self._stepper.last_loss
         if loss is not None and not bool(loss.isfinite().all()):

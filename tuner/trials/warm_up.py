@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from tuner.training.compilation import end_compile_workers, num_graphs
-from tuner.trials.coordination import Coordinator
-from tuner.trials.measure import Stepper
+from steptune.tuner.training.compilation import end_compile_workers, num_graphs
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.measure import Stepper
 
 MIN_STEPS = 3
 MAX_STEPS = 200

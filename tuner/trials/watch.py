@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tuner.records import Failure, FailureKind, Phase
+from steptune.tuner.records import Failure, FailureKind, Phase
 
 INTERVAL_S = 0.2
 

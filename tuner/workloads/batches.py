@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.errors import WorkloadRejected
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.workloads.workload import Workload
 
 MAX_BATCHES = 1024
 

@@ -8,9 +8,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tuner.errors import WorkloadNotFound, WorkloadRejected
-from tuner.workloads.reference import WorkloadReference, parse_reference
-from tuner.workloads.workload import Workload, validate
+from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.workloads.reference import WorkloadReference, parse_reference
+from steptune.tuner.workloads.workload import Workload, validate
 
 
 def load_workload(reference: str | WorkloadReference) -> Workload:
@@ -23,7 +23,7 @@ def load_workload(reference: str | WorkloadReference) -> Workload:
     """
     parsed = parse_reference(reference) if isinstance(reference, str) else reference
     if parsed.kind == "zoo":
-        from tuner.workloads.zoo import zoo_entry
+        from steptune.tuner.workloads.zoo import zoo_entry
 
         factory: Any = zoo_entry(parsed.name)
     else:

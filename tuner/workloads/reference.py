@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
-from tuner.errors import WorkloadNotFound, WorkloadRejected
-from tuner.records import Scalar
+from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.records import Scalar
 
 
 @dataclass(frozen=True, kw_only=True)

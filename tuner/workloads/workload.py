@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuner.errors import WorkloadRejected
-from tuner.records import Scalar
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import Scalar
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.job import TrainingJob
+    from steptune.tuner.training.job import TrainingJob
 
 NamedParameters = Iterable[tuple[str, "torch.nn.Parameter"]]
 
@@ -99,7 +99,7 @@ class Workload:
 
         Default: the members of the longest ModuleList or Sequential whose members are of one class.
         """
-        from tuner.workloads.blocks import longest_repetition
+        from steptune.tuner.workloads.blocks import longest_repetition
 
         return longest_repetition(model)
 
@@ -109,7 +109,7 @@ class Workload:
 
         Default: the vision transformers of transformers, torchvision and timm.
         """
-        from tuner.workloads.class_token import known_class_token
+        from steptune.tuner.workloads.class_token import known_class_token
 
         return known_class_token(model)
 
@@ -234,7 +234,7 @@ def validate(workload: object) -> Workload:
     """
     if not isinstance(workload, Workload):
         raise WorkloadRejected(
-            f"{type(workload).__name__} is not a workload: subclass tuner.Workload and implement "
+            f"{type(workload).__name__} is not a workload: subclass steptune.Workload and implement "
             "model, dataset and loss"
         )
     cls = type(workload)

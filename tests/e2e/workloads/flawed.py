@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, get_worker_info
 
-from tuner import Workload
+from steptune import Workload
 
 BATCH = 8
 BAD_BATCH = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tuner.network.checks import (
+from steptune.tuner.network.checks import (
     acs,
     affinity,
     device_files,
@@ -19,8 +19,8 @@ from tuner.network.checks import (
     ports,
     relaxed_ordering,
 )
-from tuner.network.finding import NetworkFinding
-from tuner.network.host import Host
+from steptune.tuner.network.finding import NetworkFinding
+from steptune.tuner.network.host import Host
 
 
 @dataclass(frozen=True, kw_only=True)

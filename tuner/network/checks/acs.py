@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, ok, problem, unknown
-from tuner.network.host import Host
-from tuner.wording import counted
+from steptune.tuner.network.finding import NetworkFinding, ok, problem, unknown
+from steptune.tuner.network.host import Host
+from steptune.tuner.wording import counted
 
 NAME = "PCIe ACS"
 SHOWN = 4

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tuner.network.finding import NetworkFinding, note, ok, problem, unknown
-from tuner.network.host import Host
-from tuner.network.pci import Function
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem, unknown
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.pci import Function
 
 NAME = "GPU-NIC affinity"
 TOPOLOGY = "/nvidia-smi-topo.txt"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, ok, problem
-from tuner.network.host import Host
+from steptune.tuner.network.finding import NetworkFinding, ok, problem
+from steptune.tuner.network.host import Host
 
 NAME = "RDMA device files"
 FOLDER = "/dev/infiniband"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, note, ok, problem
-from tuner.network.host import Host
-from tuner.network.rdma import Gid, Port, read_gids
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.rdma import Gid, Port, read_gids
 
 NAME = "RoCE GID"
 VARIABLE = "NCCL_IB_GID_INDEX"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tuner.network.finding import NetworkFinding, note, ok, problem
-from tuner.network.host import Host
-from tuner.network.interfaces import speeds
-from tuner.network.selection import Selection
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.interfaces import speeds
+from steptune.tuner.network.selection import Selection
 
 NAME = "socket interfaces"
 VARIABLE = "NCCL_SOCKET_IFNAME"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, note, ok, problem, unknown
-from tuner.network.host import Host
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem, unknown
+from steptune.tuner.network.host import Host
 
 NAME = "IOMMU"
 GROUPS = "/sys/kernel/iommu_groups"

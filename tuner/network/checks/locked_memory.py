@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, ok, problem, unknown
-from tuner.network.host import Host
+from steptune.tuner.network.finding import NetworkFinding, ok, problem, unknown
+from steptune.tuner.network.host import Host
 
 NAME = "locked memory"
 LIMITS = "/proc/self/limits"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, note, ok, problem, unknown
-from tuner.network.host import Host
-from tuner.network.interfaces import mtu_bytes, speeds
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem, unknown
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.interfaces import mtu_bytes, speeds
 
 NAME = "MTU"
 FOR_ROCE_OF_4096 = 4200

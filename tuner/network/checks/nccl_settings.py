@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, ok, problem
-from tuner.network.host import Host
-from tuner.network.selection import Selection
-from tuner.network.settings import SUBJECT, settings_findings
+from steptune.tuner.network.finding import NetworkFinding, ok, problem
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.selection import Selection
+from steptune.tuner.network.settings import SUBJECT, settings_findings
 
 NAME = SUBJECT
 HCA = "NCCL_IB_HCA"

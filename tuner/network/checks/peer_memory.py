@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, note, ok, problem
-from tuner.network.host import Host
-from tuner.network.rdma import DEVICES as RDMA_DEVICES
+from steptune.tuner.network.finding import NetworkFinding, note, ok, problem
+from steptune.tuner.network.host import Host
+from steptune.tuner.network.rdma import DEVICES as RDMA_DEVICES
 
 NAME = "GPUDirect RDMA"
 VERSION_FILES = {

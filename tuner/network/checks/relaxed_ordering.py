@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.network.finding import NetworkFinding, note, ok, unknown
-from tuner.network.host import Host
+from steptune.tuner.network.finding import NetworkFinding, note, ok, unknown
+from steptune.tuner.network.host import Host
 
 NAME = "PCIe relaxed ordering"
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from tuner.training.compression.lane import Lane
+    from steptune.tuner.training.compression.lane import Lane
 
     Names = Mapping[torch.nn.Parameter, str]
 

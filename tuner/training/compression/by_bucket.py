@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejected
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from tuner.training.compression.base import Names
+    from steptune.tuner.training.compression.base import Names
 
 
 class BucketLayout:

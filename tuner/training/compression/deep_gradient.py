@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tuner.errors import UnsupportedHere, WorkloadRejected
-from tuner.training.compression.base import Compression, average_dense
+from steptune.tuner.errors import UnsupportedHere, WorkloadRejected
+from steptune.tuner.training.compression.base import Compression, average_dense
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-    from tuner.training.compression.base import Names
-    from tuner.training.compression.lane import Lane
+    from steptune.tuner.training.compression.base import Names
+    from steptune.tuner.training.compression.lane import Lane
 
 STAGES = 5
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.training.compression.two_stages import TwoStages
+from steptune.tuner.training.compression.two_stages import TwoStages
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.records import Calibration
+from steptune.tuner.records import Calibration
 
 MEMORY_BYTES = {"fp16": 16.0, "bf16": 16.0, "int8": 62.0, "one_bit": 130.0, "powersgd": 48.0, "dgc": 56.0}
 LAUNCHES = {"fp16": 3, "bf16": 3, "int8": 24, "one_bit": 40, "powersgd": 136, "dgc": 60}

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.compression.base import FIRST_COMPRESSED, Compression
-from tuner.training.compression.by_bucket import BucketLayout
+from steptune.tuner.training.compression.base import FIRST_COMPRESSED, Compression
+from steptune.tuner.training.compression.by_bucket import BucketLayout
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from tuner.training.compression.base import Names
-    from tuner.training.compression.lane import Lane
+    from steptune.tuner.training.compression.base import Names
+    from steptune.tuner.training.compression.lane import Lane
 
 
 _GROUPS: list[Any] = []

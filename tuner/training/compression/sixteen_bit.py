@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.compression.base import FlatCompression, average_dense
+from steptune.tuner.training.compression.base import FlatCompression, average_dense
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from tuner.training.compression.lane import Lane
+    from steptune.tuner.training.compression.lane import Lane
 
 
 class SixteenBit(FlatCompression):

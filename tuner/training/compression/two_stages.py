@@ -14,15 +14,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.compression.base import FIRST_COMPRESSED, FlatCompression, average_dense
-from tuner.training.compression.by_bucket import BucketLayout
+from steptune.tuner.training.compression.base import FIRST_COMPRESSED, FlatCompression, average_dense
+from steptune.tuner.training.compression.by_bucket import BucketLayout
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from tuner.training.compression.base import Names
-    from tuner.training.compression.lane import Lane
+    from steptune.tuner.training.compression.base import Names
+    from steptune.tuner.training.compression.lane import Lane
 
 
 class TwoStages(FlatCompression):

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.structure import map_structure
-from tuner.workloads.workload import leaves
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.structure import map_structure
+from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.experts import movable_layers, num_movable_experts
-from tuner.training.mesh.parts import Cut
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.experts import movable_layers, num_movable_experts
+from steptune.tuner.training.mesh.parts import Cut
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tuner.training.mesh.stages import Costs, Piece
+from steptune.tuner.training.mesh.stages import Costs, Piece
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.mesh.chain import Chain, Examined, Loss
+    from steptune.tuner.training.mesh.chain import Chain, Examined, Loss
 
 REPEATS = 3
 """The shortest counts: the first one warms up."""

@@ -10,24 +10,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.forward_contexts import forward_contexts
-from tuner.training.initial_state import named_state
-from tuner.training.mesh.chain import Chain
-from tuner.training.mesh.experts import lay_experts
-from tuner.training.mesh.gradients import sum_over
-from tuner.training.mesh.parts import Cut, Held, Replica
-from tuner.training.mesh.pipeline import Pipeline, unchanged_generators
-from tuner.training.mesh.shares import Shares, shares_are_even
-from tuner.training.mesh.staging import cut_chain, first_piece, keep_own, ranks_of_parameters
-from tuner.training.mesh.tensor import share_out, splits_of
-from tuner.training.structure import map_structure
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.forward_contexts import forward_contexts
+from steptune.tuner.training.initial_state import named_state
+from steptune.tuner.training.mesh.chain import Chain
+from steptune.tuner.training.mesh.experts import lay_experts
+from steptune.tuner.training.mesh.gradients import sum_over
+from steptune.tuner.training.mesh.parts import Cut, Held, Replica
+from steptune.tuner.training.mesh.pipeline import Pipeline, unchanged_generators
+from steptune.tuner.training.mesh.shares import Shares, shares_are_even
+from steptune.tuner.training.mesh.staging import cut_chain, first_piece, keep_own, ranks_of_parameters
+from steptune.tuner.training.mesh.tensor import share_out, splits_of
+from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import MeshArguments, Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.plan import MeshArguments, Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 class Mesh:

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.mesh.gradients import sum_over
-from tuner.training.micro_batch import batch_length, split_at
-from tuner.workloads.workload import leaves
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.mesh.gradients import sum_over
+from steptune.tuner.training.micro_batch import batch_length, split_at
+from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.mesh.chain import Chain
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.mesh.chain import Chain
+    from steptune.tuner.workloads.workload import Workload
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 CHUNKS = 2

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.micro_batch import batch_length
-from tuner.training.structure import map_structure
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.micro_batch import batch_length
+from steptune.tuner.training.structure import map_structure
+from steptune.tuner.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.plan import Plan
+    from steptune.tuner.training.plan import Plan
 
 
 def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.hardware import device_memory_bytes
-from tuner.training.job import moved
-from tuner.training.mesh.layer_costs import measure
-from tuner.training.mesh.pipeline import Stages, num_stages
-from tuner.training.mesh.stages import cut_stages
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.hardware import device_memory_bytes
+from steptune.tuner.training.job import moved
+from steptune.tuner.training.mesh.layer_costs import measure
+from steptune.tuner.training.mesh.pipeline import Stages, num_stages
+from steptune.tuner.training.mesh.stages import cut_stages
 
 if TYPE_CHECKING:
     import torch
 
-    from tuner.training.mesh.chain import Chain, Examined, Loss
-    from tuner.training.plan import MeshArguments, Plan
-    from tuner.workloads.workload import Workload
+    from steptune.tuner.training.mesh.chain import Chain, Examined, Loss
+    from steptune.tuner.training.plan import MeshArguments, Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 def first_piece(workload: Workload, plan: Plan, dataset: Any, length: int, device: torch.device) -> Any:

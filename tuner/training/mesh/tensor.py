@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import UnsupportedHere
-from tuner.training.mesh.parts import Cut
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.mesh.parts import Cut
 
 if TYPE_CHECKING:
     import torch

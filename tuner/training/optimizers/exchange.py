@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tuner.errors import UnsupportedHere
-from tuner.training.optimizers.lamb import Lamb
-from tuner.training.optimizers.lars import Lars
-from tuner.training.optimizers.sm3 import Sm3
+from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.optimizers.lamb import Lamb
+from steptune.tuner.training.optimizers.lars import Lars
+from steptune.tuner.training.optimizers.sm3 import Sm3
 
 CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tuner.training.optimizers.multi_tensor import (
+from steptune.tuner.training.optimizers.multi_tensor import (
     MultiTensorOptimizer,
     check,
     is_excluded,

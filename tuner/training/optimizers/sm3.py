@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tuner.training.optimizers.multi_tensor import MultiTensorOptimizer, check, number
+from steptune.tuner.training.optimizers.multi_tensor import MultiTensorOptimizer, check, number
 
 
 class Sm3(MultiTensorOptimizer):

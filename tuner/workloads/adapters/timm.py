@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.errors import MissingDependency, WorkloadRejected
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import MissingDependency, WorkloadRejected
+from steptune.tuner.workloads.workload import Workload
 
 _DATASET_LENGTH = 65536
 
@@ -34,7 +34,7 @@ class TimmWorkload(Workload):
         return _import_timm().create_model(self.name, num_classes=self._num_classes, **self._options)
 
     def dataset(self) -> Any:
-        from tuner.workloads.adapters.random_data import RandomImages
+        from steptune.tuner.workloads.adapters.random_data import RandomImages
 
         timm = _import_timm()
         shape = timm.get_pretrained_cfg(self.name, allow_unregistered=True).input_size
@@ -42,7 +42,7 @@ class TimmWorkload(Workload):
         return RandomImages(_DATASET_LENGTH, (shape[0], size, size), self._num_classes)
 
     def batch_transform(self, batch: Any) -> Any:
-        from tuner.workloads.adapters.random_data import with_normal_pixels
+        from steptune.tuner.workloads.adapters.random_data import with_normal_pixels
 
         return with_normal_pixels(batch)
 

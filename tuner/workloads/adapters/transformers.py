@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.errors import MissingDependency, WorkloadRejected
-from tuner.workloads.workload import NamedParameters, Workload
+from steptune.tuner.errors import MissingDependency, WorkloadRejected
+from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 _HEADS = {
     "causal": "AutoModelForCausalLM",
@@ -76,7 +76,7 @@ class TransformersWorkload(Workload):
         return model
 
     def dataset(self) -> Any:
-        from tuner.workloads.adapters.random_data import MaskedTokens, RandomImages, RandomTokens
+        from steptune.tuner.workloads.adapters.random_data import MaskedTokens, RandomImages, RandomTokens
 
         if self.task == "image":
             size = getattr(self.config, "image_size", _IMAGE_SIZE)
@@ -86,7 +86,7 @@ class TransformersWorkload(Workload):
         return kind(_DATASET_LENGTH, self._sequence, self.config.vocab_size)
 
     def batch_transform(self, batch: Any) -> Any:
-        from tuner.workloads.adapters.random_data import with_normal_pixels
+        from steptune.tuner.workloads.adapters.random_data import with_normal_pixels
 
         return with_normal_pixels(batch) if self.task == "image" else batch
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.errors import WorkloadNotFound
-from tuner.workloads.workload import Workload
+from steptune.tuner.errors import WorkloadNotFound
+from steptune.tuner.workloads.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +27,19 @@ class ZooEntry:
 
 
 def _synthetic(**arguments: Any) -> Workload:
-    from tuner.workloads.zoo.synthetic import Synthetic
+    from steptune.tuner.workloads.zoo.synthetic import Synthetic
 
     return Synthetic(**arguments)
 
 
 def _transformers(**arguments: Any) -> Workload:
-    from tuner.workloads.adapters.transformers import TransformersWorkload
+    from steptune.tuner.workloads.adapters.transformers import TransformersWorkload
 
     return TransformersWorkload(**arguments)
 
 
 def _timm(**arguments: Any) -> Workload:
-    from tuner.workloads.adapters.timm import TimmWorkload
+    from steptune.tuner.workloads.adapters.timm import TimmWorkload
 
     return TimmWorkload(**arguments)
 
@@ -54,31 +54,31 @@ def _of_config(model_type: str, **fields: Any) -> Callable[..., Workload]:
 
 
 def _detector(**arguments: Any) -> Workload:
-    from tuner.workloads.zoo.detector import Detector
+    from steptune.tuner.workloads.zoo.detector import Detector
 
     return Detector(**arguments)
 
 
 def _monocular_3d(**arguments: Any) -> Workload:
-    from tuner.workloads.zoo.monocular_3d import Monocular3D
+    from steptune.tuner.workloads.zoo.monocular_3d import Monocular3D
 
     return Monocular3D(**arguments)
 
 
 def _mixture_of_experts(**arguments: Any) -> Workload:
-    from tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
+    from steptune.tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
 
     return MixtureOfExperts(**arguments)
 
 
 def _vgg(**arguments: Any) -> Workload:
-    from tuner.workloads.zoo.vgg import VggClassifier
+    from steptune.tuner.workloads.zoo.vgg import VggClassifier
 
     return VggClassifier(**arguments)
 
 
 def _lstm(**arguments: Any) -> Workload:
-    from tuner.workloads.zoo.lstm import LstmLanguageModel
+    from steptune.tuner.workloads.zoo.lstm import LstmLanguageModel
 
     return LstmLanguageModel(**arguments)
 

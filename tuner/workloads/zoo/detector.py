@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
-from tuner.workloads.workload import NamedParameters, Workload
-from tuner.workloads.zoo.simota import Boxes, assign, complete_overlap, decode
+from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
+from steptune.tuner.workloads.workload import NamedParameters, Workload
+from steptune.tuner.workloads.zoo.simota import Boxes, assign, complete_overlap, decode
 
 STRIDES = (8, 16, 32)
 ANCHORS = (

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tuner.workloads.adapters.random_data import RandomTokens
-from tuner.workloads.workload import NamedParameters, Workload
+from steptune.tuner.workloads.adapters.random_data import RandomTokens
+from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 _DATASET_LENGTH = 65536
 

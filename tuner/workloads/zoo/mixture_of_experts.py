@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tuner.errors import WorkloadRejected
-from tuner.workloads.adapters.random_data import RandomTokens
-from tuner.workloads.workload import NamedParameters, Workload
-from tuner.workloads.zoo.experts import ExpertLayer
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.workloads.adapters.random_data import RandomTokens
+from steptune.tuner.workloads.workload import NamedParameters, Workload
+from steptune.tuner.workloads.zoo.experts import ExpertLayer
 
 _DATASET_LENGTH = 65536
 

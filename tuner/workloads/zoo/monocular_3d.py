@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
-from tuner.workloads.workload import NamedParameters, Workload
-from tuner.workloads.zoo.detector import NONE, Stages
-from tuner.workloads.zoo.fcos3d import Points, Scene, Targets, make_points, make_targets
+from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
+from steptune.tuner.workloads.workload import NamedParameters, Workload
+from steptune.tuner.workloads.zoo.detector import NONE, Stages
+from steptune.tuner.workloads.zoo.fcos3d import Points, Scene, Targets, make_points, make_targets
 
 STRIDES = (8, 16, 32, 64, 128)
 BOX_PARTS = 9

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tuner.records import Choice
-from tuner.workloads.workload import Workload
+from steptune.tuner.records import Choice
+from steptune.tuner.workloads.workload import Workload
 
 
 class _SleepyData:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tuner.workloads.adapters.random_data import RandomImages, with_normal_pixels
-from tuner.workloads.workload import NamedParameters, Workload
+from steptune.tuner.workloads.adapters.random_data import RandomImages, with_normal_pixels
+from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """Channels of the convolutions between poolings, each of which halves the image."""

@@ -1,0 +1,5 @@
+"""`python -m steptune` is the command `steptune`."""
+
+from steptune.service.cli.main import main
+
+main()

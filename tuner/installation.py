@@ -1,0 +1,18 @@
+"""Where the package `steptune` lies. In a checkout its subpackages are links to the folders at the top."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import steptune
+
+PACKAGE = Path(next(iter(steptune.__path__))).absolute()
+IMPORT_ROOT = PACKAGE.parent
+"""What an interpreter needs on its path to import `steptune`. Not resolved: behind the links there is no package."""
+_IN_TRIALS = ("tuner", "kernels")
+
+
+def trial_folders() -> list[Path]:
+    """Folders that trials must be able to read: the package, and the folders behind its links that trials import."""
+    behind = [(PACKAGE / name).resolve() for name in _IN_TRIALS if (PACKAGE / name).is_symlink()]
+    return [PACKAGE, *behind]

@@ -10,3 +10,6 @@ FIRST_START = 0x5745_9715
 """One process makes the first administrator."""
 COLLECTION = 0x5745_9716
 """Files are put or collected."""
+EVENT_NUMBERS = 0x5745_9717
+"""The first of two numbers: transactions that have drawn, or are about to draw, an event's number hold it, shared. The
+second says above which number theirs is."""

@@ -29,8 +29,9 @@ _WRITES = {"steptune_writes": True}
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _POSTGRESQL_DISK_FULL = "53100"
 
-_UNAVAILABLE_SQLSTATES = ("08", "40", "53", "57P")
-"""Classes of PostgreSQL's errors that pass: connections, conflicts of transactions, resources, its end and start."""
+_UNAVAILABLE_SQLSTATES = ("08", "25P03", "40", "53", "57P")
+"""Classes of PostgreSQL's errors that pass: connections, transactions that paused too long, conflicts of transactions,
+resources, its end and start."""
 CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
 """A server that does not answer for so long is taken for gone."""

@@ -1,8 +1,8 @@
 """New events for everybody who follows: one look at the database for all streams of a process.
 
 Events have numbers that grow, and streams send them in that order, so that a client that comes back with the last
-number it saw misses nothing. A transaction that took a number may commit after one that took the next: so a missing
-number is waited for, until it is clear that it will not come (it was rolled back, or its study is deleted).
+number it saw misses nothing. A transaction that took a number may commit after one that took the next: so streams send
+what lies below the horizon (`steptune.service.queries.events.horizon`), where nothing more can come.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,12 +23,9 @@ from steptune.service.queries import events as queries
 from steptune.service.queries.events import OwnedEvent
 from steptune.tuner.errors import StoreError
 
-GAP_PATIENCE_S = 2.0
 MAX_WAITING = 2_000
 """Events that wait for one client. One that is slower than that is disconnected, and comes back where it was."""
 _PAGE = 1_000
-_WINDOW = 1_000
-"""A number that is missing so far below the highest one will not come any more."""
 _NUM_THREADS = 4
 _log = logging.getLogger(LOGGER)
 Answer = TypeVar("Answer")
@@ -43,7 +39,7 @@ class Subscription:
         study_id: The one study it follows; None for all that `owner_id` may see.
         owner_id: Whose studies; None for everybody's.
         begins_after: Events up to this number are in the database already, for the client to read there.
-        old: Numbers above it of events that had happened before anybody followed.
+        ends_after: The study has ended: none of its events has a higher number than this one.
         ended: Nothing more will come: the study has ended, or the server is going.
         too_slow: More events came than may wait.
     """
@@ -51,7 +47,7 @@ class Subscription:
     study_id: str | None
     owner_id: str | None
     begins_after: int = 0
-    old: frozenset[int] = frozenset()
+    ends_after: int | None = None
     waiting: deque[OwnedEvent] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
@@ -81,8 +77,8 @@ class EventHub:
         self._engine = engine
         self._poll_s = poll_s
         self._subscriptions: set[Subscription] = set()
-        self._order = _InOrder(0)
-        self._old: frozenset[int] = frozenset()
+        self._last = 0
+        """Events up to this number were told."""
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._limiter: CapacityLimiter | None = None
@@ -101,13 +97,9 @@ class EventHub:
         subscription = Subscription(study_id=study_id, owner_id=owner_id)
         async with self._starting:
             if self._task is None or self._task.done():
-                found = await self.in_thread(queries.newest_numbers, self._engine, _WINDOW)
-                begin = _before_gaps(found)
-                self._order = _InOrder(begin)
-                self._old = frozenset(number for number in found if number > begin)
+                self._last = (await self.in_thread(queries.horizon, self._engine)).final
                 self._task = asyncio.create_task(self._run())
-            subscription.begins_after = self._order.last
-            subscription.old = self._old
+            subscription.begins_after = self._last
             self._subscriptions.add(subscription)
         if self.closed:
             subscription.end()
@@ -148,60 +140,23 @@ class EventHub:
         followed = [s.study_id for s in self._subscriptions if s.study_id is not None]
         # First who has ended, then what happened: what a study did before its end is among the events.
         over = await self.in_thread(queries.ended_studies, self._engine, followed)
-        sent = _PAGE
-        while sent == _PAGE:
-            found = await self.in_thread(queries.events_after, self._engine, self._order.last, _PAGE)
-            events = self._order.add(found, time.monotonic())
-            sent = len(events)
-            self._deliver(events)
+        horizon = await self.in_thread(queries.horizon, self._engine)
         for subscription in self._subscriptions:
-            if subscription.study_id in over and not self._order.holds_back(subscription.study_id):
+            if subscription.study_id in over and subscription.ends_after is None:
+                subscription.ends_after = horizon.newest
+        await self._tell_until(horizon.final)
+        for subscription in self._subscriptions:
+            if subscription.ends_after is not None and subscription.ends_after <= self._last:
                 subscription.end()
+
+    async def _tell_until(self, final: int) -> None:
+        while self._last < final:
+            found = await self.in_thread(queries.events_after, self._engine, self._last, _PAGE, until=final)
+            self._last = found[-1].number if len(found) == _PAGE else final
+            self._deliver(found)
 
     def _deliver(self, events: Iterable[OwnedEvent]) -> None:
         for event in events:
             for subscription in self._subscriptions:
                 if subscription.wants(event):
                     subscription.put(event)
-
-
-def _before_gaps(numbers: list[int]) -> int:
-    """The last number, of the newest in order, below which none is missing: one that is may still be committed."""
-    begin = max(0, numbers[-1] - _WINDOW) if numbers else 0
-    for number in numbers:
-        if number != begin + 1:
-            break
-        begin = number
-    return begin
-
-
-class _InOrder:
-    """Lets events through without gaps in their numbers; gaps that stay are passed over together after a while."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-        self._held: list[OwnedEvent] = []
-        self._since_s: float | None = None
-        self._until = 0
-        """The last number that was there when waiting began."""
-
-    def add(self, found: list[OwnedEvent], now_s: float) -> list[OwnedEvent]:
-        """Those of `found`, which are all above `last` in order, that may be sent."""
-        sent = 0
-        if self._since_s is not None and now_s - self._since_s >= GAP_PATIENCE_S:
-            sent = sum(event.number <= self._until for event in found)
-            self.last = self._until
-            self._since_s = None
-        while sent < len(found) and found[sent].number == self.last + 1:
-            self.last += 1
-            sent += 1
-        self._held = found[sent:]
-        if sent or not self._held:
-            self._since_s = None
-        if self._held and self._since_s is None:
-            self._since_s = now_s
-            self._until = self._held[-1].number
-        return found[:sent]
-
-    def holds_back(self, study_id: str | None) -> bool:
-        return any(event.study_id == study_id for event in self._held)

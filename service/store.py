@@ -9,11 +9,13 @@ from typing import Any, cast
 
 from msgspec import json
 from msgspec.structs import replace
-from sqlalchemy import CursorResult, Engine, Table, delete, or_, select, true, update
+from sqlalchemy import CursorResult, Engine, Integer, Table, delete, func, or_, select, true, update
+from sqlalchemy import cast as cast_to
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from steptune.service import rows
+from steptune.service.advisory_locks import EVENT_NUMBERS
 from steptune.service.connections import reading, writing
 from steptune.service.fencing import Lease, hold
 from steptune.service.models import (
@@ -105,9 +107,8 @@ class SqlStudyStore:
     def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
         with self._writing(study_id) as session:
             row = _study_row(session, study_id)
-            changed = write_state(session, row, state, message)
-            if self._lease is not None and changed:
-                write_event(session, study_id, "state", {"state": state.value, "message": message})
+            if write_state(session, row, state, message):
+                self._write_state_event(session, study_id, state, message)
 
     # --- trials ----------------------------------------------------------------------------------
 
@@ -162,19 +163,31 @@ class SqlStudyStore:
         ordered = store_rules.in_order(decisions)
         with self._writing(study_id) as session:
             _study_row(session, study_id)
-            session.execute(delete(DecisionRow).where(DecisionRow.study_id == study_id))
-            session.add_all(rows.decision_row(study_id, decision) for decision in ordered)
+            _replace_decisions(session, study_id, ordered)
 
     def decisions(self, study_id: str) -> list[Decision]:
         query = select(DecisionRow.record).where(DecisionRow.study_id == study_id).order_by(DecisionRow.sequence)
         with reading(self._engine) as session:
             return [decode(record, Decision) for record in session.scalars(query)]
 
-    def save_recommendation(self, recommendation: Recommendation) -> None:
-        with self._writing(recommendation.study_id) as session:
-            _study_row(session, recommendation.study_id)
+    def save_recommendation(
+        self,
+        recommendation: Recommendation,
+        *,
+        decisions: Sequence[Decision] | None = None,
+        state: StudyState | None = None,
+    ) -> None:
+        study_id = recommendation.study_id
+        ordered = None if decisions is None else store_rules.in_order(decisions)
+        with self._writing(study_id) as session:
+            row = _study_row(session, study_id)
+            if ordered is not None:
+                _replace_decisions(session, study_id, ordered)
             _upsert(session, rows.recommendation_row(recommendation))
             _write_strategies(session, recommendation)
+            if state is not None and write_state(session, row, state, ""):
+                write_event(session, study_id, *store_rules.recommended(recommendation))
+                self._write_state_event(session, study_id, state, "")
 
     def recommendation(self, study_id: str) -> Recommendation | None:
         with reading(self._engine) as session:
@@ -272,6 +285,10 @@ class SqlStudyStore:
         with reading(self._engine) as session:
             return [rows.artifact_of(row) for row in session.scalars(query)]
 
+    def _write_state_event(self, session: Session, study_id: str, state: StudyState, message: str) -> None:
+        if self._lease is not None:
+            write_event(session, study_id, "state", {"state": state.value, "message": message})
+
     @contextmanager
     def _writing(self, *study_ids: str, **changes: Any) -> Iterator[Session]:
         """One writing transaction on these studies, which their lease still allows.
@@ -289,6 +306,18 @@ class SqlStudyStore:
             yield session
 
 
+NUMBERS_MODULO = 1 << 31
+"""A lock has 31 bits for a number."""
+MAX_PAUSE_MS = 30_000
+_DRAWS_A_NUMBER = select(
+    func.set_config("idle_in_transaction_session_timeout", str(MAX_PAUSE_MS), True),
+    func.pg_advisory_xact_lock_shared(
+        EVENT_NUMBERS,
+        cast_to(select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery() % NUMBERS_MODULO, Integer),
+    ),
+)
+"""Holds back the events of others with later numbers until this transaction ends: so one that stops in between (its
+process is stopped, its host gone) is ended by the server."""
 _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
     "postgresql": postgresql.insert,
@@ -324,6 +353,12 @@ def _complete(session: Session, result: TrialResult, lease: Lease | None) -> Non
     session.add_all(rows.result_rows(result))
 
 
+def _replace_decisions(session: Session, study_id: str, decisions: Sequence[Decision]) -> None:
+    session.execute(delete(DecisionRow).where(DecisionRow.study_id == study_id))
+    session.add_all(rows.decision_row(study_id, decision) for decision in decisions)
+    session.flush()
+
+
 def _write_strategies(session: Session, recommendation: Recommendation) -> None:
     """What came of each strategy, by the decisions that are there."""
     study_id = recommendation.study_id
@@ -347,8 +382,12 @@ def lose_trials(session: Session, study_id: str) -> int:
 
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Appends an event; the lock on the study makes events visible in the order of their numbers."""
+    """Appends an event. The lock on the study makes those of one study visible in the order of their numbers; those of
+    all studies are told in that order up to `steptune.service.queries.events.horizon`.
+    """
     owner_id = _study_row(session, study_id).owner_id
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(_DRAWS_A_NUMBER)
     at = datetime.now(UTC)
     event = Event(sequence=0, study_id=study_id, at=at.isoformat(), kind=kind, data=data)
     session.add(rows.event_row(event, at, owner_id))

@@ -119,11 +119,24 @@ class MemoryStudyStore:
         with self._lock:
             return [copy_of(decision) for decision in self._decisions.get(study_id, [])]
 
-    def save_recommendation(self, recommendation: Recommendation) -> None:
+    def save_recommendation(
+        self,
+        recommendation: Recommendation,
+        *,
+        decisions: Sequence[Decision] | None = None,
+        state: StudyState | None = None,
+    ) -> None:
+        study_id = recommendation.study_id
+        ordered = None if decisions is None else [copy_of(one) for one in store_rules.in_order(decisions)]
         with self._lock:
-            self._study(recommendation.study_id)
+            study = self._study(study_id)
             parse_time(recommendation.created_at)
-            self._recommendations[recommendation.study_id] = copy_of(recommendation)
+            self._recommendations[study_id] = copy_of(recommendation)
+            if ordered is not None:
+                self._decisions[study_id] = ordered
+            if state is not None and (study.state, study.message) != (state, ""):
+                self._studies[study_id] = replace(study, state=state, message="")
+                self._append_event(study_id, *store_rules.recommended(recommendation))
 
     def recommendation(self, study_id: str) -> Recommendation | None:
         with self._lock:
@@ -170,9 +183,7 @@ class MemoryStudyStore:
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
         with self._lock:
             self._study(study_id)
-            sequence = len(self._events) + 1
-            event = Event(sequence=sequence, study_id=study_id, at=_now(), kind=kind, data=data)
-            self._events.append(copy_of(event))
+            self._append_event(study_id, kind, data)
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:
         with self._lock:
@@ -207,6 +218,10 @@ class MemoryStudyStore:
         if study_id not in self._studies:
             raise store_rules.unknown_study(study_id)
         return self._studies[study_id]
+
+    def _append_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
+        event = Event(sequence=len(self._events) + 1, study_id=study_id, at=_now(), kind=kind, data=data)
+        self._events.append(copy_of(event))
 
     def _newest(self) -> list[Study]:
         return sorted(

@@ -190,11 +190,23 @@ class StudyStore(Protocol):
         """In the order of their `sequence`."""
         ...
 
-    def save_recommendation(self, recommendation: Recommendation) -> None:
+    def save_recommendation(
+        self,
+        recommendation: Recommendation,
+        *,
+        decisions: Sequence[Decision] | None = None,
+        state: StudyState | None = None,
+    ) -> None:
         """Records the answer of a study; replaces an earlier one.
+
+        Args:
+            decisions: The story that led to it; replaces what was there.
+            state: The study's from now on. With it comes the event `recommended`, unless the study is in it already:
+                whoever sees the study ended finds all of its events.
 
         Raises:
             StudyNotFound: There is no such study.
+            StoreError: Two decisions have the same `sequence`.
         """
         ...
 

@@ -12,12 +12,12 @@ import json
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from steptune.tuner.errors import StoreError, StudyNotFound
-from steptune.tuner.records import Decision, Record, Trial, TrialResult, TrialState
+from steptune.tuner.records import Decision, Recommendation, Record, Trial, TrialResult, TrialState
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -42,6 +42,11 @@ def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
             f"a stored {kind.__name__} cannot be read ({error}); "
             "read it with the version of Steptune that wrote it, or start a new study"
         ) from error
+
+
+def recommended(recommendation: Recommendation) -> tuple[str, dict[str, Any]]:
+    """Kind and data of the event that says that a study has its answer."""
+    return "recommended", {"verdict": recommendation.verdict.value}
 
 
 def copy_of(record: AnyRecord) -> AnyRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -156,7 +156,10 @@ def _event_page(
     request: Request, service: Services, page: Page, *, study_id: str | None, owner_id: str | None, after: int
 ) -> Response:
     begin = after if page.after_number is None else page.after_number
-    found = queries.events_after(service.engine, begin, page.limit + 1, study_id=study_id, owner_id=owner_id)
+    until = queries.horizon(service.engine).final if study_id is None else None  # those of one study come in order
+    found = queries.events_after(
+        service.engine, begin, page.limit + 1, until=until, study_id=study_id, owner_id=owner_id
+    )
     items, next_cursor = page.cut(found, lambda event: event.number)
     events = msgspec.Raw(b"[" + b",".join(event.json for event in items) + b"]")
     return answer(request, EventPage(items=events, next_cursor=next_cursor))  # type: ignore[arg-type]
@@ -200,14 +203,12 @@ class EventStream(StreamingResponse):
         subscription = await self._hub.subscribe(followed.study_id, followed.owner_id)
         self._gauge.inc()
         try:
-            begins_now = followed.after == _NOW
-            last = subscription.begins_after if begins_now else followed.after
+            last = subscription.begins_after if followed.after == _NOW else followed.after
             # The number is for a client that loses its connection before the first event.
             yield b"id: %d\nretry: 2000\n\n" % last
             async for event in self._missed(last, subscription.begins_after):
                 yield _lines_of(event)
-            old = subscription.old if begins_now else frozenset[int]()
-            async for line in self._live(subscription, max(last, subscription.begins_after), old):
+            async for line in self._live(subscription, max(last, subscription.begins_after)):
                 yield line
         finally:
             self._hub.unsubscribe(subscription)
@@ -226,13 +227,13 @@ class EventStream(StreamingResponse):
                 yield event
             full = len(found) == _PAGE
 
-    async def _live(self, subscription: Subscription, last: int, old: Collection[int]) -> AsyncIterator[bytes]:
+    async def _live(self, subscription: Subscription, last: int) -> AsyncIterator[bytes]:
         """What happens from now on, until there is nothing more to wait for."""
         checked_s = time.monotonic()
         while True:
             while subscription.waiting:
                 event = subscription.waiting.popleft()
-                if event.number > last and event.number not in old:
+                if event.number > last:
                     yield _lines_of(event)
             if subscription.ended or subscription.too_slow:
                 return

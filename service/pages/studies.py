@@ -12,7 +12,7 @@ from steptune.dashboards.studies_list import SORTS
 from steptune.service.api.context import services
 from steptune.service.api.problems import Refusal
 from steptune.service.pages.routing import PageRoute, Reader, page, site_of
-from steptune.service.queries.events import newest_number
+from steptune.service.queries.events import horizon
 from steptune.service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
 from steptune.tuner.profiling.categories import WAITS
 from steptune.tuner.records import StudyState
@@ -46,7 +46,7 @@ def studies_page(
         sort=sort if sort in SORTS else "newest",
         cursor=cursor,
     )
-    last_event = newest_number(service.engine)
+    last_event = horizon(service.engine).final
     try:
         found = list_page(service.engine, wanted, NUM_ROWS)
     except ValueError as error:

@@ -7,12 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from sqlalchemy import Engine, func, select
+from sqlalchemy import BigInteger, Engine, FromClause, cast, column, func, select, table
 
+from steptune.service.advisory_locks import EVENT_NUMBERS
 from steptune.service.connections import querying, reading
 from steptune.service.models import EventRow, StudyRow
 from steptune.service.queries.stored import parts_of
+from steptune.service.store import NUMBERS_MODULO
 from steptune.tuner.records import StudyState
+
+_LOCKS: FromClause = table(
+    "pg_locks", *(column(name) for name in ("locktype", "database", "classid", "objid", "objsubid"))
+)
+_DATABASES: FromClause = table("pg_database", column("oid"), column("datname"))
+_FLOORS = select(func.array_agg(cast(_LOCKS.c.objid, BigInteger))).where(
+    _LOCKS.c.locktype == "advisory",
+    _LOCKS.c.database
+    == select(_DATABASES.c.oid).where(_DATABASES.c.datname == func.current_database()).scalar_subquery(),
+    _LOCKS.c.classid == EVENT_NUMBERS,
+    _LOCKS.c.objsubid == 2,
+)
+"""What the locks of `steptune.service.store.write_event` say, of all transactions that hold one."""
 
 ENDED = (StudyState.COMPLETED.value, StudyState.FAILED.value, StudyState.CANCELLED.value)
 
@@ -33,21 +48,47 @@ class OwnedEvent:
         return msgspec.json.encode({**parts_of(self.record), "sequence": self.number})
 
 
-def newest_numbers(engine: Engine, window: int) -> list[int]:
-    """The numbers of events, in order, that are less than `window` below the highest one."""
-    highest = select(func.max(EventRow.event_id)).scalar_subquery()
-    query = select(EventRow.event_id).where(EventRow.event_id > highest - window).order_by(EventRow.event_id)
-    with reading(engine) as session:
-        return list(session.scalars(query))
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """How far the events of all studies can be told in the order of their numbers.
+
+    Attributes:
+        newest: The highest number that is committed.
+        final: The highest number up to which nothing more can be committed: below it every event is there for good, or
+            never will be.
+    """
+
+    newest: int
+    final: int
 
 
-def newest_number(engine: Engine, study_id: str | None = None) -> int:
-    """The number of the last event, of a study or of all; 0 before there is one."""
-    query = select(func.max(EventRow.event_id))
-    if study_id is not None:
-        query = query.where(EventRow.study_id == study_id)
+def horizon(engine: Engine) -> Horizon:
+    """The horizon of events, now.
+
+    SQLite has one writer at a time, so numbers are committed in their order. On PostgreSQL a transaction may commit
+    after one that drew a later number. Each holds a lock from before it draws its number until after its commit, which
+    says above which number that will be (`steptune.service.store.write_event`). The newest number is read in
+    a snapshot that is older than the look at the locks: who holds none by then has committed, or draws a later number.
+    """
+    newest = select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery()
     with querying(engine) as connection:
-        return connection.scalar(query) or 0
+        if connection.dialect.name != "postgresql":
+            number = connection.scalar(select(newest)) or 0
+            return Horizon(newest=number, final=number)
+        number, floors = connection.execute(select(newest, _FLOORS.scalar_subquery())).one()
+    return Horizon(newest=number, final=min([number, *(_nearest(number, floor) for floor in floors or ())]))
+
+
+def _nearest(number: int, remainder: int) -> int:
+    """The number nearest to another one that leaves this remainder."""
+    half = NUMBERS_MODULO // 2
+    return number + (remainder - number + half) % NUMBERS_MODULO - half
+
+
+def newest_number(engine: Engine, study_id: str) -> int:
+    """The number of a study's last event; 0 before there is one."""
+    with querying(engine) as connection:
+        return connection.scalar(select(func.max(EventRow.event_id)).where(EventRow.study_id == study_id)) or 0
 
 
 def events_after(

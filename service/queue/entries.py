@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.fencing import database_now
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
-from steptune.service.queue.records import BEGUN, QueueEntry, Source
+from steptune.service.queue.records import BEGUN, ENDED, QueueEntry, Source
 from steptune.service.queue.waiting import Entry
 from steptune.service.store import lose_trials, write_event, write_state
 from steptune.tuner import store_rules
@@ -110,6 +110,9 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
 
 
 def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
+    """Changes the state. A study that has ended so already has said why, and nobody listens any more."""
+    if state in ENDED and study.state == state.value:
+        return
     if write_state(session, study, state, message):
         write_event(session, study.study_id, "state", {"state": state.value, "message": message})
 

@@ -12,6 +12,8 @@ from steptune.tuner.records import HardwareProfile, Record, Study, StudyState
 
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
+ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
+"""States that a study leaves only where a user wants it to go on."""
 
 
 class Quotas(Record):

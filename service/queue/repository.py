@@ -39,6 +39,7 @@ from steptune.service.queue.entries import (
 )
 from steptune.service.queue.records import (
     BEGUN,
+    ENDED,
     Claim,
     QueueEntry,
     Quotas,
@@ -335,7 +336,8 @@ class StudyQueue:
         with writing(self._engine) as session:
             hold(session, lease, lease.study_id)
             study, entry = locked(session, lease.study_id)
-            state = wished(entry, state)
+            ended = StudyState(study.state) in ENDED  # whatever went wrong after that
+            state = StudyState(study.state) if ended else wished(entry, state)
             if lost:
                 entry.num_lost += 1
                 if state is StudyState.QUEUED and entry.num_lost >= self._max_losses:
@@ -359,7 +361,7 @@ class StudyQueue:
         with writing(self._engine) as session:
             study, entry = locked(session, study_id, version)
             found = StudyState(study.state)
-            if found in (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED) and found is not state:
+            if found in ENDED and found is not state:
                 raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")
             if request == "pause" and entry.requested == "cancel":
                 raise StateConflict(f"study {study_id} is about to be cancelled: it cannot be paused")

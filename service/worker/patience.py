@@ -49,9 +49,9 @@ class _PatientStore:
         facts = None if study.facts is None else replace(study.facts, reference=self._workload)
         self._keeper.persist(lambda: self._store.update_study(replace(study, facts=facts)))
 
-    def save_recommendation(self, recommendation: Recommendation) -> None:
+    def save_recommendation(self, recommendation: Recommendation, **changes: Any) -> None:
         named = replace(recommendation, workload=self._workload)
-        self._keeper.persist(lambda: self._store.save_recommendation(named))
+        self._keeper.persist(lambda: self._store.save_recommendation(named, **changes))
 
     def begin_trials(self, trials: Sequence[Trial]) -> None:
         self._once(lambda: self._store.begin_trials(trials), lambda stored: all(trial in stored for trial in trials))

@@ -548,6 +548,17 @@ class TestStopping:
         entry = queue.entry("study")
         assert (entry.state, entry.num_lost, entry.lease_until) == (state, 1, None)
 
+    def test_a_study_that_has_ended_stays_so(self, engine, queue):
+        """Whatever its worker says afterwards: its files could not be kept, or it tells the reason in other words."""
+        submitted(queue)
+        lease = claimed(queue, cpu_worker(queue)).lease
+        SqlStudyStore(engine, lease=lease).set_state("study", StudyState.CANCELLED, "before the baseline was measured")
+        events = SqlStudyStore(engine).events("study")
+        queue.release(lease, StudyState.QUEUED, "the disk is full", lost=True)
+        assert queue.entry("study").state is StudyState.CANCELLED
+        assert queue.entry("study").message == "before the baseline was measured"
+        assert SqlStudyStore(engine).events("study") == events, "the last one was there with the state"
+
     def test_a_study_whose_worker_died_waits(self, engine, queue):
         submitted(queue)
         claimed(queue, cpu_worker(queue))

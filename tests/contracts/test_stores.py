@@ -380,6 +380,27 @@ class TestRecommendations:
         begun.save_recommendation(sample_recommendation(gain=None))
         assert begun.recommendation(STUDY_ID) == sample_recommendation(gain=None)
 
+    def test_a_study_ends_with_its_story_and_its_last_events(self, begun):
+        """In one transaction, however often it is asked for: whoever sees the state finds all the rest."""
+        for _ in range(2):
+            begun.save_recommendation(
+                sample_recommendation(), decisions=[sample_decision(1)], state=StudyState.COMPLETED
+            )
+        assert begun.get_study(STUDY_ID).state is StudyState.COMPLETED
+        assert begun.decisions(STUDY_ID) == [sample_decision(1)]
+        events = [(event.kind, event.data) for event in begun.events(STUDY_ID)]
+        assert events[0] == ("recommended", {"verdict": "faster"})
+        assert events[1:] in ([], [("state", {"state": "completed", "message": ""})]), "under a lease, and only once"
+
+    def test_a_story_that_is_refused_leaves_the_study_as_it_was(self, begun):
+        study = begun.get_study(STUDY_ID)
+        with pytest.raises(StoreError, match="two decisions"):
+            begun.save_recommendation(
+                sample_recommendation(), decisions=[sample_decision(2), sample_decision(2)], state=StudyState.COMPLETED
+            )
+        assert (begun.get_study(STUDY_ID), begun.recommendation(STUDY_ID)) == (study, None)
+        assert begun.events(STUDY_ID) == []
+
     def test_past_recommendations_are_of_similar_workloads_and_devices(self, store):
         """The same signature on the same kind of device, the newest first."""
         past = [

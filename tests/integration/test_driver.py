@@ -128,6 +128,25 @@ class TestStory:
         assert kinds == ["prepared", "priors", *trials, "recommended"]
 
 
+class Ending(MemoryStudyStore):
+    """Refuses whatever is written to a study that has ended: nobody would see it."""
+
+    def __getattribute__(self, name: str):
+        if name in ("add_event", "replace_decisions", "save_recommendation", "complete_trials", "update_study"):
+            assert not any(s.state in (StudyState.COMPLETED, StudyState.FAILED) for s in self.list_studies()), name
+        return super().__getattribute__(name)
+
+
+class TestEnd:
+    def test_nothing_is_written_after_the_end(self):
+        """A kill at any moment leaves a study that is complete, or one that goes on."""
+        study = StudyRun(Machine(SMALL), store=Ending())
+        study.run()
+        events = study.store.events(study.study_id)
+        assert events[-1].kind == "recommended"
+        assert study.store.get_study(study.study_id).state is StudyState.COMPLETED
+
+
 class TestConsent:
     @pytest.mark.parametrize(
         ("numerics", "allow", "tried"),

@@ -1,7 +1,6 @@
 """Event streams of a running server: many clients, resuming, and ending."""
 
 import asyncio
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +9,9 @@ import httpx
 import pytest
 import uvicorn
 from api_builders import API, Served, served, sqlite_url
-from sqlalchemy import delete, select
+from marked import wait_until
+from sqlalchemy import delete, text
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 
 from steptune.service import event_hub
@@ -19,9 +20,11 @@ from steptune.service.app import create_app
 from steptune.service.connections import writing
 from steptune.service.event_hub import EventHub, Subscription
 from steptune.service.models import EventRow
+from steptune.service.queries.events import _nearest, horizon
 from steptune.service.serving import Server
 from steptune.service.settings import Settings
-from steptune.service.store import SqlStudyStore
+from steptune.service.store import NUMBERS_MODULO, SqlStudyStore, write_event
+from steptune.tuner.errors import StoreUnavailable
 from steptune.tuner.records import StudyState
 
 STREAM = {"Accept": "text/event-stream"}
@@ -147,7 +150,7 @@ def test_everybody_follows_their_own_studies(running: Running) -> None:
                 await began.acquire()
             for user in ("bob", "ada"):
                 await asyncio.to_thread(running.submit, user=user)
-            while len(running.services.events._order._held) or running.services.events._order.last < _last(running):
+            while running.services.events._last < _last(running):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0)
             running.server.handle_exit(15, None)
@@ -197,62 +200,77 @@ def _numbered(*numbers: int) -> list[event_hub.OwnedEvent]:
     ]
 
 
-def test_a_missing_number_is_waited_for_and_then_passed_over() -> None:
-    order = event_hub._InOrder(3)
-    assert [e.number for e in order.add(_numbered(4, 6, 7), now_s=0.0)] == [4]
-    assert order.holds_back("study")
-    assert [e.number for e in order.add(_numbered(5, 6, 7), now_s=0.5)] == [5, 6, 7]
-    assert not order.holds_back("study")
-    assert order.add(_numbered(9), now_s=1.0) == []
-    assert order.add(_numbered(9), now_s=1.0 + event_hub.GAP_PATIENCE_S / 2) == []
-    assert [e.number for e in order.add(_numbered(9), now_s=1.1 + event_hub.GAP_PATIENCE_S)] == [9]
+@pytest.fixture
+def postgres_running(postgres_url, tmp_path) -> Iterator[Served]:
+    with served(postgres_url, tmp_path) as service:
+        yield service
 
 
-def test_gaps_that_stay_are_passed_over_together() -> None:
-    order = event_hub._InOrder(3)
-    assert order.add(_numbered(5, 7, 9), now_s=0.0) == []
-    late = event_hub.GAP_PATIENCE_S + 0.1
-    assert [e.number for e in order.add(_numbered(5, 7, 9, 11), now_s=late)] == [5, 7, 9]
-    assert order.last == 9
-    assert order.add(_numbered(11), now_s=late + 0.1) == []
-    assert [e.number for e in order.add(_numbered(10, 11), now_s=late + 0.2)] == [10, 11]
+def test_an_event_that_is_committed_long_after_a_later_one_reaches_everybody(postgres_running) -> None:
+    """Whoever follows all, whoever begins meanwhile, and pages: all wait for it, and only for it."""
+    service, engine = postgres_running, postgres_running.services.engine
+    slow, quick = (service.submit()["study_id"] for _ in range(2))
+    headers = {"Authorization": f"Bearer {service.token()}"}
+    store = SqlStudyStore(engine)
+
+    async def follow() -> list[list[int]]:
+        hub = EventHub(engine, poll_s=0.01)
+        first = await hub.subscribe(None, None)
+        before = first.begins_after
+        with Session(engine) as session, session.begin():
+            write_event(session, slow, "progress", {"late": True})
+            await asyncio.to_thread(store.add_event, quick, "progress", {"number": 0})
+            meanwhile = await hub.subscribe(None, None)
+            page = service.http.get(f"{API}/events", params={"after": before}, headers=headers).json()
+            for _ in range(20):  # of the hub's looks
+                await hub._look()
+            assert (list(first.waiting), list(meanwhile.waiting), page["items"]) == ([], [], [])
+            assert meanwhile.begins_after == before
+        await hub._look()
+        await hub.stop()
+        late = service.http.get(f"{API}/events", params={"after": before}, headers=headers).json()
+        told = [[event.number for event in one.waiting] for one in (first, meanwhile)]
+        return [*told, [event["sequence"] for event in late["items"]]]
+
+    told = asyncio.run(follow())
+    both = [store.events(study)[-1].sequence for study in (slow, quick)]
+    assert both[0] < both[1], "the late one has the lower number"
+    assert told == [both] * 3
 
 
-@pytest.mark.parametrize(
-    ("numbers", "begin"),
-    [([], 0), ([1, 2, 3], 3), ([2, 3], 0), ([1, 2, 4, 6], 2), ([*range(501, 1501)], 1500), ([501, 1500], 501)],
-)
-def test_the_hub_begins_before_the_first_number_that_may_still_come(numbers: list[int], begin: int) -> None:
-    assert event_hub._before_gaps(numbers) == begin
+def test_a_number_that_was_rolled_back_holds_nothing_up(postgres_running) -> None:
+    engine, study_id = postgres_running.services.engine, postgres_running.submit()["study_id"]
+    with Session(engine) as session:
+        write_event(session, study_id, "progress", {})
+        session.rollback()
+    SqlStudyStore(engine).add_event(study_id, "progress", {})
+    found = horizon(engine)
+    assert found.final == found.newest == SqlStudyStore(engine).events(study_id)[-1].sequence
 
 
-def test_an_event_that_is_committed_after_a_later_one_reaches_the_first_follower(tmp_path) -> None:
-    """Who begins now gets it, and what had happened before not."""
-    with served(sqlite_url(tmp_path), tmp_path) as service:
-        engine, study_id = service.services.engine, service.submit()["study_id"]
-        store = SqlStudyStore(engine)
-        for number in range(2):
-            store.add_event(study_id, "progress", {"number": number})
-        with writing(engine) as session:
-            late = session.scalars(select(EventRow).order_by(EventRow.event_id.desc()).offset(1).limit(1)).one()
-            kept = {column.key: getattr(late, column.key) for column in EventRow.__table__.columns}
-            session.delete(late)
+def test_a_writer_that_begins_between_two_looks_holds_back_its_own_number_only(postgres_running) -> None:
+    """It read a newer number than the one who looks at the horizon: what that one saw is final."""
+    assert [_nearest(5, 3), _nearest(5, 5), _nearest(5, 7)] == [3, 5, 7]
+    assert _nearest(NUMBERS_MODULO + 2, NUMBERS_MODULO - 1) == NUMBERS_MODULO - 1
+    assert _nearest(NUMBERS_MODULO - 1, 1) == NUMBERS_MODULO + 1
 
-        async def follow() -> list[bytes]:
-            services = dataclasses.replace(service.services, events=EventHub(engine, poll_s=0.01))
-            request = Request({"type": "http", "app": service.app, "headers": []})
-            followed = Followed(study_id=None, owner_id=None, visible_to=None, after=-1)
-            lines = EventStream(request, services, followed)._lines()
-            found = [await anext(lines)]
-            with writing(engine) as session:
-                session.add(EventRow(**kept))
-            found.append(await asyncio.wait_for(anext(lines), 30))
-            await services.events.stop()
-            return found + [line async for line in lines]
 
-        first, *events = asyncio.run(follow())
-        assert first == b"id: %d\nretry: 2000\n\n" % (kept["event_id"] - 1)
-        assert ids_of("\n".join([first.decode(), *(line.decode() for line in events)])) == [kept["event_id"]]
+def test_a_writer_that_stops_before_its_commit_is_ended_by_the_server(postgres_running, monkeypatch) -> None:
+    """Nobody is held up for longer, and the writer may try again."""
+    engine, study_id = postgres_running.services.engine, postgres_running.submit()["study_id"]
+    before = horizon(engine)
+    with pytest.raises(StoreUnavailable, match="idle-in-transaction"), writing(engine) as session:  # noqa: PT012
+        write_event(session, study_id, "progress", {})
+        session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 1"))
+        wait_until(lambda: not _others_in_transaction(engine), "the server has ended it", deadline_s=30)
+        session.flush()
+        session.execute(text("SELECT 1"))
+    assert horizon(engine) == before
+
+
+def _others_in_transaction(engine) -> int:
+    with engine.connect() as connection:
+        return connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"))
 
 
 def test_a_client_that_is_too_slow_is_told_to_come_back() -> None:

@@ -160,11 +160,8 @@ class StudyDriver:
             version=steptune.__version__,
         )
         decisions = [*designer.decisions, *(run.decisions(judged) if run else [])]
-        self._store.replace_decisions(self.study.study_id, decisions)
-        self._store.save_recommendation(recommendation)
-        self._store.set_state(self.study.study_id, state)
-        self._store.add_event(self.study.study_id, "recommended", {"verdict": recommendation.verdict.value})
-        self.view.say(stage="done", current="", activity="")
+        self.view.say(stage="done", current="", activity="")  # nobody listens to a study that has ended
+        self._store.save_recommendation(recommendation, decisions=decisions, state=state)
         return recommendation
 
     def _baseline_log_rates(self, designer: Designer) -> list[float]:

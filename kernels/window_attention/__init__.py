@@ -1,0 +1,223 @@
+"""Shifted-window attention in one kernel a direction; README.md derives it, `reference.py` defines it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steptune.kernels.window_attention.geometry import Geometry
+from steptune.kernels.window_attention.reference import window_attention as reference
+
+__all__ = ["Geometry", "reference", "unsupported", "window_attention"]
+
+MAX_TOKENS = 256
+HEAD_DIMS = (16, 32, 64, 128)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def unsupported(geometry: Geometry, channels: int, heads: int, dtype: torch.dtype) -> str | None:
+    """Say why the kernel cannot run an attention layer; None where it can."""
+    head_dim, rest = divmod(channels, heads)
+    if rest or head_dim not in HEAD_DIMS:
+        return f"needs heads of {', '.join(map(str, HEAD_DIMS))} channels; this layer has {channels} in {heads} heads"
+    if geometry.num_tokens > MAX_TOKENS:
+        return f"needs windows of at most {MAX_TOKENS} tokens; this layer's have {geometry.num_tokens}"
+    if dtype not in DTYPES:
+        return f"needs float32, float16 or bfloat16, not {dtype}"
+    return None
+
+
+def window_attention(
+    qkv_bhwc: Tensor,
+    table_rh: Tensor,
+    geometry: Geometry,
+    *,
+    scale_h: Tensor,
+    qkv_bias_c: Tensor | None = None,
+    cosine: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attend within each window of a feature map, between the projections to qkv and from the heads.
+
+    Args:
+        qkv_bhwc: Packed queries, keys and values of shape (B, H, W, 3C), in the order (3, heads, head_dim).
+        table_rh: Bias by relative position, of shape ((2 rows - 1) (2 columns - 1), heads).
+        geometry: Windows, shift and padding.
+        scale_h: Factor of the products, one a head, FP32. It gets a gradient only with `cosine`.
+        qkv_bias_c: What a token of the padding has for q, k and v, of shape (3C,); zeros where it is None.
+        cosine: Whether queries and keys are normalised to length 1 (Swin V2).
+        dropout: Probability of dropping a pair of tokens, by the generator of the device.
+
+    Returns:
+        The values of shape (B, H, W, C), in the dtype of `qkv_bhwc`.
+
+    Raises:
+        ValueError: The kernel does not support the layer (see `unsupported`).
+    """
+    heads = table_rh.shape[1]
+    reason = unsupported(geometry, qkv_bhwc.shape[-1] // 3, heads, qkv_bhwc.dtype)
+    if reason is not None:
+        raise ValueError(f"window_attention {reason}")
+    seed = torch.randint(0, 2**31 - 1, (1,), device=qkv_bhwc.device) if dropout else None
+    values: Tensor = _forward(
+        qkv_bhwc,
+        table_rh,
+        scale_h,
+        qkv_bias_c,
+        seed,
+        [geometry.rows, geometry.columns, geometry.shift_rows, geometry.shift_columns],
+        geometry.rolls_before_padding,
+        cosine,
+        dropout,
+    )
+    return values
+
+
+@torch.library.custom_op("steptune::window_attention", mutates_args=())
+def _forward(
+    qkv: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    qkv_bias: Tensor | None,
+    seed: Tensor | None,
+    window: list[int],
+    rolls_first: bool,
+    cosine: bool,
+    dropout: float,
+) -> Tensor:
+    from steptune.kernels.window_attention import kernel, launch
+
+    qkv = launch.dense_channels(qkv)
+    batch, height, width, channels = qkv.shape
+    out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
+    grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
+    kernel.forward_kernel[grid](
+        qkv,
+        qkv if qkv_bias is None else qkv_bias.contiguous(),
+        table.contiguous(),
+        scale.contiguous(),
+        out,
+        qkv if seed is None else seed,
+        dropout,
+        *sizes,
+        *qkv.stride()[:3],
+        *out.stride()[:3],
+        **constants,
+    )
+    return out
+
+
+@_forward.register_fake
+def _(
+    qkv: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    qkv_bias: Tensor | None,
+    seed: Tensor | None,
+    window: list[int],
+    rolls_first: bool,
+    cosine: bool,
+    dropout: float,
+) -> Tensor:
+    batch, height, width, channels = qkv.shape
+    return qkv.new_empty((batch, height, width, channels // 3))
+
+
+@torch.library.custom_op("steptune::window_attention_backward", mutates_args=())
+def _backward(
+    grad_out: Tensor,
+    qkv: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    qkv_bias: Tensor | None,
+    seed: Tensor | None,
+    window: list[int],
+    rolls_first: bool,
+    cosine: bool,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from steptune.kernels.window_attention import kernel, launch
+
+    qkv = launch.dense_channels(qkv)
+    grad_out = launch.dense_channels(grad_out)
+    grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
+    heads, num_tokens = table.shape[1], window[0] * window[1]
+    grad_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    parts: dict[str, Any] = {"dtype": torch.float32, "device": qkv.device}
+    bias_parts = torch.empty((grid[0], heads, num_tokens, num_tokens), **parts)
+    padding_parts = torch.empty((grid[0] if constants["PADDED"] else 0, 2, qkv.shape[-1] // 3), **parts)
+    scale_parts = torch.empty((grid[0] if cosine else 0, heads), **parts)
+    kernel.backward_kernel[grid](
+        qkv,
+        qkv if qkv_bias is None else qkv_bias.contiguous(),
+        table.contiguous(),
+        scale.contiguous(),
+        grad_out,
+        grad_qkv,
+        bias_parts,
+        padding_parts,
+        scale_parts,
+        qkv if seed is None else seed,
+        dropout,
+        *sizes,
+        *qkv.stride()[:3],
+        *grad_out.stride()[:3],
+        *grad_qkv.stride()[:3],
+        **constants,
+    )
+    grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
+    kernel.table_gradient_kernel[(table.shape[0], heads)](
+        bias_parts.sum(0),
+        grad_table,
+        HEADS=heads,
+        ROWS=window[0],
+        COLUMNS=window[1],
+        BLOCK_I=launch.next_power_of_two(num_tokens),
+    )
+    grad_scale = scale_parts.sum(0).to(scale.dtype) if cosine else torch.zeros_like(scale)
+    if qkv_bias is None:
+        return grad_qkv, grad_table, grad_scale, qkv.new_empty(0)
+    grad_bias = torch.zeros_like(qkv_bias)
+    grad_bias[qkv_bias.shape[0] // 3 :] = padding_parts.sum(0).flatten()
+    return grad_qkv, grad_table, grad_scale, grad_bias
+
+
+@_backward.register_fake
+def _(
+    grad_out: Tensor,
+    qkv: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    qkv_bias: Tensor | None,
+    seed: Tensor | None,
+    window: list[int],
+    rolls_first: bool,
+    cosine: bool,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_bias = qkv.new_empty(0) if qkv_bias is None else torch.empty_like(qkv_bias)
+    grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
+    return qkv.new_empty(qkv.shape), grad_table, torch.empty_like(scale), grad_bias
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    qkv, table, scale, qkv_bias, seed, *ctx.settings = inputs
+    ctx.save_for_backward(qkv, table, scale, qkv_bias, seed)
+
+
+def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    qkv, table, scale, qkv_bias, seed = ctx.saved_tensors
+    grad_qkv, grad_table, grad_scale, grad_bias = _backward(grad_out, qkv, table, scale, qkv_bias, seed, *ctx.settings)
+    cosine = ctx.settings[2]
+    return (
+        grad_qkv,
+        grad_table,
+        grad_scale if cosine else None,
+        None if qkv_bias is None else grad_bias,
+        *[None] * (1 + len(ctx.settings)),
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,121 @@
+"""Shifted-window attention: dropout, what it refuses, and published models' own layers."""
+
+import os
+
+import pytest
+import torch
+
+ON_DEVICE = torch.cuda.is_available()
+if not ON_DEVICE:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton", reason="kernels need triton")
+
+from steptune.kernels.window_attention import Geometry, reference, window_attention  # noqa: E402
+
+DEVICE = "cuda" if ON_DEVICE else "cpu"
+
+
+class TestDropout:
+    """With queries of zero all probabilities are 1 / N, and with one-hot values the output is the mask itself."""
+
+    geometry = Geometry(rows=4, columns=4, shift_rows=2, shift_columns=2)
+    probability = 0.25
+
+    def masks(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Inputs, the output, and which pairs were kept, of shape (windows, heads, 16, 16)."""
+        batch, side, heads = 3, 8, 2
+        qkv = torch.zeros(batch, side, side, 3, heads, 16, device=DEVICE)
+        token = torch.arange(side, device=DEVICE) + 2  # the map is rolled by 2
+        position = (token % 4)[:, None] * 4 + (token % 4)[None, :]
+        qkv[:, :, :, 2] = torch.nn.functional.one_hot(position, 16)[None, :, :, None]
+        qkv = qkv.flatten(3).requires_grad_()
+        table = torch.zeros(49, heads, device=DEVICE)
+        torch.manual_seed(0)
+        out = window_attention(
+            qkv, table, self.geometry, scale_h=torch.ones(heads, device=DEVICE), dropout=self.probability
+        )
+        rolled = torch.roll(out, (-2, -2), (1, 2)).view(batch, 2, 4, 2, 4, heads, 16)
+        kept = rolled.transpose(2, 3).reshape(-1, 16, heads, 16).transpose(1, 2) > 0
+        return qkv, out, kept
+
+    def test_the_rate_of_what_is_kept_and_its_scale(self) -> None:
+        _, out, kept = self.masks()
+        inner = kept[0::4]  # windows that the map's edge does not cut have all 16 pairs a token
+        assert float(inner.float().mean()) == pytest.approx(1 - self.probability, abs=0.03)
+        scales = out.detach()[out.detach() > 0]
+        assert float(scales.min()) >= 1 / 16 / (1 - self.probability) - 1e-6
+
+    def test_no_two_windows_heads_or_images_share_a_mask(self) -> None:
+        _, _, kept = self.masks()
+        inner = kept[0::4].reshape(-1, 256)
+        assert len(torch.unique(inner, dim=0)) == len(inner)
+        rows = kept[0::4].reshape(-1, 16)
+        assert len(torch.unique(rows, dim=0)) > 0.9 * len(rows)
+
+    def test_the_gradient_is_that_of_the_mask_that_was_used(self) -> None:
+        qkv, out, kept = self.masks()
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        (found,) = torch.autograd.grad(out, qkv, weights)
+        wide = qkv.detach().double().cpu().requires_grad_()
+        wanted_out = reference(
+            wide,
+            torch.zeros(49, 2, dtype=torch.float64),
+            self.geometry,
+            scale_h=torch.ones(2, dtype=torch.float64),
+            keep_mask=kept.double().cpu(),
+            dropout=self.probability,
+        )
+        (wanted,) = torch.autograd.grad(wanted_out, wide, weights.double().cpu())
+        assert torch.allclose(out.detach().double().cpu(), wanted_out.detach(), atol=1e-6)
+        assert torch.allclose(found.double().cpu(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("channels", "heads", "rows", "reason"),
+    [
+        (96, 5, 7, "needs heads of 16, 32, 64, 128 channels; this layer has 96 in 5 heads"),
+        (24, 1, 7, "this layer has 24 in 1 heads"),
+        (32, 1, 24, "needs windows of at most 256 tokens; this layer's have 576"),
+    ],
+)
+def test_a_layer_that_it_cannot_run_is_refused(channels: int, heads: int, rows: int, reason: str) -> None:
+    geometry = Geometry(rows=rows, columns=rows)
+    qkv = torch.zeros(1, rows, rows, 3 * channels, device=DEVICE)
+    table = torch.zeros(geometry.table_length, heads, device=DEVICE)
+    with pytest.raises(ValueError, match=reason):
+        window_attention(qkv, table, geometry, scale_h=torch.ones(heads, device=DEVICE))
+
+
+def test_a_shift_as_large_as_the_window_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the shift of rows must be in \[0, 7\), not 7"):
+        Geometry(rows=7, columns=7, shift_rows=7)
+
+
+@pytest.mark.parametrize("side", [16, 18], ids=["whole windows", "padded"])
+@pytest.mark.parametrize("block", [0, 1], ids=["unshifted", "shifted"])
+def test_transformers_layers_have_the_same_answer(block: int, side: int) -> None:
+    """Its published code pads first, rolls then, and masks by -100."""
+    transformers = pytest.importorskip("transformers", minversion="5.20")
+    from transformers.models.swin.modeling_swin import SwinLayer
+
+    config = transformers.SwinConfig(embed_dim=32, window_size=4, attention_probs_dropout_prob=0.0)
+    torch.manual_seed(0)
+    layer = SwinLayer(config, dim=32, input_resolution=(side, side), num_heads=2, shift_size=2 * block).to(DEVICE)
+    layer.eval()
+    attention = layer.attention
+    seen = {}
+    layer.layernorm_before.register_forward_hook(lambda module, inputs, output: seen.update(tokens=output))
+    attention.o_proj.register_forward_pre_hook(lambda module, inputs: seen.update(values=inputs[0]))
+    layer(torch.randn(2, side * side, 32, device=DEVICE), (side, side))
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    weight = torch.cat([p.weight for p in projections])
+    bias = torch.cat([p.bias for p in projections])
+    qkv = torch.nn.functional.linear(seen["tokens"].view(2, side, side, 32), weight, bias)
+    geometry = Geometry(rows=4, columns=4, shift_rows=2 * block, shift_columns=2 * block)
+    scale = torch.full((2,), 16**-0.5, device=DEVICE)
+    (table,) = attention.relative_position_bias.parameters()
+    found = window_attention(qkv, table, geometry, scale_h=scale, qkv_bias_c=bias)
+    padded = -(-side // 4) * 4
+    windows = seen["values"].view(2, padded // 4, padded // 4, 4, 4, 32).transpose(2, 3).reshape(2, padded, padded, 32)
+    wanted = torch.roll(windows, (2 * block, 2 * block), (1, 2))[:, :side, :side]
+    assert torch.allclose(found, wanted, atol=1e-5)

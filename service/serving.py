@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -44,10 +46,9 @@ def run(settings: Settings) -> None:
         refuse_parts(WHOLE_GPUS)
     prepare(settings)
     app = create_app(settings)
-    listener = _listen(settings)
+    listener = listen(settings)
     configure_logs(settings.log_level)
-    url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
-    sys.stderr.write(f"Steptune serves {url}/api/v1, and pages for browsers at {url}/\n")
+    sys.stderr.write(_greeting(settings, listener))
     signal.signal(signal.SIGTERM, _leave)
     _keep_what_is_loaded()
     with _embedded_worker(settings):
@@ -120,8 +121,17 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     )
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _greeting(settings: Settings, listener: socket.socket) -> str:
+    if settings.unix_socket is not None:
+        return f"Steptune serves on {settings.unix_socket}, for a reverse proxy\n"
+    url = f"http://{settings.host}:{listener.getsockname()[1]}{settings.base_path}"
+    return f"Steptune serves {url}/api/v1, and pages for browsers at {url}/\n"
+
+
+def listen(settings: Settings) -> socket.socket:
     """A listening socket: whoever connects from now on is answered, if only once the application is up."""
+    if settings.unix_socket is not None:
+        return _listen_privately(settings.unix_socket)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # With its protocol named, asyncio turns Nagle's algorithm off: answers would wait 40 ms for the client's system.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -136,3 +146,28 @@ def _listen(settings: Settings) -> socket.socket:
             "and --port"
         ) from None
     return listener
+
+
+def _listen_privately(path: Path) -> socket.socket:
+    """A listening Unix socket that only this user may open: what comes through it is believed to be the proxy's."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _is_answered(path):
+            path.unlink()  # left by a server that was killed
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ChoiceError(
+            f"{path} cannot be listened on: {error.strerror or error}; name another with --unix-socket"
+        ) from None
+    return listener
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        return asking.connect_ex(str(path)) == 0

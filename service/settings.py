@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
 
-from steptune.service.access.settings import AccessSettings
+from steptune.service.access.settings import AccessSettings, none_if_empty
 from steptune.service.isolation.settings import IsolationSettings
 from steptune.service.worker.settings import QueueSettings
 from steptune.tuner.errors import ChoiceError
@@ -73,8 +73,14 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     event_poll_s: float = Field(default=0.25, gt=0, description="Seconds between looks at the database for new events.")
     max_event_streams: int = Field(default=1000, gt=0, description="Event streams that one server process keeps open.")
     metrics_token: SecretStr | None = Field(
-        default=None, description="Bearer token for /metrics. Without it, /metrics answers to the same machine only."
+        default=None,
+        description="Bearer token for /metrics. Without it, /metrics is closed, but for `insecure_no_auth`.",
     )
+
+    @field_validator("metrics_token", mode="before")
+    @classmethod
+    def _no_empty_token(cls, value: object) -> object:
+        return none_if_empty(value)
 
     @field_validator("base_path")
     @classmethod
@@ -96,6 +102,12 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
         return self
 
 
+def is_secret(name: str) -> bool:
+    """Whether a setting is never shown."""
+    field = Settings.model_fields.get(name)
+    return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
+
+
 def load_settings(**given: Any) -> Settings:
     """The settings, with those that a command was given before all others.
 
@@ -107,5 +119,5 @@ def load_settings(**given: Any) -> Settings:
     except ValidationError as error:
         mistake = error.errors()[0]
         name = str(mistake["loc"][0]) if mistake["loc"] else "settings"
-        found = f" (found {mistake['input']!r})" if mistake["loc"] else ""
+        found = f" (found {mistake['input']!r})" if mistake["loc"] and not is_secret(name) else ""
         raise ChoiceError(f"{name}: {mistake['msg']}{found}") from None

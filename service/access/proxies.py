@@ -1,69 +1,72 @@
-"""Which address a request comes from, by which scheme, and what a trusted proxy says about it.
+"""Which address a request comes from, by which scheme, and what the reverse proxy says about it.
 
-Uvicorn must not rewrite addresses itself (`proxy_headers=False`): whose headers are believed is decided here, by the
-address of who is connected.
+An address proves nothing: trials and other users of this machine call from loopback too. A request is the proxy's where
+it brings the secret that only the proxy and the service know, or where the service listens on a Unix socket that only
+its own user may open. Uvicorn must not rewrite addresses itself (`proxy_headers=False`).
 """
 
 from __future__ import annotations
 
 import logging
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
+from steptune.service.access.secrets import equal
 from steptune.service.access.settings import AccessSettings
 
 log = logging.getLogger("steptune.access")
 
 Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
+SECRET_HEADER = "X-Proxy-Secret"
+"""In which the proxy sends the setting `proxy_secret`; it must overwrite the header in what clients send."""
 
 
 class Proxies:
-    """The reverse proxies that are believed.
+    """The reverse proxy that is believed, if there is one.
 
     Args:
-        settings: Their addresses, the header with the user's name, and the address of the service for browsers.
+        settings: The secret or the socket by which it is known, the header with the user's name, and the address of the
+            service for browsers.
     """
 
     def __init__(self, settings: AccessSettings) -> None:
-        words = filter(None, map(str.strip, settings.trusted_proxies.split(",")))
-        self._trusted: list[Network] = [ip_network(word, strict=False) for word in words]
+        secret = settings.proxy_secret
+        self._secret = None if secret is None else secret.get_secret_value()
+        self._behind_socket = settings.unix_socket is not None
+        self._num_hops = settings.proxy_hops
         self._user_header = settings.proxy_user_header
         self._public = urlsplit(settings.public_url)
 
     def client_address(self, request: HTTPConnection) -> str:
-        """The nearest address that is not a trusted proxy's: of `X-Forwarded-For`, trusted proxies wrote the end."""
-        nearest = _peer(request)
-        hops = ",".join(request.headers.getlist("X-Forwarded-For")).split(",")
-        for hop in reversed(hops):
-            if not self._trusts(nearest):
-                break
-            address = _address(hop)
-            if address is None:
-                break
-            nearest = address
-        return "unknown" if nearest is None else str(nearest)
+        """Where a request comes from: behind proxies, the entry of `X-Forwarded-For` that the first of them wrote."""
+        address = _peer(request)
+        if self.is_trusted(request):
+            hops = ",".join(request.headers.getlist("X-Forwarded-For")).split(",")
+            address = _address(hops[-min(self._num_hops, len(hops))]) or address
+        return "unknown" if address is None else str(address)
 
     def is_secure(self, request: HTTPConnection) -> bool:
-        """Whether the browser speaks https, to us or to a trusted proxy."""
+        """Whether the browser speaks https, to us or to the trusted proxy."""
         if self._public.scheme:
             return self._public.scheme == "https"
         forwarded = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
-        if forwarded and self._trusts(_peer(request)):
+        if forwarded and self.is_trusted(request):
             return forwarded == "https"
         return request.url.scheme == "https"
 
     def user_name(self, request: HTTPConnection) -> str | None:
-        """Who logged in at a trusted proxy; a header from anybody else is ignored and logged."""
+        """Who logged in at the trusted proxy; a header from anybody else is ignored and logged."""
         if not self._user_header:
             return None
         names = request.headers.getlist(self._user_header)
         if not names:
             return None
-        if not self._trusts(_peer(request)):
-            log.warning("ignored header %s from %s, which is no trusted proxy", self._user_header, _peer(request))
+        if not self.is_trusted(request):
+            log.warning(
+                "ignored header %s from %s, which did not send the proxy's secret", self._user_header, _peer(request)
+            )
             return None
         if len(names) > 1:
             log.warning("ignored header %s: it came %d times, one perhaps forged", self._user_header, len(names))
@@ -81,8 +84,12 @@ class Proxies:
         host = self._public.netloc or request.headers.get("Host", "")
         return urlsplit(origin).netloc.lower() == host.lower() != ""
 
-    def _trusts(self, address: Address | None) -> bool:
-        return address is not None and any(address in network for network in self._trusted)
+    def is_trusted(self, request: HTTPConnection) -> bool:
+        """Whether a request comes through the proxy, whose headers about the client are believed."""
+        if self._behind_socket:
+            return True
+        given = request.headers.getlist(SECRET_HEADER)
+        return self._secret is not None and len(given) == 1 and equal(given[0], self._secret)
 
 
 def _peer(request: HTTPConnection) -> Address | None:

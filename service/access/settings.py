@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 
 from steptune.service.access.addresses import is_loopback
 from steptune.service.access.scopes import parse_scopes
+
+MIN_SECRET_LENGTH = 32
 
 
 class AccessSettings(BaseModel):
@@ -20,13 +22,26 @@ class AccessSettings(BaseModel):
     public_url: str = Field(
         default="", description="How browsers reach the service, like `https://tune.example.org`; empty: as they ask."
     )
+    proxy_secret: SecretStr | None = Field(
+        default=None,
+        description="Secret that a reverse proxy sends as `X-Proxy-Secret`; only with it are its `X-Forwarded-For`, "
+        "`X-Forwarded-Proto` and user header believed.",
+    )
+    unix_socket: Path | None = Field(
+        default=None,
+        description="Unix socket on which `serve` listens, instead of an address, for a reverse proxy of the same "
+        "user: all that comes through it is believed as with `proxy_secret`.",
+    )
+    proxy_hops: int = Field(
+        default=1, ge=1, description="Reverse proxies one behind the other; each adds an entry to `X-Forwarded-For`."
+    )
     trusted_proxies: str = Field(
         default="",
-        description="Addresses or networks of reverse proxies, separated by commas, whose `X-Forwarded-For`, "
-        "`X-Forwarded-Proto` and user header are believed.",
+        description="Removed: an address proves nothing. A value stops the start; use `proxy_secret` or `unix_socket`.",
     )
     proxy_user_header: str = Field(
-        default="", description="Header in which a trusted proxy names the user who logged in there; empty: none does."
+        default="",
+        description="Header in which the trusted proxy names the user who logged in there; empty: none does.",
     )
     new_user_scopes: str = Field(
         default="",
@@ -64,9 +79,24 @@ class AccessSettings(BaseModel):
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _networks(cls, value: str) -> str:
-        for network in filter(None, map(str.strip, value.split(","))):
-            ip_network(network, strict=False)
+    def _no_addresses(cls, value: str) -> str:
+        if value.strip():
+            raise ValueError(
+                "proxies are no longer trusted by address, from which any program on that machine calls: set "
+                "STEPTUNE_PROXY_SECRET and let the proxy send it as X-Proxy-Secret, or listen with --unix-socket"
+            )
+        return value
+
+    @field_validator("proxy_secret", "oidc_client_secret", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return none_if_empty(value)
+
+    @field_validator("proxy_secret")
+    @classmethod
+    def _hard_to_guess(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < MIN_SECRET_LENGTH:
+            raise ValueError(f"it has fewer than {MIN_SECRET_LENGTH} characters: make one with `openssl rand -hex 32`")
         return value
 
     @field_validator("new_user_scopes")
@@ -93,15 +123,28 @@ class AccessSettings(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.proxy_user_header and not self.trusted_proxies.strip():
-            raise ValueError("proxy_user_header needs trusted_proxies: from anybody else the header is a forgery")
+        behind_proxy = self.unix_socket is not None or self.proxy_secret is not None
+        if self.proxy_user_header and not behind_proxy:
+            raise ValueError(
+                "proxy_user_header needs proxy_secret or unix_socket: from anybody else the header is a forgery"
+            )
         if self.oidc_issuer and not self.oidc_client_id:
             raise ValueError("oidc_issuer needs oidc_client_id")
         if self.oidc_issuer and not self.public_url:
             raise ValueError("oidc_issuer needs public_url: the provider sends browsers back there")
         if self.insecure_no_auth and (self.proxy_user_header or self.oidc_issuer):
             raise ValueError("insecure_no_auth and a login (proxy_user_header, oidc_issuer) contradict each other")
+        if self.insecure_no_auth and behind_proxy:
+            raise ValueError(
+                "insecure_no_auth is for this machine alone, and a proxy (proxy_secret, unix_socket) lets others in"
+            )
         return self
+
+
+def none_if_empty(value: object) -> object:
+    """A secret, or None for an empty text: `NAME=` in a file of settings sets nothing that could be sent back."""
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    return None if isinstance(text, str) and not text.strip() else value
 
 
 def is_private_enough(url: str) -> bool:

@@ -8,10 +8,9 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from steptune.service.settings import Settings, load_settings
+from steptune.service.settings import Settings, is_secret, load_settings
 
 SHORT = {"embedded_worker": "--worker/--no-worker"}
 _SECRETS = "Secrets are read from the environment only."
@@ -44,7 +43,7 @@ def _command() -> Callable[..., None]:
         f"Each option can be set in the environment or in a file `.env` instead, as STEPTUNE_ and its name. {_SECRETS}"
     )
     own_first = sorted(Settings.model_fields.items(), key=lambda item: item[0] not in Settings.__annotations__)
-    parameters = [_parameter(name, field) for name, field in own_first if not _is_secret(field)]
+    parameters = [_parameter(name, field) for name, field in own_first if not is_secret(name)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
@@ -72,10 +71,6 @@ def _flag_type(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return annotation if annotation in (bool, int, float) else str
-
-
-def _is_secret(field: FieldInfo) -> bool:
-    return SecretStr in (field.annotation, *get_args(field.annotation))
 
 
 def _shown(default: Any) -> str:

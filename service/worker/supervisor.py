@@ -10,12 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import get_args
 
-from pydantic import SecretStr
 from pydantic_core import to_json
 
-from steptune.service.settings import Settings
+from steptune.service.settings import Settings, is_secret
 
 logger = logging.getLogger("steptune.supervisor")
 
@@ -87,18 +85,22 @@ class Supervisor:
 
 
 def _inherited() -> dict[str, str]:
-    """The environment, without secrets that are the server's alone."""
-    fields = Settings.model_fields.items()
-    secret = {f"STEPTUNE_{name.upper()}" for name, field in fields if SecretStr in get_args(field.annotation)}
-    return {name: value for name, value in os.environ.items() if name.upper() not in secret}
+    """The environment, without what is the server's alone."""
+    of_the_server = {f"STEPTUNE_{name.upper()}" for name in _servers_own()}
+    return {name: value for name, value in os.environ.items() if name.upper() not in of_the_server}
+
+
+def _servers_own() -> set[str]:
+    """Secrets, and settings that are of use only with one of them. A worker needs no secret but the database's."""
+    return {"proxy_user_header", *filter(is_secret, Settings.model_fields)}
 
 
 def _variables(settings: Settings) -> dict[str, str]:
-    """What was set, as variables of the environment. A worker needs no secret but the database's."""
-    variables = {}
-    for name in settings.model_fields_set:
+    """What was set, as variables of the environment; those of the server alone are empty, whatever `.env` has."""
+    variables = {f"STEPTUNE_{name.upper()}": "" for name in _servers_own()}
+    for name in settings.model_fields_set - _servers_own():
         value = getattr(settings, name)
-        if value is not None and not isinstance(value, SecretStr):
+        if value is not None:
             text = to_json(value).decode() if not isinstance(value, str) else value
             variables[f"STEPTUNE_{name.upper()}"] = text.strip('"')
     return variables

@@ -27,6 +27,7 @@ from steptune.service.uploads import UPLOADS_AT_ONCE
 from steptune.tuner.export import EXPORTERS
 from steptune.tuner.records import StudyState
 
+METRICS = {"Authorization": "Bearer open sesame"}
 WORKLOAD = "from steptune import Workload\n\nclass Mine(Workload):\n    pass\n"
 
 
@@ -40,7 +41,7 @@ def service(request, tmp_path) -> Iterator[Served]:
 @pytest.fixture
 def quick(tmp_path) -> Iterator[Served]:
     """Where the database makes no difference."""
-    with served(sqlite_url(tmp_path), tmp_path) as found:
+    with served(sqlite_url(tmp_path), tmp_path, metrics_token="open sesame") as found:
         yield found
 
 
@@ -461,7 +462,7 @@ def test_every_answer_is_safe_in_a_browser(quick: Served) -> None:
 def test_metrics_count_requests_by_operation_and_studies_by_state(quick: Served) -> None:
     study_id = quick.submit()["study_id"]
     quick("GET", f"/studies/{study_id}")
-    text = quick.http.get("/metrics").text
+    text = quick.http.get("/metrics", headers=METRICS).text
     assert f'steptune_http_requests_total{{method="GET",route="{API}/studies/{{study_id}}",status="200"}} 1.0' in text
     assert 'steptune_studies{state="queued"} 1.0' in text
     assert 'steptune_workers{state="idle"} 0.0' in text
@@ -476,7 +477,7 @@ def test_metrics_count_workers_as_they_are_and_not_as_they_last_said(quick: Serv
         for name, state, seconds in (("alive", "busy", 1), ("killed", "busy", 3600), ("left", "gone", 1)):
             at = now - timedelta(seconds=seconds)
             session.add(WorkerRow(worker_id=name, state=state, started_at=at, heartbeat_at=at, **fields))
-    text = quick.http.get("/metrics").text
+    text = quick.http.get("/metrics", headers=METRICS).text
     assert 'steptune_workers{state="busy"} 1.0' in text
     assert 'steptune_workers{state="gone"} 2.0' in text
 

@@ -14,6 +14,7 @@ from steptune.service.api.login import _LOCAL_PATH
 PROBLEM = "application/problem+json"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 ID = "0" * 26
+SECRET = "5a" * 32
 
 
 @pytest.fixture
@@ -229,9 +230,10 @@ class TestSessions:
             assert served.http.get("/api/v1/session").status_code == 401
 
     def test_behind_an_https_proxy_too(self, sqlite_url, tmp_path):
-        with application(sqlite_url, tmp_path, client="10.0.0.9", trusted_proxies="10.0.0.9") as served:
+        with application(sqlite_url, tmp_path, proxy_secret=SECRET) as served:
             token = served.people.new_token("ada", "read")
-            answer = served.http.post("/api/v1/session", json={"token": token}, headers={"X-Forwarded-Proto": "https"})
+            headers = {"X-Forwarded-Proto": "https", "X-Proxy-Secret": SECRET}
+            answer = served.http.post("/api/v1/session", json={"token": token}, headers=headers)
             assert "__Host-steptune_session=" in answer.headers["set-cookie"]
 
     @pytest.mark.parametrize("csrf", [None, "", "0" * 64, "wrong"])
@@ -333,13 +335,12 @@ class TestLoginPage:
 
 
 class TestProxyLogin:
-    HEADER = {"X-User": "ada"}  # noqa: RUF012
+    HEADER = {"X-User": "ada", "X-Proxy-Secret": SECRET}  # noqa: RUF012
+    GRACE = {"X-User": "grace", "X-Proxy-Secret": SECRET}  # noqa: RUF012
 
     @pytest.fixture
     def proxied(self, sqlite_url, tmp_path):
-        with application(
-            sqlite_url, tmp_path, client="10.0.0.9", trusted_proxies="10.0.0.9", proxy_user_header="X-User"
-        ) as served:
+        with application(sqlite_url, tmp_path, proxy_secret=SECRET, proxy_user_header="X-User") as served:
             served.people.user("ada", "read")
             yield served
 
@@ -349,8 +350,8 @@ class TestProxyLogin:
         assert proxied.http.get("/api/v1/session", headers=self.HEADER).json()["name"] == "ada"
 
     def test_logins_and_the_users_that_they_make_are_written_down(self, sqlite_url, tmp_path):
-        settings = {"trusted_proxies": "10.0.0.9", "proxy_user_header": "X-User", "new_user_scopes": "read"}
-        with application(sqlite_url, tmp_path, client="10.0.0.9", **settings) as served:
+        settings = {"proxy_secret": SECRET, "proxy_user_header": "X-User", "new_user_scopes": "read"}
+        with application(sqlite_url, tmp_path, **settings) as served:
             served.http.get("/login", headers=self.HEADER)
             served.http.cookies.clear()
             served.http.get("/login", headers={**self.HEADER, "X-Request-ID": "second"})
@@ -370,18 +371,52 @@ class TestProxyLogin:
     def test_the_session_is_of_no_use_to_the_next_user_of_the_proxy(self, proxied):
         proxied.people.user("grace", "read")
         proxied.http.get("/login", headers=self.HEADER)
-        assert proxied.http.get("/api/v1/session", headers={"X-User": "grace"}).status_code == 401
-        proxied.http.get("/login", headers={"X-User": "grace"})
-        assert proxied.http.get("/api/v1/session", headers={"X-User": "grace"}).json()["name"] == "grace"
+        assert proxied.http.get("/api/v1/session", headers=self.GRACE).status_code == 401
+        proxied.http.get("/login", headers=self.GRACE)
+        assert proxied.http.get("/api/v1/session", headers=self.GRACE).json()["name"] == "grace"
 
-    def test_from_anywhere_else_the_header_is_ignored_and_logged(self, sqlite_url, tmp_path, caplog):
-        with application(sqlite_url, tmp_path, trusted_proxies="10.0.0.9", proxy_user_header="X-User") as served:
+    @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "203.0.113.7"])
+    def test_without_the_secret_the_header_is_ignored_wherever_it_comes_from(
+        self, sqlite_url, tmp_path, caplog, address
+    ):
+        """A trial on the same host calls from loopback, as the proxy does."""
+        with application(
+            sqlite_url,
+            tmp_path,
+            client=address,
+            proxy_secret=SECRET,
+            proxy_user_header="X-User",
+            new_user_scopes="admin",
+        ) as served:
             served.people.user("ada", "admin")
-            for forged in (self.HEADER, {**self.HEADER, "X-Forwarded-For": "10.0.0.9"}):
-                page = served.http.get("/login?next=/", headers=forged)
-                assert page.status_code == 200
-                assert "set-cookie" not in page.headers
+            forgeries = (
+                {"X-Forwarded-For": "127.0.0.1"},
+                {"Forwarded": "for=127.0.0.1;proto=https"},
+                {"X-Real-IP": "127.0.0.1"},
+                {"X-Proxy-Secret": ""},
+                {"X-Proxy-Secret": SECRET[:-1]},
+                {"Host": "localhost", "Origin": "http://localhost"},
+            )
+            for forged in ({}, *forgeries):
+                for name in ("ada", "somebody new"):
+                    page = served.http.get("/login?next=/", headers={"X-User": name, "X-Remote-User": name, **forged})
+                    assert page.status_code == 200
+                    assert "set-cookie" not in page.headers
+                    assert served.http.get("/api/v1/session", headers={"X-User": name, **forged}).status_code == 401
+            assert [user.name for user in served.access.users.page(limit=10)] == ["ada"]
         assert "ignored header X-User" in caplog.text
+
+
+class TestMetrics:
+    @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.0.0.9"])
+    @pytest.mark.parametrize("settings", [{}, {"metrics_token": ""}, {"metrics_token": "the-metrics-token"}])
+    def test_no_address_opens_them(self, sqlite_url, tmp_path, address, settings):
+        """Neither a proxy's that adds no header, nor this machine's."""
+        with application(sqlite_url, tmp_path, client=address, **settings) as served:
+            for headers in ({}, {"Authorization": ""}, {"Authorization": "Bearer "}, {"X-Forwarded-For": "127.0.0.1"}):
+                assert served.http.get("/metrics", headers=headers).status_code in (401, 403)
+            right = served.http.get("/metrics", headers=bearer("the-metrics-token"))
+            assert right.status_code == (200 if settings.get("metrics_token") else 403)
 
 
 class TestOpenAccess:
@@ -438,13 +473,12 @@ class TestRates:
             assert served.http.post("/login", data={"token": "x"}).status_code == 401, "no refused login was counted"
 
     def test_guessing_is_slowed_down_for_its_address_only_and_not_for_the_valid(self, sqlite_url, tmp_path):
-        with application(
-            sqlite_url, tmp_path, client="10.0.0.9", trusted_proxies="10.0.0.9", failed_logins_per_minute=3
-        ) as served:
+        with application(sqlite_url, tmp_path, proxy_secret=SECRET, failed_logins_per_minute=3) as served:
             good = served.people.new_token("ada", "read")
 
             def status(token: str, address: str) -> int:
-                return served.as_token(token, "GET", "/session", headers={"X-Forwarded-For": address}).status_code
+                headers = {"X-Forwarded-For": address, "X-Proxy-Secret": SECRET}
+                return served.as_token(token, "GET", "/session", headers=headers).status_code
 
             guesses = [status(new_token().text, "198.51.100.1") for _ in range(5)]
             assert guesses == [401, 401, 401, 429, 429]

@@ -256,3 +256,10 @@ class TestPasswordFile:
         monkeypatch.setenv("STEPTUNE_DATABASE_PASSWORD_FILE", str(tmp_path / "absent"))
         with pytest.raises(ChoiceError, match=r"database_password_file cannot be read: .*absent"):
             load_settings()
+
+
+def test_a_secret_that_cannot_be_used_is_not_shown(monkeypatch):
+    monkeypatch.setenv("STEPTUNE_PROXY_SECRET", "hunter2")
+    with pytest.raises(ChoiceError, match="proxy_secret: ") as refused:
+        load_settings()
+    assert "hunter2" not in str(refused.value)

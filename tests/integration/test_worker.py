@@ -264,12 +264,22 @@ class TestSupervisor:
         assert site.queue.workers()[0].state == "gone"
 
     def test_the_servers_own_secrets_are_not_the_workers(self, monkeypatch) -> None:
-        secrets = {"STEPTUNE_METRICS_TOKEN": "metrics-secret", "steptune_oidc_client_secret": "oidc-secret"}
+        secrets = {
+            "STEPTUNE_METRICS_TOKEN": "metrics-secret",
+            "steptune_oidc_client_secret": "oidc-secret",
+            "STEPTUNE_PROXY_SECRET": "5a" * 32,
+            "STEPTUNE_PROXY_USER_HEADER": "X-User",
+        }
         for name, value in secrets.items():
             monkeypatch.setenv(name, value)
-        supervisor = Supervisor(Settings(_env_file=None, database_url="sqlite:///mine.db"))
+        supervisor = Supervisor(Settings(database_url="sqlite:///mine.db"))
         assert supervisor._environment["STEPTUNE_DATABASE_URL"] == "sqlite:///mine.db"
         assert not set(secrets.values()) & set(supervisor._environment.values())
+        for name in list(secrets):
+            monkeypatch.delenv(name)
+        for name, value in supervisor._environment.items():
+            monkeypatch.setenv(name, value)
+        assert Settings().database_url == "sqlite:///mine.db"  # what is left contradicts nothing
 
     def test_it_ends_when_its_parent_is_killed(self, site: Site) -> None:
         script = (

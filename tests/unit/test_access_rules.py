@@ -17,6 +17,7 @@ from steptune.service.access.settings import AccessSettings
 from steptune.service.access.tokens import effective_scopes
 from steptune.tuner.errors import ChoiceError
 
+SECRET = "5a" * 32
 SOME_SCOPES = st.frozensets(st.sampled_from(Scope), min_size=1)
 
 
@@ -106,68 +107,93 @@ class TestScopes:
 
 
 class TestProxies:
-    settings = AccessSettings(trusted_proxies="10.0.0.0/8, ::1", proxy_user_header="X-User")
+    settings = AccessSettings(proxy_secret=SECRET, proxy_user_header="X-User")
 
     @pytest.mark.parametrize(
-        ("client", "forwarded", "address"),
+        ("secret", "num_hops", "forwarded", "address"),
         [
-            ("203.0.113.7", None, "203.0.113.7"),
-            ("203.0.113.7", "198.51.100.1", "203.0.113.7"),  # not a proxy: what it says is nothing
-            ("10.0.0.9", "198.51.100.1", "198.51.100.1"),
-            ("10.0.0.9", "1.2.3.4, 198.51.100.1", "198.51.100.1"),  # the client wrote the first itself
-            ("10.0.0.9", "1.2.3.4, 198.51.100.1, 10.1.1.1", "198.51.100.1"),
-            ("10.0.0.9", "[2001:db8::1]:443", "2001:db8::1"),
-            ("10.0.0.9", "198.51.100.1:4711", "198.51.100.1"),
-            ("::ffff:10.0.0.9", "198.51.100.1", "198.51.100.1"),
-            ("10.0.0.9", "somebody", "10.0.0.9"),
-            ("10.0.0.9", "", "10.0.0.9"),
+            (None, 1, None, "10.0.0.9"),
+            (None, 1, "198.51.100.1", "10.0.0.9"),  # not the proxy: what it says is nothing
+            ("x" * 40, 1, "198.51.100.1", "10.0.0.9"),
+            ("", 1, "198.51.100.1", "10.0.0.9"),
+            (SECRET, 1, "198.51.100.1", "198.51.100.1"),
+            (SECRET, 1, "1.2.3.4, 198.51.100.1", "198.51.100.1"),  # the client wrote the first itself
+            (SECRET, 2, "1.2.3.4, 198.51.100.1, 10.1.1.1", "198.51.100.1"),
+            (SECRET, 3, "198.51.100.1", "198.51.100.1"),
+            (SECRET, 1, "[2001:db8::1]:443", "2001:db8::1"),
+            (SECRET, 1, "198.51.100.1:4711", "198.51.100.1"),
+            (SECRET, 1, "::ffff:198.51.100.1", "198.51.100.1"),
+            (SECRET, 1, "somebody", "10.0.0.9"),
+            (SECRET, 1, "", "10.0.0.9"),
         ],
     )
-    def test_the_clients_address(self, client, forwarded, address):
+    def test_the_clients_address(self, secret, num_hops, forwarded, address):
         headers = {} if forwarded is None else {"X_Forwarded_For": forwarded}
-        assert Proxies(self.settings).client_address(request(client, **headers)) == address
+        headers |= {} if secret is None else {"X_Proxy_Secret": secret}
+        proxies = Proxies(self.settings.model_copy(update={"proxy_hops": num_hops}))
+        assert proxies.client_address(request("10.0.0.9", **headers)) == address
 
     @given(st.text(alphabet=st.characters(codec="latin-1", exclude_categories=["Cc"])))
     def test_any_forwarded_header_gives_an_address(self, text):
         asked = request()
-        asked.scope["headers"] = [(b"x-forwarded-for", text.encode("latin-1"))]
+        asked.scope["headers"] = [(b"x-forwarded-for", text.encode("latin-1")), (b"x-proxy-secret", SECRET.encode())]
         assert Proxies(self.settings).client_address(asked)
 
-    def test_the_user_header_counts_from_a_proxy_only(self, caplog):
+    @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.0.0.9"])
+    def test_the_user_header_counts_with_the_secret_only(self, caplog, address):
         proxies = Proxies(self.settings)
-        assert proxies.user_name(request("10.0.0.9", X_User="ada")) == "ada"
-        assert proxies.user_name(request("10.0.0.9")) is None
+        assert proxies.user_name(request(address, X_User="ada", X_Proxy_Secret=SECRET)) == "ada"
+        assert proxies.user_name(request(address, X_Proxy_Secret=SECRET)) is None
         assert not caplog.records
-        assert proxies.user_name(request("203.0.113.7", X_User="ada")) is None
-        assert "ignored header X-User from 203.0.113.7" in caplog.text
+        for forged in ({}, {"X_Proxy_Secret": ""}, {"X_Proxy_Secret": SECRET[:-1]}, {"X_Forwarded_For": "127.0.0.1"}):
+            assert proxies.user_name(request(address, X_User="ada", **forged)) is None
+        assert f"ignored header X-User from {address}" in caplog.text
+        assert SECRET not in caplog.text
 
-    def test_a_forwarded_address_is_no_proxy(self):
-        asked = request("203.0.113.7", X_User="ada", X_Forwarded_For="10.0.0.9")
+    def test_all_that_comes_through_the_socket_is_the_proxys(self, tmp_path):
+        """Only its own user may open it."""
+        proxies = Proxies(AccessSettings(unix_socket=tmp_path / "socket", proxy_user_header="X-User"))
+        asked = request(X_User="ada", X_Forwarded_For="198.51.100.1")
+        asked.scope["client"] = None
+        assert proxies.user_name(asked) == "ada"
+        assert proxies.client_address(asked) == "198.51.100.1"
+
+    def test_a_peer_without_an_address_is_no_proxy(self):
+        """A connection that was reset at once has none."""
+        asked = request(X_User="ada")
+        asked.scope["client"] = None
         assert Proxies(self.settings).user_name(asked) is None
 
-    def test_two_user_headers_are_none(self):
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            [(b"x-user", b"ada"), (b"x-user", b"root"), (b"x-proxy-secret", SECRET.encode())],
+            [(b"x-user", b"ada"), (b"x-proxy-secret", SECRET.encode()), (b"x-proxy-secret", SECRET.encode())],
+        ],
+    )
+    def test_what_comes_twice_is_not_believed(self, headers):
         asked = request()
-        asked.scope["headers"] = [(b"x-user", b"ada"), (b"x-user", b"root")]
+        asked.scope["headers"] = headers
         assert Proxies(self.settings).user_name(asked) is None
 
     def test_who_has_no_header_set_believes_none(self):
         assert Proxies(AccessSettings()).user_name(request("10.0.0.9", X_User="ada")) is None
 
     @pytest.mark.parametrize(
-        ("client", "scheme", "forwarded", "public", "secure"),
+        ("secret", "scheme", "forwarded", "public", "secure"),
         [
-            ("203.0.113.7", "https", "", "", True),
-            ("203.0.113.7", "http", "https", "", False),
-            ("10.0.0.9", "http", "https", "", True),
-            ("10.0.0.9", "https", "http", "", False),
-            ("10.0.0.9", "http", "http, https", "", True),  # the nearest proxy wrote the last
-            ("203.0.113.7", "http", "", "https://tune.example.org", True),
+            ("", "https", "", "", True),
+            ("", "http", "https", "", False),
+            (SECRET, "http", "https", "", True),
+            (SECRET, "https", "http", "", False),
+            (SECRET, "http", "http, https", "", True),  # the nearest proxy wrote the last
+            ("", "http", "", "https://tune.example.org", True),
         ],
     )
-    def test_https_is_known_from_proxies_and_settings(self, client, scheme, forwarded, public, secure):
+    def test_https_is_known_from_proxies_and_settings(self, secret, scheme, forwarded, public, secure):
         proxies = Proxies(self.settings.model_copy(update={"public_url": public}))
         headers = {"X_Forwarded_Proto": forwarded} if forwarded else {}
-        assert proxies.is_secure(request(client, scheme, **headers)) is secure
+        assert proxies.is_secure(request("127.0.0.1", scheme, X_Proxy_Secret=secret, **headers)) is secure
 
     @pytest.mark.parametrize(
         ("headers", "same"),
@@ -277,15 +303,19 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "match"),
         [
-            ({"proxy_user_header": "X-User"}, "needs trusted_proxies"),
-            ({"trusted_proxies": "10.0.0.0/8, proxy.local"}, "proxy.local"),
+            ({"proxy_user_header": "X-User"}, "needs proxy_secret or unix_socket"),
+            ({"proxy_user_header": "X-User", "proxy_secret": ""}, "needs proxy_secret or unix_socket"),
+            ({"proxy_secret": "short"}, "openssl rand"),
+            ({"trusted_proxies": "127.0.0.1"}, "STEPTUNE_PROXY_SECRET.*--unix-socket"),
+            ({"insecure_no_auth": True, "proxy_secret": SECRET}, "lets others in"),
+            ({"insecure_no_auth": True, "unix_socket": "/run/steptune"}, "lets others in"),
             ({"new_user_scopes": "root"}, "no scope"),
             ({"public_url": "tune.example.org"}, "no web address"),
             ({"oidc_issuer": "https://id.example.org", "public_url": "https://x.org"}, "needs oidc_client_id"),
             ({"oidc_issuer": "https://id.example.org", "oidc_client_id": "x"}, "needs public_url"),
             ({"oidc_issuer": "http://id.example.org", "oidc_client_id": "x"}, "over https"),
             (
-                {"insecure_no_auth": True, "proxy_user_header": "X-User", "trusted_proxies": "10.0.0.1"},
+                {"insecure_no_auth": True, "proxy_user_header": "X-User", "proxy_secret": SECRET},
                 "contradict each other",
             ),
         ],

@@ -2,11 +2,13 @@
 
 Every category has one colour, in every figure. Groups share a hue that stays apart from the others'
 for red-green colour blindness: compute is blue, communication yellow, input and output orange, gaps
-grey. Within a group, neighbours of a stacked bar differ in lightness, so that they stay apart in a
-black-and-white print. tests/unit/test_dashboards.py checks both.
+grey. Any two categories may stand side by side in a chart, so any two differ by at least 16 in CIELAB for
+normal and red-green-blind vision, and by at least 11 for blue-yellow blindness; greys therefore alternate between
+cool and warm. Neighbours of a stacked bar differ in lightness, so that they stay apart in a black-and-white print,
+and every colour stands out from both papers. tests/unit/test_dashboards.py checks all of this.
 
 Figures have no background, and texts and grid lines take their colours from the page (see
-templates/report.css), so that one figure serves light, dark and print.
+static/page.css), so that one figure serves light, dark and print.
 """
 
 from __future__ import annotations
@@ -20,27 +22,27 @@ from steptune.tuner.profiling.categories import CATEGORIES, GROUPS, INFO, Catego
 
 CATEGORY_COLOURS: dict[str, str] = {
     "compute_matmul": "#1256b2",
-    "compute_attention": "#58a5e4",
-    "compute_normalisation": "#17397b",
-    "compute_reduction": "#82c7f0",
-    "compute_elementwise": "#3077cd",
-    "compute_other": "#b4defc",
-    "optimizer": "#00566e",
-    "recompute": "#8fd3df",
-    "copy_on_device": "#3f9aae",
+    "compute_attention": "#23aff9",
+    "compute_normalisation": "#001950",
+    "compute_reduction": "#76a6d1",
+    "compute_elementwise": "#6776c0",
+    "compute_other": "#a0c5ce",
+    "optimizer": "#004972",
+    "recompute": "#9bd7fd",
+    "copy_on_device": "#2c7695",
     "communication": "#f3e242",
     "pipeline_bubble": "#909050",
     "copy_host_to_device": "#e4ac59",
     "copy_device_to_host": "#8c431f",
     "data_wait": "#e77412",
     "epoch_restart": "#fcc89f",
-    "synchronisation": "#595856",
-    "allocation": "#b9b7b4",
-    "optimizer_host": "#3e3d3b",
-    "host": "#93928f",
-    "launch_latency": "#d2d1ce",
-    "dispatch": "#a5a3a0",
-    "queued": "#73716f",
+    "synchronisation": "#313b47",
+    "allocation": "#818f7c",
+    "optimizer_host": "#3f392c",
+    "host": "#66604b",
+    "launch_latency": "#bebaa8",
+    "dispatch": "#7895a1",
+    "queued": "#57656b",
     "unknown": "#f4f1ea",
 }
 BOTTLENECK_COLOURS: dict[str, str] = {
@@ -111,7 +113,7 @@ def new_figure(height: int, **layout: Any) -> go.Figure:
         "font": {"family": _FONT, "size": 13, "color": "#3b414b"},
         "hoverlabel": {
             "bgcolor": "#20252d",
-            "bordercolor": "#20252d",
+            "bordercolor": "#59626f",
             "font": {"color": "#f5f6f8", "size": 13},
             "align": "left",
         },

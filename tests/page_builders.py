@@ -13,6 +13,7 @@ import uvicorn
 from api_builders import sqlite_url
 from builders import sample_facts
 from msgspec.structs import replace
+from predictions import profile_of, result_of, study_of, topology_of
 from report_builders import (
     INPUT_BOUND,
     NOT_TRIED,
@@ -175,6 +176,16 @@ def stories(num_trials: int = 200) -> dict[str, Story]:
         "failed": told(failed_study()),
         "large": large_story(num_trials),
     }
+
+
+def ranks_story() -> Story:
+    """Two ranks that were measured two ways, whose links are known."""
+    bf16 = Candidate(choices={"gradient_compression": {"method": "bf16"}})
+    results = [
+        result_of("a", BASELINE, 79_000_000, num_ranks=2, breakdown=profile_of(exposed_ns=9_000_000)),
+        result_of("b", bf16, 80_000_000, num_ranks=2),
+    ]
+    return study_of(2, topology=topology_of((0, 0))), make_trials(results), [], None
 
 
 def told(store: StudyStore, *, keep_running: bool = True, num_trials: int | None = None) -> Story:

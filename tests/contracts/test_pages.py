@@ -8,9 +8,7 @@ import re
 import pytest
 from api_builders import Served, fill, served, sqlite_url
 from msgspec.structs import replace
-from page_builders import put, stories
-from predictions import profile_of, result_of, study_of, topology_of
-from report_builders import make_trials
+from page_builders import put, ranks_story, stories
 
 from steptune.dashboards.site import PLOTLY, asset_file, asset_names
 from steptune.service.connections import create_engine_for
@@ -18,7 +16,6 @@ from steptune.service.pages import PAGES, ROUTERS
 from steptune.service.queries.fleet import fleet_parts, fleet_studies
 from steptune.service.queries.study_list import ListQuery, list_page
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.records import BASELINE, Candidate
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -172,15 +169,8 @@ class TestComparing:
 @pytest.fixture(scope="module")
 def ranks_study(service) -> str:
     """Of a study of two ranks that were measured two ways."""
-    bf16 = Candidate(choices={"gradient_compression": {"method": "bf16"}})
-    exposed_ns = 9_000_000
-    results = [
-        result_of("a", BASELINE, 79_000_000, num_ranks=2, breakdown=profile_of(exposed_ns)),
-        result_of("b", bf16, 80_000_000, num_ranks=2),
-    ]
-    story = (study_of(2, topology=topology_of((0, 0))), make_trials(results), (), None)
     store = SqlStudyStore(service.services.engine)
-    return put(store, story, owner_id=service.user_id("ada"))[0]
+    return put(store, ranks_story(), owner_id=service.user_id("ada"))[0]
 
 
 class TestScaling:

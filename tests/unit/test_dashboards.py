@@ -39,7 +39,7 @@ from steptune.dashboards.gains import get_gains_info, plot_gains
 from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.history import LOOKS, get_history_info, plot_history
 from steptune.dashboards.report import render_report
-from steptune.dashboards.site import STANDALONE
+from steptune.dashboards.site import STANDALONE, asset_text
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.story import get_not_tried_info, get_tried_info
 from steptune.dashboards.study_page import study_context
@@ -308,8 +308,13 @@ RED_GREEN_BLINDNESS = {
 }
 """Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision
 deficiency" (2009), severity 1.0, on linear RGB."""
+BLUE_YELLOW_BLINDNESS = np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]])
+"""Tritanopia, from the same article: one person in ten thousand."""
 DISTINCT = 11.0
 """Distance in CIELAB; 2.3 is the smallest that can be seen side by side."""
+CLEARLY_DISTINCT = 16.0
+"""Of any two categories: a swatch of a legend is small, and stands away from its bar."""
+PAPERS = {"light": "#ffffff", "dark": "#14171c"}
 TOLD_APART_IN_GREY = 10.0
 """Difference of lightness between neighbours of a stacked bar."""
 
@@ -338,6 +343,28 @@ class TestColours:
             if a.group != b.group and np.linalg.norm(seen[a] - seen[b]) < DISTINCT
         ]
         assert close == []
+
+    @pytest.mark.parametrize("vision", [*RED_GREEN_BLINDNESS, "tritanopia"])
+    def test_any_two_categories_are_told_apart(self, vision: str) -> None:
+        """Every category may stand beside every other in a chart."""
+        seen_by, least = {**RED_GREEN_BLINDNESS, "tritanopia": BLUE_YELLOW_BLINDNESS}[vision], CLEARLY_DISTINCT
+        if vision == "tritanopia":
+            least = DISTINCT
+        seen = {name: lab(colour, seen_by) for name, colour in theme.CATEGORY_COLOURS.items()}
+        close = {
+            (a, b): float(np.linalg.norm(seen[a] - seen[b]))
+            for a, b in itertools.combinations(seen, 2)
+            if np.linalg.norm(seen[a] - seen[b]) < least
+        }
+        assert close == {}
+
+    @pytest.mark.parametrize("paper", PAPERS)
+    def test_categories_stand_out_from_the_paper(self, paper: str) -> None:
+        """The unknown category is hatched in tables, and has an edge in figures."""
+        behind = lab(PAPERS[paper], np.eye(3))
+        known = {name: colour for name, colour in theme.CATEGORY_COLOURS.items() if name != "unknown"}
+        assert {n for n, c in known.items() if np.linalg.norm(lab(c, np.eye(3)) - behind) < DISTINCT} == set()
+        assert PAPERS[paper] in asset_text("page.css")
 
     def test_neighbours_of_a_bar_are_told_apart_in_grey(self) -> None:
         lightness = [lab(theme.category_colour(i.category), np.eye(3))[0] for i in theme.categories_in_order()]

@@ -136,6 +136,8 @@ def _check_entry(root: Path, entry: str) -> None:
     parts = checked_parts(file, DEFAULT_LIMITS)
     if not colon or not file.endswith(".py") or not parts:
         raise WorkloadRejected(f"`entry` is {entry!r}; write it like folder/train.py:MyWorkload")
+    if ":" in query:
+        raise WorkloadRejected(f"the arguments of `entry` hold a colon ({query!r}): write it as %3A there")
     source = root.joinpath(*parts)
     if source.is_file():
         check_source_size(source, file)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hmac
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import SecretStr
 
 from steptune.service.api.answers import answer
 from steptune.service.api.context import services
+from steptune.service.api.known_parameters import check_query
 from steptune.service.api.openapi import refuses, returns, returns_file
 from steptune.service.api.problems import Refusal
 from steptune.service.database import check_schema
 from steptune.service.messages import Health
 from steptune.tuner.errors import StoreError
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
 
 
 @router.get(

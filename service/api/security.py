@@ -1,7 +1,8 @@
 """Who may call an endpoint: `principal: Annotated[Principal, Requires(Scope.READ)]`.
 
-The dependency authenticates, limits the rate, and checks the scope. Refusals are `AccessError`s, which the handler of
-errors turns into problem details. It also puts the security schemes into the OpenAPI document.
+The dependency authenticates, limits the rate, checks the scope, and refuses query parameters that the operation does
+not have. Refusals of access are `AccessError`s, which the handler of errors turns into problem details. It also puts
+the security schemes into the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from steptune.service.access.cookies import SESSION
 from steptune.service.access.errors import AccessError
 from steptune.service.access.principal import Principal
 from steptune.service.access.scopes import Scope
+from steptune.service.api.known_parameters import check_query
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
@@ -78,6 +80,7 @@ class _Authorised(SecurityBase):
             request.state.rate_limit = access.limit(principal)
             for scope in self._scopes:
                 check_scope(principal, scope)
+        await check_query(request)
         return principal
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field, SecretStr
 
@@ -15,6 +15,7 @@ from steptune.service.access.cookies import SESSION, delete_cookie, session_cook
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.secrets import csrf_token_for
 from steptune.service.access.sessions import Login
+from steptune.service.api.known_parameters import check_query
 from steptune.service.api.openapi import COMMON, refuses, returns
 from steptune.service.api.problems import Refusal
 from steptune.service.api.requests import Body
@@ -63,6 +64,7 @@ class Me(Record):
     summary="Log in",
     description="Opens a session for a browser: the answer sets its cookie, which scripts cannot read.",
     responses=returns(Me, "Who has logged in.", status=201),
+    dependencies=[Depends(check_query)],
 )
 def open_session(request: Request, access: RequestAccess, body: LoginRequest) -> Response:
     with noted_refusals(request):

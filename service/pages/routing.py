@@ -47,8 +47,11 @@ class PageRoute(APIRoute):
                 return _login(request)
             except AccessError as error:
                 return _problem(request, error.status, error.detail, error.headers)
-            except RequestValidationError:
-                return _problem(request, 404, f"there is no page at {request.url.path} with these parameters")
+            except RequestValidationError as error:
+                mistakes = "; ".join(f"{mistake['loc'][-1]}: {mistake['msg']}" for mistake in error.errors())
+                return _problem(
+                    request, 404, f"there is no page at {request.url.path} with these parameters ({mistakes})"
+                )
             except KNOWN_ERRORS as error:
                 told = await known_error(request, error)
                 detail = msgspec.json.decode(told.body)["detail"]

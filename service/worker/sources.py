@@ -28,7 +28,7 @@ def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, 
         if source.kind == "archive":
             unpack(upload, folder)
         else:
-            name, _, _ = source.entry.rpartition(":")
+            name, _, _ = source.entry.partition("?")[0].rpartition(":")
             target = folder.joinpath(*checked_parts(name, DEFAULT_LIMITS))
             target.parent.mkdir(parents=True)
             shutil.copyfile(upload, target)

@@ -680,6 +680,9 @@ def test_an_archives_workload_is_found_or_named(quick: Served) -> None:
     assert "name one with `entry`" in problem(upload(quick, "two.zip", two), 422, "invalid-workload")["detail"]
     assert upload(quick, "two.zip", two, entry="b.py:Mine?batch=8").json()["entry"] == "b.py:Mine?batch=8"
     problem(upload(quick, "two.zip", two, entry="c.py:Mine"), 422, "invalid-workload")
+    colon = problem(upload(quick, "two.zip", two, entry="b.py:Mine?path=a:b"), 422, "invalid-workload")
+    assert "%3A" in colon["detail"]
+    assert upload(quick, "two.zip", two, entry="b.py:Mine?path=a%3Ab").status_code == 201
     problem(upload(quick, "two.zip", two, entry="../../etc/passwd.py:Other"), 422, "archive-refused")
     problem(upload(quick, "empty.zip", archive({"a.txt": ""})), 422, "invalid-workload")
 

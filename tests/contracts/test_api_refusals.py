@@ -90,6 +90,25 @@ def test_a_token_without_the_scope_is_refused(path, method, operation, service) 
     assert answer.json()["code"] == "missing-scope"
 
 
+@pytest.mark.parametrize(
+    ("path", "method", "operation"),
+    [(path, method, operation) for path, methods in DOCUMENT["paths"].items() for method, operation in methods.items()],
+    ids=lambda value: value.get("operationId", "") if isinstance(value, dict) else None,
+)
+def test_a_parameter_that_an_operation_does_not_have_is_refused(path, method, operation, service) -> None:
+    """By every operation, whatever it does otherwise, once it is known who asks."""
+    BODIES.setdefault("open_session", {"token": "x"})
+    answer = _send(service, method, f"{path}?no_such=1", operation, service.token("asks", "read submit worker admin"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request"), answer.text
+    assert answer.json()["errors"][0]["pointer"] == "query/no_such"
+
+
+def test_a_mistyped_filter_is_named_with_what_is_meant(service: Served) -> None:
+    found = service("GET", "/studies?staet=failed").json()
+    assert "did you mean state?" in found["errors"][0]["message"]
+    assert "workload_id" in found["errors"][0]["message"]
+
+
 def test_every_operation_says_what_scope_it_needs() -> None:
     without = {
         operation["operationId"]

@@ -71,6 +71,11 @@ class TestEveryPage:
         wanted = f"{path}?x=1".replace("/", "%2F").replace("?", "%3F").replace("=", "%3D")
         assert answer.headers["location"] == f"/login?next={wanted}"
 
+    def test_a_parameter_that_it_does_not_have_is_not_passed_over(self, service, page):
+        answer = get(service, f"{path_of(service, page)}?no_such=1")
+        assert answer.status_code == 404
+        assert "no_such: there is no such parameter" in answer.text
+
     def test_what_belongs_to_another_is_not_there(self, service, page):
         answer = get(service, path_of(service, page), user="eve")
         if "{" in page.path:

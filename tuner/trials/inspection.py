@@ -120,7 +120,7 @@ class _Inspection:
         workload = job.workload
         return WorkloadFacts(
             reference=self._request.workload,
-            name=self._request.workload.rpartition(":")[2].partition("?")[0],
+            name=self._request.workload.partition("?")[0].rpartition(":")[2],
             signature=_signature(workload, look.facts, data, job),
             global_batch=workload.global_batch,
             sample_unit=SampleUnit(workload.sample_unit),

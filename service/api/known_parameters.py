@@ -1,0 +1,51 @@
+"""Refusing query parameters that an operation does not have: a filter that is mistyped must not mean "everything".
+
+`steptune.service.api.security.Requires` asks for it once it knows who is calling; operations for anybody name
+it themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+_MAX_SHOWN = 5
+
+
+async def check_query(request: Request) -> None:
+    """Refuses parameters that the operation does not have, and names those that it has.
+
+    Raises:
+        RequestValidationError: One error for each.
+    """
+    if not request.scope["query_string"]:
+        return
+    route: APIRoute = request.scope["route"]
+    known = set(_names(route.dependant))
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise RequestValidationError([_mistake(name, known) for name in unknown[:_MAX_SHOWN]])
+
+
+def _names(needed: Dependant) -> Iterator[str]:
+    """Of what an endpoint asks for, and what its dependencies do."""
+    yield from (field.alias for field in needed.query_params)
+    for inner in needed.dependencies:
+        yield from _names(inner)
+
+
+def _mistake(name: str, known: set[str]) -> dict[str, Any]:
+    offered = ", ".join(sorted(known)) or "none"
+    meant = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    return {
+        "type": "extra_forbidden",
+        "loc": ("query", name[:100]),
+        "msg": f"there is no such parameter here (there are: {offered}){hint}",
+    }

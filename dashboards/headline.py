@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -82,22 +83,53 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "",
             "Not confirmed",
             f"The best settings seen while searching ran at {units.ratio(ratio)}: {change} They were not measured "
-            "again in fresh processes, and the best of many noisy measurements looks better than it is.",
+            "again in fresh processes, and the best of many noisy measurements looks better than it is."
+            f"{_way_on(r)}",
+        ),
+        Verdict.NOT_SEARCHED: (
+            "warning",
+            "",
+            "Not searched",
+            f"{_why_not_searched(r)} was tried, so nothing is known about faster settings. Today's settings train "
+            f"at {before}.{_way_on(r)}",
         ),
     }[r.verdict]
     return HeadlineInfo(tone, figure, title, sentence, _facts(r))
 
 
+def _why_not_searched(r: Recommendation) -> str:
+    if r.certificate.ended == "interrupted":
+        return "The study was interrupted before a candidate"
+    return "The budget was spent before a candidate"
+
+
+def _way_on(r: Recommendation) -> str:
+    """What it would take to get an answer."""
+    if r.certificate.ended == "interrupted":
+        return f" To go on: `steptune resume {r.study_id}`."
+    if r.needed_budget_s is None:
+        return ""
+    return f" Use --budget {_as_option(r.needed_budget_s)}."
+
+
+def _as_option(seconds: float) -> str:
+    """`90s` or `4m`, rounded up."""
+    return f"{math.ceil(seconds / 10) * 10}s" if seconds <= 120 else f"{math.ceil(seconds / 60)}m"
+
+
 def _nothing_faster(r: Recommendation) -> str:
-    if r.gain is None:
+    if r.unproven_gain is None:
         return "The search came upon nothing faster than today's settings, and had nothing to confirm"
     return "Nothing that was tried is faster than today's settings beyond the noise of this machine"
 
 
 def _facts(r: Recommendation) -> tuple[Fact, ...]:
     facts = [Fact("Verdict", units.words(r.verdict.value), _verdict_note(r))]
-    if r.gain is not None:
-        facts += _gain_facts(r.gain)
+    gain = r.gain or r.unproven_gain
+    if gain is not None:
+        facts += _gain_facts(gain)
+    if r.no_time_for:
+        facts.append(Fact("No time for", r.no_time_for[0], "; ".join(r.no_time_for[1:])))
     if r.foreign_cpu_share > MeasureSettings().foreign_cpu_share:
         facts.append(
             Fact(
@@ -127,9 +159,11 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
 def _verdict_note(r: Recommendation) -> str:
     if r.verdict is Verdict.ENABLES_TRAINING:
         return "today's settings run out of memory"
-    if r.verdict is Verdict.UNCONFIRMED or r.gain is None:
-        return "not measured again in fresh processes"
-    return "the whole interval lies above 1×" if r.gain.interval.low > 1 else "the interval does not exclude 1×"
+    if r.verdict is Verdict.NOT_SEARCHED:
+        return "no candidate was tried"
+    if r.gain is not None:
+        return "the whole interval lies above 1×"
+    return "the interval does not exclude 1×" if r.unproven_gain else "not measured again in fresh processes"
 
 
 def _gain_facts(gain: Gain) -> list[Fact]:

@@ -48,7 +48,7 @@ class StudySummary(Record):
         priority: Higher ones of the same owner are run first.
         worker_id: Who runs it.
         verdict: What its recommendation claims; null until there is one.
-        gain: Rate of the recommendation over the baseline's; null where unknown.
+        gain: Rate of the recommendation over the baseline's; null unless it is proven.
     """
 
     study_id: str

@@ -43,6 +43,7 @@ from steptune.tuner.records import (
     TrialProfile,
     TrialResult,
     TrialState,
+    Verdict,
     WorkloadFacts,
 )
 from steptune.tuner.store_rules import decode, encode, number, parse_time
@@ -160,12 +161,13 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
-    """What came of each strategy that was tried or is part of the answer."""
+    """What came of each strategy that was tried or is part of the answer. A gain that nothing confirmed is none."""
     tried: Counter[str] = Counter()
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
             tried.update({move.strategy for move in decision.moves})
-    gains = {part.strategy: number(part.gain) for part in recommendation.parts}
+    unconfirmed = recommendation.verdict is Verdict.UNCONFIRMED
+    gains = {} if unconfirmed else {part.strategy: number(part.gain) for part in recommendation.parts}
     return [
         StrategyOutcomeRow(
             study_id=recommendation.study_id,

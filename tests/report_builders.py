@@ -472,7 +472,8 @@ def without_gain(**fields) -> Recommendation:
         BASELINE,
         **{
             "verdict": Verdict.NO_SIGNIFICANT_GAIN,
-            "gain": ratio,
+            "gain": None,
+            "unproven_gain": ratio,
             "parts": (),
             "units_per_s": rate,
             "shares_after": {},

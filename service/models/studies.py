@@ -244,7 +244,7 @@ class RecommendationRow(Base):
     verdict: Mapped[str]
     candidate_key: Mapped[str]
     gain: Mapped[float | None]
-    """Rate over the baseline's rate; NULL where the baseline has none."""
+    """Rate over the baseline's rate; NULL unless it is proven."""
     bottleneck_before: Mapped[str | None]
     bottleneck_after: Mapped[str | None]
     tuning_s: Mapped[float | None]

@@ -9,13 +9,16 @@ import pytest
 from api_builders import Served, fill, served, sqlite_url
 from msgspec.structs import replace
 from page_builders import put, ranks_story, stories
+from report_builders import make_recommendation, make_study, without_gain
 
 from steptune.dashboards.site import PLOTLY, asset_file, asset_names
 from steptune.service.connections import create_engine_for
 from steptune.service.pages import PAGES, ROUTERS
 from steptune.service.queries.fleet import fleet_parts, fleet_studies
+from steptune.service.queries.studies import StudyFilter, list_studies
 from steptune.service.queries.study_list import ListQuery, list_page
 from steptune.service.store import SqlStudyStore
+from steptune.tuner.records import Verdict
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -258,6 +261,21 @@ class TestList:
                 break
         assert sorted(found) == sorted(ids.values())
         assert found == self.found(store, sort=sort)
+
+    def test_what_was_rejected_or_not_confirmed_is_no_gain(self, listed):
+        """Neither shown nor sorted by, nor part of what strategies gain."""
+        store, _ = listed
+        rejected = replace(make_recommendation().gain, ratio=6.88)
+        put(store, (make_study(), [], [], without_gain(unproven_gain=rejected)))
+        put(store, (make_study(), [], [], make_recommendation(verdict=Verdict.UNCONFIRMED, gain=None)))
+        page = list_page(store.engine, ListQuery(owner_id=None, sort="gain"), 50)
+        assert [row.gain for row in page.studies[:2]] == [2.42, 2.42]
+        assert {row.answer for row in page.studies if row.gain is None} >= {"no significant gain", "unconfirmed"}
+        summaries = list_studies(store.engine, StudyFilter(), limit=50, before=None)
+        assert max(summary.gain or 0.0 for summary in summaries) == 2.42
+        assert max(s.gain or 0.0 for s in fleet_studies(store.engine, None)) == 2.42
+        gained = [p for p in fleet_parts(store.engine, None) if p.strategy == "data_loading" and p.gain is not None]
+        assert len(gained) == 3
 
     def test_a_cursor_of_another_list_is_refused(self, listed):
         store, _ = listed

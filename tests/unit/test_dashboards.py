@@ -251,6 +251,23 @@ class TestHeadline:
         headline = get_headline_info(stored(make_study(), recommendation=unconfirmed), STUDY_ID)
         assert (headline.figure, headline.title, headline.tone) == ("", "Not confirmed", "warning")
 
+    def test_a_study_that_tried_nothing_says_so_and_what_it_takes(self) -> None:
+        """Not "keep them": nothing is known."""
+        r = without_gain(
+            verdict=Verdict.NOT_SEARCHED,
+            unproven_gain=None,
+            needed_budget_s=211.0,
+            no_time_for=("12 choices that each may still save up to 48% of the step",),
+        )
+        budget = get_headline_info(stored(make_study(), recommendation=r), STUDY_ID)
+        assert (budget.figure, budget.title, budget.tone) == ("", "Not searched", "warning")
+        assert "keep them" not in budget.sentence
+        assert budget.sentence.endswith("Use --budget 4m.")
+        assert {fact.name: fact.value for fact in budget.facts}["No time for"].startswith("12 choices")
+        ended = replace(r, certificate=replace(r.certificate, ended="interrupted"), needed_budget_s=None)
+        interrupted = get_headline_info(stored(make_study(), recommendation=ended), STUDY_ID)
+        assert f"`steptune resume {STUDY_ID}`" in interrupted.sentence
+
     def test_enabling_training_has_no_ratio(self) -> None:
         enabling = make_recommendation(verdict=Verdict.ENABLES_TRAINING, gain=None, baseline_units_per_s=0.0)
         headline = get_headline_info(stored(make_study(), recommendation=enabling), STUDY_ID)

@@ -3,6 +3,7 @@
 What a released revision holds is under `released/`; `released/dump.py` made it with the code of that revision.
 """
 
+import json
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -11,14 +12,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from builders import STUDY_ID, TRIAL_ID
-from old_schemas import REVISIONS, Rows, fill
-from sqlalchemy import Engine, inspect, select
+from old_schemas import REVISIONS, Rows, fill, reflected
+from sqlalchemy import Engine, delete, inspect, select, update
 
-from steptune.service.connections import create_engine_for, reading
+from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import _alembic_config, migrate
-from steptune.service.models import Base
+from steptune.service.models import Base, RecommendationRow
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.records import StudyState, TrialState
+from steptune.tuner.records import StudyState, TrialState, Verdict
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -97,3 +98,47 @@ def test_every_released_revision_has_what_it_held():
     scripts = ScriptDirectory.from_config(_alembic_config())
     head = scripts.get_current_head()
     assert [*REVISIONS, head] == sorted({*(script.revision for script in scripts.walk_revisions()), head})
+
+
+class TestAnswersWithoutAGain:
+    """Until 0005 an answer without a gain had that of the finalist that was rejected."""
+
+    @pytest.fixture
+    def migrated(self, engine):
+        def become(*, drop_trials: bool = False, **changes):
+            fill(engine, "0005")
+            tables = reflected(engine).tables
+            table, decisions = tables["recommendations"], tables["decisions"]
+            with writing(engine) as session:
+                record = json.loads(session.scalar(select(table.c.record)))
+                record |= {"verdict": "no_significant_gain", **changes}
+                gain = record["gain"] and record["gain"]["ratio"]
+                session.execute(update(table).values(verdict=record["verdict"], gain=gain, record=json.dumps(record)))
+                if drop_trials:
+                    session.execute(delete(decisions))
+            migrate(engine)
+            with reading(engine) as session:
+                columns = session.execute(select(RecommendationRow.verdict, RecommendationRow.gain)).one()
+            return columns, SqlStudyStore(engine).recommendation(STUDY_ID)
+
+        return become
+
+    def test_the_gain_of_a_rejected_finalist_is_not_the_answers(self, migrated):
+        interval = {"low": 0.9, "high": 52.0, "level": 0.95}
+        rejected = {"ratio": 6.88, "interval": interval, "prediction": interval, "num_blocks": 2, "num_finalists": 1}
+        columns, answer = migrated(gain=rejected)
+        assert columns == ("no_significant_gain", None)
+        assert (answer.gain, answer.unproven_gain.ratio) == (None, 6.88)
+
+    def test_a_study_that_tried_nothing_did_not_search(self, migrated):
+        columns, answer = migrated(drop_trials=True, gain=None, certificate=certificate("budget spent"))
+        assert columns == ("not_searched", None)
+        assert answer.verdict is Verdict.NOT_SEARCHED
+
+    def test_one_that_tried_something_and_one_with_nothing_to_try_did(self, migrated):
+        columns, _ = migrated(drop_trials=True, gain=None, certificate=certificate("no bound above noise"))
+        assert columns == ("no_significant_gain", None)
+
+
+def certificate(ended: str) -> dict[str, object]:
+    return {"remaining_bound": 0.1, "status": "estimated", "noise": 0.02, "ended": ended}

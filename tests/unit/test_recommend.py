@@ -5,15 +5,21 @@ import math
 import pytest
 from builders import sample_study
 from msgspec.structs import replace
-from search_builders import SMALL, candidate, searched
+from search_builders import SMALL, Machine, StudyRun, candidate, searched
 
-from steptune.tuner.records import Startup, StudySettings, Verdict
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import FailureKind, Startup, StudySettings, Verdict
 from steptune.tuner.search.confirmation import Finalist, gain_of
 from steptune.tuner.search.recommend import recommend
-from steptune.tuner.trials.fake import fake_environment, fake_workload
+from steptune.tuner.trials.fake import Surface, fake_environment, fake_workload
 
 BEST = candidate(loader=2, products=2)
 BASE_RATE = 320.0
+NOTHING_TO_GAIN = Surface(
+    name="nothing_to_gain",
+    base_ms={Category.MATMUL: 99.9, Category.OPTIMIZER: 0.1},
+    factors={"update": (Category.OPTIMIZER, (1.0,))},
+)
 
 
 def finalist(what, *log_ratios):
@@ -52,7 +58,8 @@ class TestVerdict:
         found = answer(designer, [finalist(BEST, -0.3, 0.3, 0.01)])
         assert found.verdict is Verdict.NO_SIGNIFICANT_GAIN
         assert found.candidate.is_baseline
-        assert found.gain.interval.low < 1 < found.gain.interval.high
+        assert found.gain is None
+        assert found.unproven_gain.interval.low < 1 < found.unproven_gain.interval.high
         assert found.units_per_s == found.baseline_units_per_s == pytest.approx(BASE_RATE)
 
     def test_without_a_confirmation_the_best_is_named_as_unconfirmed(self, designer):
@@ -61,6 +68,40 @@ class TestVerdict:
         assert found.units_per_s / BASE_RATE == pytest.approx(
             SMALL.total_ms(candidate()) / SMALL.total_ms(BEST), rel=0.03
         )
+
+    def test_a_study_that_tried_nothing_claims_nothing(self):
+        """The budget was spent on the baseline: no word of a search that found nothing, but what one would take."""
+        study = StudyRun(Machine(SMALL, start_s=60.0), budget_s=170.0)
+        found = study.run()
+        assert {candidate.is_baseline for candidate in study.machine.candidates_run} == {True}
+        assert (found.verdict, found.gain, found.unproven_gain) == (Verdict.NOT_SEARCHED, None, None)
+        assert "may still save" in found.no_time_for[0]
+        assert found.needed_budget_s > 2 * 170.0
+
+    def test_the_budget_that_is_named_suffices(self):
+        needed_s = StudyRun(Machine(SMALL, start_s=60.0), budget_s=170.0).run().needed_budget_s
+        again = StudyRun(Machine(SMALL, start_s=60.0), budget_s=needed_s).run()
+        assert (again.verdict, again.needed_budget_s) == (Verdict.FASTER, None)
+
+    def test_an_interrupt_after_the_baseline_is_no_verdict_on_the_rest(self):
+        found = StudyRun(Machine(SMALL, interrupt_at=2)).run()
+        assert (found.verdict, found.certificate.ended) == (Verdict.NOT_SEARCHED, "interrupted")
+        assert {decision.reason for decision in found.certificate.not_tried} == {"the study was interrupted"}
+        assert "may still save" in found.no_time_for[0]
+        assert found.needed_budget_s is None
+
+    def test_candidates_that_ran_out_of_the_time_that_was_left_were_not_judged(self):
+        late = dict.fromkeys([("loader", 1), ("loader", 2), ("products", 1)], FailureKind.TIMEOUT)
+        late |= {("products", 2): FailureKind.TIMEOUT, ("update", 1): FailureKind.TIMEOUT}
+        study = StudyRun(Machine(SMALL, broken=late, start_s=20.0), budget_s=120.0)
+        found = study.run()
+        assert len({candidate.key for candidate in study.machine.candidates_run}) > 1
+        assert found.verdict is Verdict.NOT_SEARCHED
+
+    def test_where_no_bound_is_above_the_noise_the_search_is_done(self):
+        """Nothing was tried because nothing could gain enough: that is an answer."""
+        study = StudyRun(Machine(NOTHING_TO_GAIN))
+        assert study.run().verdict is Verdict.NO_SIGNIFICANT_GAIN
 
 
 class TestContent:

@@ -13,12 +13,17 @@ from steptune.tuner.records.workload_facts import SampleUnit
 
 
 class Verdict(StrEnum):
-    """What a recommendation claims."""
+    """What a recommendation claims.
+
+    `no_significant_gain`: candidates were judged, and none is proven faster. `unconfirmed`: a faster candidate was
+    seen, and there was no time to confirm it. `not_searched`: the study ended before any candidate was judged.
+    """
 
     FASTER = "faster"
     NO_SIGNIFICANT_GAIN = "no_significant_gain"
     ENABLES_TRAINING = "enables_training"
     UNCONFIRMED = "unconfirmed"
+    NOT_SEARCHED = "not_searched"
 
 
 class Interval(Record):
@@ -36,7 +41,7 @@ class Interval(Record):
 
 
 class Gain(Record):
-    """Rate of the recommendation over the baseline's; 1.0 is no gain.
+    """Rate of a confirmed candidate over the baseline's; 1.0 is no gain.
 
     Attributes:
         ratio: The estimate.
@@ -150,7 +155,7 @@ class Recommendation(Record):
         hardware: On which it was measured.
         baseline_units_per_s: Of today's settings.
         units_per_s: Of the recommendation.
-        gain: With its intervals; None where the baseline has no rate.
+        gain: Of the recommendation, with its intervals; None unless it is proven.
         parts: Each accepted change.
         shares_before: Of the step by category, with today's settings.
         shares_after: The same with the recommendation.
@@ -193,6 +198,12 @@ class Recommendation(Record):
     alternatives: tuple[Alternative, ...] = ()
     peak_memory_bytes: int = 0
     baseline_peak_memory_bytes: int = 0
+    unproven_gain: Gain | None = None
+    """Of the best finalist, where the confirmation proved none faster: it is not recommended."""
+    no_time_for: tuple[str, ...] = ()
+    """Parts of the study that an interrupt or the budget left out, each as a phrase."""
+    needed_budget_s: float | None = None
+    """Budget, in seconds, that is expected to suffice for trying and confirming candidates; None where this one did."""
     foreign_cpu_share: float = 0.0
     """Median share of the cores that other programs used while the baseline was measured."""
     schema_version: int = SCHEMA_VERSION

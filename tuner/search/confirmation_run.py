@@ -91,6 +91,13 @@ class ConfirmationRun:
         short = f": not the {wanted} asked for, because the budget was spent" if self._short_of_time else ""
         return f"{num_starts} starts against the baseline in random order{short}"
 
+    def no_time_for(self) -> list[str]:
+        """Blocks that were asked for and not run."""
+        missing = self._settings.confirm_blocks - len(self.blocks)
+        if not self._finalists or missing <= 0:
+            return []
+        return [f"{missing} of the {self._settings.confirm_blocks} blocks of the confirmation"]
+
     # --- how much -----------------------------------------------------------------------------
 
     def _choose_finalists(self) -> None:

@@ -60,6 +60,10 @@ SURE = 0.95
 CLEARLY = 0.9
 LIKELY = 0.7
 """Probability of a worthwhile gain from which a candidate is run again."""
+NEEDED_CANDIDATES = 3
+"""Candidates that a search should have time to try."""
+BUDGET_SPENT, INTERRUPTED, NOTHING_LEFT = "budget spent", "interrupted", "no bound above noise"
+"""Why a search ended."""
 MAX_AUDITS = 2
 ENOUGH_AUDITS = 20
 SENTINEL_EVERY = 4
@@ -95,14 +99,14 @@ class Designer:
         self.incumbent = reference
         self.decisions: list[Decision] = []
         self.findings: tuple[Finding, ...] = ()
-        self.ended = "interrupted"
+        self.ended = INTERRUPTED
         self.failed: TrialResult | None = None
-        self._budget_s = budget_s
+        self.budget_s = budget_s
         self._max_trials = max_trials
         self._confirm_blocks = confirm_blocks
         self._seed = seed
         self._priors = priors or Priors()
-        self._audits = self._violations = self._groups_tried = 0
+        self._audits = self._violations = self._groups_tried = self._num_left_out = 0
         self._unproven_groups: list[tuple[Move, ...]] = []
         self._story = self._tell()
         self._next: Suggestion | None = None
@@ -128,6 +132,12 @@ class Designer:
         self.knowledge.take_in(outcome, self._next.companion)
         self._advance(outcome)
 
+    def interrupt(self) -> None:
+        """Ends a search that will not go on here; what it would have tried is recorded as not tried."""
+        if self._next is not None:
+            self._next = None
+            self._conclude("the study was interrupted", INTERRUPTED)
+
     def learn(self, result: TrialResult) -> None:
         """Takes in a trial that was not suggested: the story waits for the outcome of its suggestion as before."""
         self.knowledge.take_in_beside(result)
@@ -150,6 +160,35 @@ class Designer:
             contenders.append((CLEARLY, self.incumbent))
         contenders.sort(key=lambda pair: -pair[0])
         return [candidate for _, candidate in contenders][:count]
+
+    @property
+    def has_searched(self) -> bool:
+        """Whether a candidate was judged, or none promised a gain above the noise. One that ran out of the time that
+        was left says nothing.
+        """
+        others = (r for results in self.knowledge.results.values() for r in results if r.candidate != self.reference)
+        late = {FailureKind.TIMEOUT} if self.ended in (BUDGET_SPENT, INTERRUPTED) else set()
+        return self.ended == NOTHING_LEFT or any(r.failure is None or r.failure.kind not in late for r in others)
+
+    def no_time_for(self) -> list[str]:
+        """What the search left out because its time was up, each as a phrase."""
+        missed = []
+        if self._num_left_out and self.ended in (BUDGET_SPENT, INTERRUPTED):
+            most = max(bound for _, bound in self.knowledge.untried(self.incumbent))
+            choices = "1 choice that" if self._num_left_out == 1 else f"{self._num_left_out} choices that each"
+            missed.append(f"{choices} may still save up to {most:.0%} of the step")
+        return missed
+
+    def needed_s(self) -> float:
+        """Seconds of trials that the baseline took and that a short search and its confirmation would take."""
+        baseline_s = sum(r.duration_ns for r in self.baseline_results()) / 1e9
+        promising = [
+            m for m, b in self.knowledge.untried(self.incumbent) if b > self.knowledge.threshold(self.incumbent)
+        ]
+        moved = [c for move in promising if (c := self.space.combine(self.incumbent, [move])) is not None]
+        costs_s = sorted(self.knowledge.expected_cost_s(candidate, self.incumbent) for candidate in moved)
+        searching_s = sum(costs_s[:NEEDED_CANDIDATES])
+        return baseline_s + searching_s + RESERVE_MARGIN * self._confirm_blocks * self._block_s()
 
     def certificate(self) -> Certificate:
         """What is known about everything that was not tried."""
@@ -180,7 +219,8 @@ class Designer:
         yield from self._sampler()
         yield from self._simplify()
         yield from self._audit()
-        self._conclude()
+        spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
+        self._conclude(f"the {spent} {'were' if spent == 'trials' else 'was'} spent", f"{spent} spent")
 
     def _baseline(self) -> Story:
         if not self.reference.is_baseline:
@@ -208,7 +248,7 @@ class Designer:
     def _wants_baseline(self, starts: int) -> bool:
         if starts < MIN_BASELINE_STARTS:
             return True
-        return starts < MAX_BASELINE_STARTS and self.knowledge.spent_s < BASELINE_SHARE * self._budget_s
+        return starts < MAX_BASELINE_STARTS and self.knowledge.spent_s < BASELINE_SHARE * self.budget_s
 
     def _what_does_not_fit(self) -> Story:
         reason = "what you run today, although it did not fit into memory when the reference was made"
@@ -398,15 +438,18 @@ class Designer:
     @property
     def left_s(self) -> float:
         """Seconds that trials of the search may still take."""
-        return self._budget_s - self.knowledge.spent_s - self._reserve_s()
+        return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
         """For the confirmation of what is best so far."""
         if not self._confirm_blocks:
             return 0.0
-        starts_s = sum(self.knowledge.start_s(c) + WINDOW_S for c in (self.reference, self.incumbent))
-        least, largest = LEAST_RESERVE * self._budget_s, LARGEST_RESERVE * self._budget_s
-        return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * starts_s))
+        least, largest = LEAST_RESERVE * self.budget_s, LARGEST_RESERVE * self.budget_s
+        return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))
+
+    def _block_s(self) -> float:
+        """Seconds of a block of the confirmation: a start of the reference and one of the incumbent."""
+        return sum(self.knowledge.start_s(c) + WINDOW_S for c in (self.reference, self.incumbent))
 
     def _affordable(self, candidate: Candidate) -> bool:
         within = self.knowledge.expected_cost_s(candidate, self.incumbent) <= self.left_s
@@ -440,24 +483,27 @@ class Designer:
             )
         )
 
-    def _conclude(self) -> None:
-        """Writes down everything that was not tried, and why the search ended."""
-        left = 0
-        spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
+    def _conclude(self, why_left_out: str, ended: str) -> None:
+        """Writes down everything that was not tried, and why the search ended.
+
+        Args:
+            why_left_out: Why what promises a gain above the noise was not tried.
+            ended: Why the search ended, where there is such a choice.
+        """
         for move, bound in self.knowledge.untried(self.incumbent):
             above = bound > self.knowledge.threshold(self.incumbent)
             impossible = self._why_impossible(move)
             if impossible is not None:
                 why = impossible
             elif above:
-                left += 1
-                why = f"the {spent} {'were' if spent == 'trials' else 'was'} spent"
+                self._num_left_out += 1
+                why = why_left_out
             else:
                 why = f"could save at most {bound:.1%} of the step: below the noise"
             self._record("end", "not_tried", why, moves=[move], bound=bound)
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])
-        self.ended = f"{spent} spent" if left else "no bound above noise"
+        self.ended = ended if self._num_left_out or ended == INTERRUPTED else NOTHING_LEFT
 
     def _why_impossible(self, move: Move) -> str | None:
         impossible = self.space.why_impossible(self.incumbent, move)

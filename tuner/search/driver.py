@@ -158,8 +158,11 @@ class StudyDriver:
             tuning_s=self.view.elapsed_s + self.view.spent_before_s,
             num_trials=self._ledger.num_trials,
             version=steptune.__version__,
+            no_time_for=run.no_time_for() if run else (),
         )
         decisions = [*designer.decisions, *(run.decisions(judged) if run else [])]
+        self.view.best_label = recommendation.candidate.label
+        self.view.best_gain = None if recommendation.gain is None else recommendation.gain.ratio - 1
         self.view.say(stage="done", current="", activity="")  # nobody listens to a study that has ended
         self._store.save_recommendation(recommendation, decisions=decisions, state=state)
         return recommendation
@@ -186,6 +189,7 @@ class StudyDriver:
                 self.study.study_id, state, f"before the {'search went on' if again else 'baseline was measured'}"
             )
             raise KeyboardInterrupt
+        designer.interrupt()
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:

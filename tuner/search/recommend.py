@@ -23,11 +23,13 @@ from steptune.tuner.records import (
     Verdict,
 )
 from steptune.tuner.search.confirmation import Finalist
-from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.designer import BUDGET_SPENT, Designer
 from steptune.tuner.search.effects import Difference
 from steptune.tuner.strategies.composition import environment_variables
 
 NUM_ALTERNATIVES = 3
+LEAST_INCREASE = 1.25
+"""Of a budget that did not suffice, whatever the trials are expected to take."""
 
 
 def choose(finalists: Sequence[Finalist]) -> Finalist | None:
@@ -51,17 +53,21 @@ def recommend(
     tuning_s: float,
     num_trials: int,
     version: str,
+    no_time_for: Sequence[str] = (),
 ) -> Recommendation:
     """Puts the answer together.
 
     Without finalists (an interrupted study) the best candidate of the search is named, unconfirmed.
+
+    Args:
+        no_time_for: What the confirmation left out for lack of time.
     """
     assert study.facts is not None
     assert study.environment is not None
     chosen = choose(finalists)
     confirmed = any(f.gain is not None for f in finalists)
     candidate = chosen.candidate if chosen else designer.reference if confirmed else designer.best()
-    gain = chosen.gain if chosen else finalists[0].gain if confirmed else None
+    verdict = _verdict(designer, candidate, chosen, confirmed)
     baseline_rate = math.exp(sum(baseline_log_rates) / len(baseline_log_rates))
     ratio = _ratio(designer, candidate, chosen)
     before, after = _situation(designer, designer.reference), _situation(designer, candidate)
@@ -75,14 +81,17 @@ def recommend(
         global_batch=study.facts.global_batch,
         num_ranks=study.settings.num_ranks,
         sample_unit=study.facts.sample_unit,
-        verdict=_verdict(designer, candidate, chosen, confirmed),
+        verdict=verdict,
         candidate=candidate,
         choices=designer.space.complete(candidate),
         environment_variables=environment_variables(designer.space.complete(candidate), designer.space.strategies),
         hardware=study.environment.hardware,
         baseline_units_per_s=baseline_rate,
         units_per_s=baseline_rate * ratio,
-        gain=gain,
+        gain=chosen.gain if chosen else None,
+        unproven_gain=None if chosen else next((f.gain for f in finalists if f.gain is not None), None),
+        no_time_for=(*designer.no_time_for(), *no_time_for),
+        needed_budget_s=_needed_budget_s(study, designer, verdict),
         parts=_parts(designer, candidate),
         shares_before=_shares(before),
         shares_after=_shares(after),
@@ -109,7 +118,17 @@ def _verdict(designer: Designer, candidate: Candidate, chosen: Finalist | None, 
         return Verdict.ENABLES_TRAINING
     if chosen is not None:
         return Verdict.FASTER
-    return Verdict.NO_SIGNIFICANT_GAIN if confirmed or candidate == designer.reference else Verdict.UNCONFIRMED
+    if not confirmed and candidate != designer.reference:
+        return Verdict.UNCONFIRMED
+    return Verdict.NO_SIGNIFICANT_GAIN if designer.has_searched else Verdict.NOT_SEARCHED
+
+
+def _needed_budget_s(study: Study, designer: Designer, verdict: Verdict) -> float | None:
+    """What preparing took, and what the trials of a short search and its confirmation are expected to take."""
+    if verdict not in (Verdict.NOT_SEARCHED, Verdict.UNCONFIRMED) or designer.ended != BUDGET_SPENT:
+        return None
+    prepared_s = study.settings.budget_s - designer.budget_s
+    return max(prepared_s + designer.needed_s(), LEAST_INCREASE * study.settings.budget_s)
 
 
 def _ratio(designer: Designer, candidate: Candidate, chosen: Finalist | None) -> float:

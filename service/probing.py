@@ -19,12 +19,13 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.search.preparation import LONGEST_LINKS_S
-from steptune.tuner.workloads.reference import format_reference, parse_reference
+from steptune.tuner.workloads.reference import format_reference
+from steptune.tuner.workloads.zoo import known_reference
 
 
 def look_here(workload: str | None, device: str | None) -> tuple[Environment, WorkloadFacts]:
     """The environment, and the facts of a workload; without one, of a workload that has everything."""
-    reference = format_reference(parse_reference(workload)) if workload else "zoo:synthetic"
+    reference = format_reference(known_reference(workload)) if workload else "zoo:synthetic"
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
         settings = Settings()
         level = chosen_level(settings)

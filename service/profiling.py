@@ -36,7 +36,8 @@ from steptune.tuner.search.designer import why_not
 from steptune.tuner.strategies.composition import complete_choices, environment_variables
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
-from steptune.tuner.workloads.reference import format_reference, parse_reference
+from steptune.tuner.workloads.reference import format_reference
+from steptune.tuner.workloads.zoo import known_reference
 
 BAR_WIDTH = 40
 
@@ -71,7 +72,7 @@ def profile_workload(
     Raises:
         BaselineFailed: It could not be measured.
     """
-    reference = format_reference(parse_reference(workload))
+    reference = format_reference(known_reference(workload))
     with isolated_runner(
         workload=reference,
         directory=directory,

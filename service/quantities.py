@@ -15,22 +15,22 @@ _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of "90", "90s", "5m", "1h30m".
+    """Seconds of "90s", "5m", "1h30m".
 
     Raises:
         BudgetError: It is not a duration, or not positive.
     """
     stripped = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", stripped):
-        seconds = float(stripped)
-    elif re.fullmatch(r"(\d+(\.\d+)?[smh])+", stripped):
+        raise BudgetError(f"{text!r} has no unit: write {stripped}s, {stripped}m or {stripped}h")
+    if re.fullmatch(r"(\d+(\.\d+)?[smh])+", stripped):
         seconds = sum(
             float(number) * _UNITS_S[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smh])", stripped)
         )
     else:
-        raise BudgetError(f"{text!r} is not a duration: write seconds as 90 or 90s, or 5m, or 1h30m")
+        raise BudgetError(f"{text!r} is not a duration: write 90s, 5m or 1h30m")
     if seconds <= 0:
-        raise BudgetError(f"{text!r} is no time at all: give a positive duration")
+        raise BudgetError(f"{text!r} is not a positive duration")
     return seconds
 
 

@@ -34,7 +34,7 @@ from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
 from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
-from steptune.tuner.workloads.zoo import zoo_entry
+from steptune.tuner.workloads.zoo import known_reference
 
 REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0
@@ -64,9 +64,7 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
         WorkloadError: The workload's file or class does not exist.
         ChoiceError: A strategy that does not exist.
     """
-    reference = parse_reference(workload)
-    if reference.kind == "zoo":
-        zoo_entry(reference.name)
+    reference = known_reference(workload)
     check_names(settings.only, settings.skip)
     study_id = new_id()
     directory = (service_settings.data_directory / "studies" / study_id).resolve()

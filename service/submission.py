@@ -9,7 +9,7 @@ import steptune
 from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
-from steptune.tuner.workloads.zoo import zoo_entry
+from steptune.tuner.workloads.zoo import known_reference
 
 
 def checked_reference(text: str) -> str:
@@ -17,16 +17,13 @@ def checked_reference(text: str) -> str:
 
     Raises:
         WorkloadNotFound: The zoo has no such entry.
-        WorkloadRejected: It names a file, which only its user has, or it names no class.
+        WorkloadRejected: It names a file, which only its user has, or no class, or an argument that the entry lacks.
     """
     target = text.partition("?")[0]
     source = target.rpartition(":")[0]
     if "/" in source or source.endswith(".py"):  # before any file is looked at
         raise WorkloadRejected(f"{text!r} is a file, and workers do not have it: upload it with POST /api/v1/workloads")
-    reference = parse_reference(text)
-    if reference.kind == "zoo":
-        zoo_entry(reference.name)
-    return format_reference(reference)
+    return format_reference(known_reference(text))
 
 
 def new_study(

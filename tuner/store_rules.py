@@ -18,6 +18,7 @@ import msgspec
 
 from steptune.tuner.errors import StoreError, StudyNotFound
 from steptune.tuner.records import Decision, Recommendation, Record, Trial, TrialResult, TrialState
+from steptune.tuner.wording import near
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -119,6 +120,9 @@ def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
         raise StudyNotFound(f"{text!r} fits {len(matches)} studies ({shown}): write more of the id")
     if not newest:
         raise StudyNotFound(f"there is no study {text!r}, nor any other yet: `steptune tune` starts one")
+    close = near(text, ["last", *(end for known in newest for end in (known, known[-len(text) :], known[: len(text)]))])
+    if close:
+        raise StudyNotFound(f"no study's id begins or ends with {text!r}: did you mean {close[0]!r}?")
     shown = ", ".join(newest[:NUM_IDS_SHOWN])
     raise StudyNotFound(f"no study's id begins or ends with {text!r}; the newest here: {shown}")
 

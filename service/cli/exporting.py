@@ -16,6 +16,7 @@ from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.export import exporter_named, exporters_for
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
+from steptune.tuner.wording import no_such
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]
 def _chosen(formats: tuple[ExportFormat, ...], name: str | None) -> list[ExportFormat]:
     chosen = [known for known in formats if name in (None, known.name)]
     if not chosen:
-        raise ChoiceError(f"--format {name}: the service has {', '.join(known.name for known in formats)}")
+        raise ChoiceError(no_such("export format", str(name), (known.name for known in formats)))
     return chosen
 
 

@@ -9,6 +9,10 @@ import typer
 
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Numerics
+from steptune.tuner.wording import no_such
+
+DEVICES = ("cpu", "cuda")
+CONSENT = (Numerics.LOSSY.value, Numerics.RECIPE.value)
 
 Database = Annotated[
     str | None,
@@ -54,8 +58,8 @@ Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples
 
 
 def _known_device(name: str | None) -> str | None:
-    if name not in (None, "cpu", "cuda"):
-        raise ChoiceError(f"--device {name}: a device is `cpu` or `cuda`")
+    if name is not None and name not in DEVICES:
+        raise ChoiceError(no_such("device", name, DEVICES))
     return name
 
 
@@ -72,7 +76,7 @@ def parse_allowed(values: list[str]) -> tuple[Numerics, ...]:
     """
     allowed = []
     for name in parse_names(values):
-        if name not in (Numerics.LOSSY, Numerics.RECIPE):
-            raise ChoiceError(f"--allow {name}: only `lossy` and `recipe` need to be allowed")
+        if name not in CONSENT:
+            raise ChoiceError(no_such("kind of change to allow", name, CONSENT))
         allowed.append(Numerics(name))
     return tuple(allowed)

@@ -127,14 +127,14 @@ def tune(
 
 
 def resume(
-    study_id: StudyId,
+    study_id: StudyId = "last",
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a study that was killed or interrupted; nothing that was complete is run again."""
+    """Resume an interrupted or killed study, the newest by default; finished trials are kept."""
     from steptune.service.queue import StudyQueue
     from steptune.service.studies import check_unchanged
 

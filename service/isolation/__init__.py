@@ -10,6 +10,7 @@ from steptune.service.isolation.limits import Limits
 from steptune.service.isolation.none import NoIsolation
 from steptune.service.isolation.resources import Resources
 from steptune.tuner.errors import ChoiceError, IsolationUnavailable
+from steptune.tuner.wording import no_such
 
 LEVELS: tuple[Level, ...] = (Bubblewrap(), Limits(), NoIsolation())
 """The strongest first."""
@@ -37,8 +38,7 @@ def level_named(name: str) -> Level:
     for level in LEVELS:
         if level.name == name:
             return level
-    names = ", ".join(level.name for level in LEVELS)
-    raise ChoiceError(f"{name!r} is no isolation level: the levels are {names}, and {STRONGEST}")
+    raise ChoiceError(no_such("isolation level", name, (*(level.name for level in LEVELS), STRONGEST)))
 
 
 def choose(name: str, python: str = sys.executable) -> Level:

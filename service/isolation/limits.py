@@ -83,6 +83,6 @@ def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> No
         closed = closed_to_others(path)
         if closed is not None and closed != request.study_directory:
             raise IsolationUnavailable(
-                f"trials would run as a user of their own, who cannot read {path}: {closed} is closed to others. "
-                f"Open it (chmod o+rx {closed}), put the files elsewhere, or use bubblewrap"
+                f"trials run as a user of their own, who cannot read {path} because {closed} is closed to other users. "
+                "Use bubblewrap, or move the files outside of it, to /opt or /srv"
             )

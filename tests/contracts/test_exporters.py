@@ -216,5 +216,5 @@ def test_names_are_unique() -> None:
 
 
 def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ChoiceError, match=r"no export format 'toml': the formats are json, yaml, python"):
+    with pytest.raises(ChoiceError, match=r"no export format 'toml': choose one of json, yaml, python"):
         exporter_named("toml")

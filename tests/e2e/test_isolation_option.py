@@ -8,7 +8,7 @@ from steptune.service.isolation import Available, level_named
 
 def test_an_unknown_level_is_refused_with_those_that_there_are(steptune):
     message = steptune.refused("tune", "zoo:synthetic", "--isolation", "jail")
-    assert message == "'jail' is no isolation level: the levels are bubblewrap, limits, none, and strongest"
+    assert message == "there is no isolation level 'jail': choose one of bubblewrap, limits, none, strongest"
 
 
 def test_a_level_that_cannot_be_had_is_refused_with_what_to_install(steptune):

@@ -43,6 +43,32 @@ class TestValidate:
             validate(type("Partial", (Workload,), members)())
 
     @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("optimiser", "optimizer"), ("global_bacth", "global_batch"), ("max_grad_nrom", "max_grad_norm"),
+            ("samplers", "sampler"), ("batch_transforms", "batch_transform"),
+        ],
+    )  # fmt: skip
+    def test_a_mistyped_member_would_be_ignored_and_is_refused(self, name: str, meant: str) -> None:
+        members = {known: getattr(Complete, known) for known in ("model", "dataset", "loss") if known != meant}
+        with pytest.raises(WorkloadRejected, match=rf"Own\.{name} is not part of a workload: did you mean {meant}\?"):
+            validate(type("Own", (Workload,), {**members, name: None})())
+        instance = type("Own", (Workload,), members)()
+        setattr(instance, name, 3)
+        with pytest.raises(WorkloadRejected, match=rf"did you mean {meant}\?"):
+            validate(instance)
+
+    def test_a_mistyped_method_that_is_required_is_named(self) -> None:
+        members = {"modle": Complete.model, "dataset": Complete.dataset, "loss": Complete.loss}
+        with pytest.raises(WorkloadRejected, match=r"Own lacks model\(self\): did you mean model by modle\?"):
+            validate(type("Own", (Workload,), members)())
+
+    @pytest.mark.parametrize("name", ["datasets", "model_name", "batch", "lr", "_optimiser", "config", "dim"])
+    def test_helpers_of_the_users_own_are_left_alone(self, name: str) -> None:
+        workload = type("Own", (Complete,), {name: 3})()
+        assert validate(workload) is workload
+
+    @pytest.mark.parametrize(
         ("methods", "complete"),
         [(("forward", "criterion"), True), (("training_step",), True), (("forward",), False), (("criterion",), False)],
     )
@@ -236,7 +262,7 @@ class TestLooking:
             ("Detached", WorkloadRejected, "does not depend on the model's parameters"),
             ("NotScalar", WorkloadRejected, r"a tensor of shape \(4, 1\): reduce it to a scalar"),
             ("NoModel", WorkloadRejected, r"model\(\) returned NoneType, not a torch.nn.Module"),
-            ("UnknownStrategy", ChoiceError, "no strategy 'warp_drive': the strategies are"),
+            ("UnknownStrategy", ChoiceError, "no strategy 'warp_drive': choose one of"),
             ("UnknownValue", ChoiceError, "precision has no level 'O9'"),
         ],
     )

@@ -118,6 +118,30 @@ class TestParsing:
         with pytest.raises(WorkloadNotFound, match=r"has no class Three: its classes are One, Two"):
             parse_reference(f"{path}:Three")
 
+    def test_a_mistyped_class_is_refused_although_the_file_imports_others(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.py"
+        path.write_text("from torch import nn\nfrom steptune import Workload\nclass Digits(Workload): ...\n")
+        with pytest.raises(WorkloadNotFound, match=r"has no class Digts: did you mean 'Digits'\?"):
+            parse_reference(f"{path}:Digts")
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "from others import Mine",
+            "from others import Theirs as Mine",
+            "from others import *",
+            "try:\n    import fast\nexcept ImportError:\n    class Mine: ...",
+            "if True:\n    pass\nelse:\n    def Mine(): ...",
+            "with open(__file__):\n    Mine: object = 3",
+            "Other, (Mine, _) = 1, (2, 3)",
+            "globals()['Mine'] = 3\nglobals().update(Mine=3)",
+        ],
+    )
+    def test_whatever_may_define_the_class_passes_without_an_import(self, tmp_path: Path, source: str) -> None:
+        path = tmp_path / "train.py"
+        path.write_text(f"{source}\n")
+        assert parse_reference(f"{path}:Mine").name == "Mine"
+
     @given(
         st.dictionaries(
             st.from_regex(r"[a-z]{1,6}", fullmatch=True),
@@ -175,7 +199,7 @@ class TestLoading:
             ("Absent", WorkloadNotFound, "has no class Absent: its classes are Base, First, Second"),
             ("NUMBER", WorkloadRejected, "is 3: name a class or a function"),
             ("NoWorkload", WorkloadRejected, "NoWorkload is not a workload: subclass steptune.Workload"),
-            ("First?colour=1", WorkloadRejected, r"First\(\{'colour': 1\}\) cannot be made: .*colour"),
+            ("First?colour=1", WorkloadRejected, "First has no argument 'colour': choose one of batch, name, flag"),
         ],
     )
     def test_what_is_no_workload_is_refused(self, file: Path, name: str, error: type[Exception], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from steptune.tuner.errors import MissingDependency, WorkloadNotFound, WorkloadR
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.workloads.loading import load_workload
+from steptune.tuner.workloads.reference import parse_reference
 from steptune.tuner.workloads.workload import Workload
 from steptune.tuner.workloads.zoo import ZOO, ZooEntry
 
@@ -59,13 +61,37 @@ class TestZoo:
         assert len({entry.name for entry in ZOO}) == len(ZOO)
         assert all(entry.summary and "\n" not in entry.summary for entry in ZOO)
 
-    def test_an_unknown_name_is_refused_with_those_that_exist(self) -> None:
-        with pytest.raises(WorkloadNotFound, match=r"the zoo has no 'gtp2'; it has synthetic, .*gpt2"):
+    def test_an_unknown_name_is_refused_with_the_nearest(self) -> None:
+        with pytest.raises(WorkloadNotFound, match="no zoo workload 'gtp2': did you mean 'gpt2'"):
             load_workload("zoo:gtp2")
 
     def test_an_unknown_argument_is_refused(self) -> None:
         with pytest.raises(WorkloadRejected, match="colour"):
             load_workload("zoo:synthetic?colour=1")
+
+    @each_entry
+    def test_arguments_are_checked_without_importing_anything_and_alike_when_made(self, entry: ZooEntry) -> None:
+        wrong = {**parse_reference(SMALL[entry.name]).arguments, "batch": "many"}
+        said = f"zoo:{entry.name}: batch is 'many', and must be a whole number"
+        for check in (lambda: entry.check(wrong), lambda: entry(**wrong)):
+            with pytest.raises(WorkloadRejected, match=said):
+                check()
+
+    @pytest.mark.parametrize(
+        ("reference", "said"),
+        [
+            ("zoo:timm", r"zoo:timm needs name: write 'zoo:timm\?name=\.\.\.'"),
+            ("zoo:timm?nam=resnet18", "zoo:timm needs name, not 'nam'"),
+            ("zoo:transformers", "zoo:transformers needs model_type"),
+            ("zoo:lstm?batc=3", r"no argument 'batc': did you mean 'batch'\?"),
+            ("zoo:synthetic?load_ms=x", "load_ms is 'x', and must be a number"),
+            ("zoo:synthetic?batch=true", "batch is True, and must be a whole number"),
+            ("zoo:vgg16?image_size=16", "image_size is 16: it must be a multiple of 32"),
+        ],
+    )
+    def test_wrong_arguments_are_named_with_the_way_out(self, reference: str, said: str) -> None:
+        with pytest.raises(WorkloadRejected, match=said):
+            load_workload(reference)
 
     @each_entry
     def test_builds_without_memory_and_gives_samples(self, entry: ZooEntry) -> None:
@@ -164,17 +190,24 @@ class TestTransformers:
         assert workload.num_units({"input_ids": torch.zeros(2, 3), "attention_mask": mask}) == 3
 
     def test_an_unknown_model_type_is_named(self) -> None:
-        with pytest.raises(WorkloadRejected, match="no model type 'gtp2'"):
+        with pytest.raises(WorkloadRejected, match="no model type 'gtp2': did you mean 'gpt2'"):
             load_workload("zoo:transformers?model_type=gtp2")
 
     def test_an_unknown_field_is_refused(self) -> None:
         """Configs keep whatever they are given: a misspelt `batch` would run with eight samples."""
-        with pytest.raises(WorkloadRejected, match=r"'bach' is none of batch, .* a config of gpt2 has no such field"):
+        with pytest.raises(
+            WorkloadRejected, match=r"'bach' is not one of batch, .* nor a field of a gpt2 config: did you mean 'batch'"
+        ):
             load_workload("zoo:gpt2?bach=3")
 
     def test_other_names_of_fields_and_options_of_building_are_fields(self) -> None:
         workload = load_workload("zoo:gpt2?hidden_size=64&num_labels=4&attn_implementation=eager")
         assert (workload.config.n_embd, workload.config._attn_implementation) == (64, "eager")
+
+    @pytest.mark.parametrize("field", ["n_layer=abc", "n_layer=1.5", "summary_type=4,x"])
+    def test_a_field_of_another_type_is_named(self, field: str) -> None:
+        with pytest.raises(WorkloadRejected, match=field.partition("=")[0]):
+            load_workload(f"zoo:gpt2?{field}")
 
     def test_an_unknown_task_is_named_with_those_that_exist(self) -> None:
         with pytest.raises(WorkloadRejected, match="task is 'speech': it must be one of causal, masked, image"):
@@ -194,3 +227,34 @@ def test_an_absent_package_is_named_with_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=rf"needs {package}.*{command}"):
         load_workload(reference)
+
+
+class _Timm(types.ModuleType):
+    """As much of timm as the adapter asks for."""
+
+    @staticmethod
+    def list_models() -> list[str]:
+        return ["resnet18", "vit_base_patch16_224"]
+
+    @classmethod
+    def is_model(cls, name: str) -> bool:
+        return name in cls.list_models()
+
+    @staticmethod
+    def create_model(name: str, num_classes: int, drop_rate: float = 0.0) -> torch.nn.Module:
+        return torch.nn.Linear(1, num_classes)
+
+
+class TestTimm:
+    @pytest.fixture(autouse=True)
+    def _stub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "timm", _Timm("timm"))
+
+    def test_a_mistyped_model_is_named_with_the_nearest(self) -> None:
+        with pytest.raises(WorkloadRejected, match=r"timm has no model 'resnet1': did you mean 'resnet18'\?"):
+            load_workload("zoo:timm?name=resnet1")
+
+    def test_an_option_that_the_model_does_not_have_is_named(self) -> None:
+        assert load_workload("zoo:timm?name=resnet18&drop_rate=0.1").model() is not None
+        with pytest.raises(WorkloadRejected, match=r"refuses its options \(dorp_rate\): .*dorp_rate"):
+            load_workload("zoo:timm?name=resnet18&dorp_rate=0.1").model()

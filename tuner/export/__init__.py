@@ -13,6 +13,7 @@ from steptune.tuner.export.torchrun import TorchrunScript
 from steptune.tuner.export.torchtitan import TorchtitanConfig
 from steptune.tuner.export.transformers_arguments import TransformersArguments
 from steptune.tuner.records import Recommendation
+from steptune.tuner.wording import no_such
 
 EXPORTERS: tuple[Exporter, ...] = (
     NativeJson(),
@@ -46,7 +47,7 @@ def exporter_named(name: str) -> Exporter:
         ChoiceError: There is none; names those that exist.
     """
     if name not in _BY_NAME:
-        raise ChoiceError(f"there is no export format {name!r}: the formats are {', '.join(_BY_NAME)}")
+        raise ChoiceError(no_such("export format", name, _BY_NAME))
     return _BY_NAME[name]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.export import EXPORTERS, optuna_study, trial_table
 from steptune.tuner.records import Study, Trial
+from steptune.tuner.wording import no_such
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,5 +69,5 @@ def study_format(name: str) -> StudyFormat | None:
     """
     names = [exporter.name for exporter in EXPORTERS]
     if name not in _BY_NAME and name not in names:
-        raise ChoiceError(f"there is no export format {name!r}: the formats are {', '.join([*names, *_BY_NAME])}")
+        raise ChoiceError(no_such("export format", name, (*names, *_BY_NAME)))
     return _BY_NAME.get(name)

@@ -11,6 +11,7 @@ from steptune.tuner.records import Candidate, Choice, Environment, Move, Numeric
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
 from steptune.tuner.strategies.base import Unsupported
 from steptune.tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+from steptune.tuner.wording import no_such
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,4 +181,4 @@ def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[S
     known = [strategy.name for strategy in strategies]
     for name in (*only, *skip):
         if name not in known:
-            raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(known)}")
+            raise ChoiceError(no_such("strategy", name, known))

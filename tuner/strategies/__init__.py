@@ -34,6 +34,7 @@ from steptune.tuner.strategies.optimizer_implementation import OptimizerImplemen
 from steptune.tuner.strategies.parallel_mesh import ParallelMesh
 from steptune.tuner.strategies.precision import Precision
 from steptune.tuner.strategies.sharding import Sharding
+from steptune.tuner.wording import no_such
 
 STRATEGIES: tuple[Strategy, ...] = (
     DataLoading(),
@@ -76,7 +77,7 @@ def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> St
     for strategy in strategies:
         if strategy.name == name:
             return strategy
-    raise ChoiceError(f"there is no strategy {name!r}: the strategies are {', '.join(s.name for s in strategies)}")
+    raise ChoiceError(no_such("strategy", name, (strategy.name for strategy in strategies)))
 
 
 __all__ = ["STRATEGIES", "Strategy", "Support", "Supported", "Unsupported", "strategy_named"]

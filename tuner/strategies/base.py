@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.wording import which_of
 
 if TYPE_CHECKING:
     from steptune.tuner.profiling.bounds import Situation
@@ -161,7 +162,7 @@ class Strategy(ABC):
         for name, value in choice.items():
             if name not in self.defaults:
                 raise ChoiceError(
-                    f"{self.name} has no parameter {name!r} (value {value!r}); it has {', '.join(self.defaults)}"
+                    f"{self.name} has no parameter {name!r} (value {value!r}): {which_of(name, self.defaults)}"
                 )
             if not any(_allows(allowed, value) for allowed in self.values[name]):
                 raise ChoiceError(

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.workloads.arguments import parameters_of
 from steptune.tuner.workloads.reference import WorkloadReference, parse_reference
 from steptune.tuner.workloads.workload import Workload, validate
 
@@ -35,13 +36,11 @@ def load_workload(reference: str | WorkloadReference) -> Workload:
         return validate(factory)
     if not callable(factory):
         raise WorkloadRejected(f"{parsed.name} in {parsed.source} is {factory!r}: name a class or a function")
-    try:
-        workload = factory(**parsed.arguments)
-    except TypeError as error:
-        if parsed.arguments:
-            raise WorkloadRejected(f"{parsed.name}({parsed.arguments}) cannot be made: {error}") from error
-        raise
-    return validate(workload)
+    if parsed.kind != "zoo":  # an entry of the zoo checks its own
+        parameters = parameters_of(factory)
+        if parameters is not None:
+            parameters.check(parsed.name, parsed.arguments)
+    return validate(factory(**parsed.arguments))
 
 
 def _workloads_in(module: ModuleType) -> str:

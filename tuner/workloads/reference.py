@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
 from steptune.tuner.records import Scalar
+from steptune.tuner.wording import which_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +96,35 @@ def _check_file(path: Path, name: str) -> None:
         raise WorkloadRejected(f"{path}, line {error.lineno}: this is not valid Python: {error.msg}") from None
     except (UnicodeDecodeError, ValueError, RecursionError, MemoryError) as error:  # a null byte, or endless nesting
         raise WorkloadRejected(f"{path} is not valid Python: {error or type(error).__name__}") from None
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    imports = any(isinstance(node, ast.ImportFrom) for node in tree.body)
-    assigned = [
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    ]
-    if name not in [*classes, *functions, *assigned] and not imports:
-        raise WorkloadNotFound(f"{path} has no class {name}: its classes are {', '.join(classes) or 'none'}")
+    names = list(_defined_names(tree.body))
+    if name not in names and "*" not in names:
+        classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in names]
+        advice = which_of(name, [*classes, *names], f"its classes are {', '.join(classes) or 'none'}")
+        raise WorkloadNotFound(f"{path} has no class {name}: {advice}")
+
+
+def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that a module's statements define, also under `if`, `try` and `with`; `*` for those of a star import."""
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.ImportFrom() | ast.Import():
+                yield from (alias.asname or alias.name for alias in node.names)
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+            case ast.If() | ast.For() | ast.While() | ast.With() | ast.Try():
+                yield from _defined_names(node.body)
+                yield from _defined_names(getattr(node, "orelse", ()))
+                yield from _defined_names(getattr(node, "finalbody", ()))
+                for handler in getattr(node, "handlers", ()):
+                    yield from _defined_names(handler.body)
+            case ast.Expr(value=ast.Call()):
+                if any(
+                    isinstance(part, ast.Name) and part.id in ("globals", "setattr", "exec") for part in ast.walk(node)
+                ):
+                    yield "*"
 
 
 def _scalar(text: str) -> Scalar:

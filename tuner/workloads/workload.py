@@ -26,12 +26,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.records import Scalar
+from steptune.tuner.wording import near
 
 if TYPE_CHECKING:
     import torch
 
     from steptune.tuner.training.job import TrainingJob
 
+MISTYPED = 0.85
+"""How alike a member's name and one of `Workload` are at least, for one to be the other, mistyped."""
 NamedParameters = Iterable[tuple[str, "torch.nn.Parameter"]]
 
 
@@ -238,9 +241,12 @@ def validate(workload: object) -> Workload:
             "model, dataset and loss"
         )
     cls = type(workload)
+    _check_names(workload)
     for name in ("model", "dataset"):
         if getattr(cls, name) is getattr(Workload, name):
-            raise WorkloadRejected(f"{cls.__name__} lacks {name}(self): a workload must define it")
+            mistyped = near(name, [own for own in dir(cls) if own not in vars(Workload)])
+            advice = f"did you mean {name} by {mistyped[0]}?" if mistyped else "a workload must define it"
+            raise WorkloadRejected(f"{cls.__name__} lacks {name}(self): {advice}")
     has_loss = cls.loss is not Workload.loss
     has_pair = cls.forward is not Workload.forward and cls.criterion is not Workload.criterion
     if not (has_loss or has_pair or workload.has_custom_step):
@@ -273,6 +279,20 @@ def validate(workload: object) -> Workload:
     _check_arguments(cls, "loss", ("model", "batch"))
     _check_arguments(cls, "optimizer", ("named_parameters",))
     return workload
+
+
+def _check_names(workload: Workload) -> None:
+    """Refuse a member whose name is nearly that of one which Steptune would ask for: it would be ignored."""
+    bases = [cls for cls in type(workload).__mro__ if issubclass(cls, Workload) and cls is not Workload]
+    own = {name for place in (workload, *bases) for name in vars(place) if not name.startswith("_")}
+    known = [name for name in vars(Workload) if not name.startswith("_")]
+    for name in sorted(own.difference(known)):
+        meant = [close for close in near(name, known, MISTYPED) if close not in own]
+        if meant:
+            raise WorkloadRejected(
+                f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is a "
+                "helper of your own, give it another name, or one that begins with an underscore"
+            )
 
 
 def _check_arguments(cls: type, method: str, expected: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptune.tuner.errors import MissingDependency, WorkloadRejected
+from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.workload import Workload
 
 _DATASET_LENGTH = 65536
@@ -22,16 +23,24 @@ class TimmWorkload(Workload):
 
     def __init__(self, name: str, batch: int = 32, num_classes: int = 1000, **options: Any) -> None:
         timm = _import_timm()
+        name = str(name)
         if not timm.is_model(name):
-            near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5]) or "see timm.list_models()"
-            raise WorkloadRejected(f"timm has no model {name!r}; near it: {near}")
+            advice = which_of(name, timm.list_models(), "timm.list_models() has the names")
+            raise WorkloadRejected(f"timm has no model {name!r}: {advice}")
         self.name = name
         self.global_batch = batch
         self._num_classes = num_classes
         self._options = options
 
     def model(self) -> Any:
-        return _import_timm().create_model(self.name, num_classes=self._num_classes, **self._options)
+        try:
+            return _import_timm().create_model(self.name, num_classes=self._num_classes, **self._options)
+        except TypeError as error:
+            given = ", ".join(self._options) or "none"
+            raise WorkloadRejected(
+                f"timm.create_model({self.name!r}) refuses its options ({given}): {error}. zoo:timm itself takes name, "
+                "batch and num_classes"
+            ) from error
 
     def dataset(self) -> Any:
         from steptune.tuner.workloads.adapters.random_data import RandomImages

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptune.tuner.errors import MissingDependency, WorkloadRejected
+from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 _HEADS = {
@@ -24,6 +25,8 @@ _HEADS = {
     "image": "AutoModelForImageClassification",
 }
 _MASKED = ("bert", "roberta", "distilbert", "deberta", "electra", "albert")
+_OWN = ("batch", "sequence", "task", "lr")
+"""Parameters that are not fields of the config."""
 _DATASET_LENGTH = 65536
 _IMAGE_SIZE = 224
 """Of configs that take images of any size."""
@@ -56,11 +59,16 @@ class TransformersWorkload(Workload):
         self._sequence = sequence
         self._lr = lr
         self.global_batch = batch
-        fields = {name: _field(value) for name, value in config.items()}
+        fields = {name: _field(name, value) for name, value in config.items()}
+        known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+        if model_type not in known:
+            advice = which_of(str(model_type), known, "transformers.CONFIG_MAPPING has the names")
+            raise WorkloadRejected(f"transformers has no model type {model_type!r}: {advice}")
         try:
             self.config = transformers.AutoConfig.for_model(model_type, **fields)
-        except ValueError as error:
-            raise WorkloadRejected(f"transformers has no model type {model_type!r}: {error}") from None
+        except Exception as error:  # of its own validation, which has no common base
+            said = " ".join(str(error).split())
+            raise WorkloadRejected(f"the {model_type} config refuses its fields {fields}: {said}") from error
         _refuse_unknown(fields, self.config, transformers.AutoConfig.for_model(model_type))
         if hasattr(self.config, "use_cache"):
             self.config.use_cache = False  # of keys and values, for generating text
@@ -137,16 +145,21 @@ def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
     """
     unknown = [n for n in fields if hasattr(config, n) and not hasattr(usual, n) and n != "image_size"]
     if unknown:
+        advice = which_of(unknown[0], [*_OWN, *usual.to_dict()], "see the documentation of its config")
         raise WorkloadRejected(
-            f"{unknown[0]!r} is none of batch, sequence, task and lr, and a config of {usual.model_type} has no such "
-            "field"
+            f"{unknown[0]!r} is not one of {', '.join(_OWN)}, nor a field of a {usual.model_type} config: {advice}"
         )
 
 
-def _field(value: Any) -> Any:
-    if isinstance(value, str) and "," in value:
+def _field(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or "," not in value:
+        return value
+    try:
         return [int(number) for number in value.split(",")]
-    return value
+    except ValueError:
+        raise WorkloadRejected(
+            f"{name} is {value!r}: write a list as whole numbers with commas, like 2,2,6,2"
+        ) from None
 
 
 def _import_transformers() -> Any:

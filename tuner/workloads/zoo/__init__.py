@@ -2,132 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from steptune.tuner.errors import WorkloadNotFound
+from steptune.tuner.records import Scalar
+from steptune.tuner.wording import no_such
+from steptune.tuner.workloads.arguments import parameters_in_source
+from steptune.tuner.workloads.reference import WorkloadReference, parse_reference
 from steptune.tuner.workloads.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZooEntry:
-    """A ready workload.
+    """A ready workload, called with the arguments of a reference.
 
     Attributes:
-        make: Called with the reference's arguments.
+        workload: Its class, as `module:Class` below `steptune.tuner.workloads`.
+        fields: Arguments of the class that differ from its defaults; a reference's arguments replace them.
         summary: One line for people.
         needs: Optional packages.
     """
 
     name: str
-    make: Callable[..., Workload]
+    workload: str
     summary: str
+    fields: Mapping[str, Scalar] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
 
+    def check(self, arguments: Mapping[str, Scalar]) -> None:
+        """Refuse arguments that the entry does not take, without importing it.
 
-def _synthetic(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.zoo.synthetic import Synthetic
+        Raises:
+            WorkloadRejected: An argument is missing, unknown, or of another type.
+        """
+        parameters_in_source(*self._class).check(f"zoo:{self.name}", arguments, self.fields)
 
-    return Synthetic(**arguments)
+    def __call__(self, **arguments: Any) -> Workload:
+        self.check(arguments)
+        module, name = self._class
+        workload: Workload = getattr(importlib.import_module(module), name)(**{**self.fields, **arguments})
+        return workload
 
-
-def _transformers(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.adapters.transformers import TransformersWorkload
-
-    return TransformersWorkload(**arguments)
-
-
-def _timm(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.adapters.timm import TimmWorkload
-
-    return TimmWorkload(**arguments)
-
-
-def _of_config(model_type: str, **fields: Any) -> Callable[..., Workload]:
-    """A transformers model of these fields, which a reference's arguments may replace."""
-
-    def make(**arguments: Any) -> Workload:
-        return _transformers(model_type=model_type, **{**fields, **arguments})
-
-    return make
+    @property
+    def _class(self) -> tuple[str, str]:
+        module, _, name = self.workload.partition(":")
+        return f"steptune.tuner.workloads.{module}", name
 
 
-def _detector(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.zoo.detector import Detector
-
-    return Detector(**arguments)
-
-
-def _monocular_3d(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.zoo.monocular_3d import Monocular3D
-
-    return Monocular3D(**arguments)
-
-
-def _mixture_of_experts(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.zoo.mixture_of_experts import MixtureOfExperts
-
-    return MixtureOfExperts(**arguments)
-
-
-def _vgg(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.zoo.vgg import VggClassifier
-
-    return VggClassifier(**arguments)
-
-
-def _lstm(**arguments: Any) -> Workload:
-    from steptune.tuner.workloads.zoo.lstm import LstmLanguageModel
-
-    return LstmLanguageModel(**arguments)
+def _of_config(model_type: str, **fields: Scalar) -> dict[str, Any]:
+    """The workload and the fields of a transformers model."""
+    return {
+        "workload": "adapters.transformers:TransformersWorkload",
+        "fields": {"model_type": model_type, **fields},
+        "needs": ("transformers",),
+    }
 
 
 _IMAGENET_CLASSES = 1000
 
 ZOO: tuple[ZooEntry, ...] = (
     ZooEntry(
-        name="synthetic", make=_synthetic, summary="milliseconds per step with a known cost, for trying things out"
+        name="synthetic",
+        workload="zoo.synthetic:Synthetic",
+        summary="milliseconds per step with a known cost, for trying things out",
     ),
     ZooEntry(
         name="transformers",
-        make=_transformers,
+        workload="adapters.transformers:TransformersWorkload",
         summary="any transformers config on random tokens or images: ?model_type=gpt2&batch=8&n_layer=12",
         needs=("transformers",),
     ),
     ZooEntry(
         name="timm",
-        make=_timm,
+        workload="adapters.timm:TimmWorkload",
         summary="any timm model on random images: ?name=resnet18&batch=32",
         needs=("timm", "torchvision"),
     ),
     ZooEntry(
         name="gpt2",
-        make=_of_config("gpt2", batch=4, sequence=1024),
+        **_of_config("gpt2", batch=4, sequence=1024),
         summary="GPT-2, 124 M parameters, random tokens",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="gpt2_large",
-        make=_of_config("gpt2", batch=4, sequence=1024, n_embd=1280, n_layer=36, n_head=20),
+        **_of_config("gpt2", batch=4, sequence=1024, n_embd=1280, n_layer=36, n_head=20),
         summary="GPT-2 large, 774 M parameters, random tokens",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="gpt2_xl",
-        make=_of_config("gpt2", batch=2, sequence=1024, n_embd=1600, n_layer=48, n_head=25),
+        **_of_config("gpt2", batch=2, sequence=1024, n_embd=1600, n_layer=48, n_head=25),
         summary="GPT-2 XL, 1.56 B parameters, random tokens",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="bert",
-        make=_of_config("bert", batch=32, sequence=512),
+        **_of_config("bert", batch=32, sequence=512),
         summary="BERT base on random tokens, 15 % of them masked",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="bert_large",
-        make=_of_config(
+        **_of_config(
             "bert",
             batch=16,
             sequence=512,
@@ -137,11 +113,10 @@ ZOO: tuple[ZooEntry, ...] = (
             intermediate_size=4096,
         ),
         summary="BERT large on random tokens, 15 % of them masked",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="vit_large",
-        make=_of_config(
+        **_of_config(
             "vit",
             batch=128,
             hidden_size=1024,
@@ -151,11 +126,10 @@ ZOO: tuple[ZooEntry, ...] = (
             num_labels=_IMAGENET_CLASSES,
         ),
         summary="ViT-L/16 at 224 pixels, random images",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="vit_huge",
-        make=_of_config(
+        **_of_config(
             "vit",
             batch=64,
             patch_size=14,
@@ -166,27 +140,24 @@ ZOO: tuple[ZooEntry, ...] = (
             num_labels=_IMAGENET_CLASSES,
         ),
         summary="ViT-H/14 at 224 pixels, random images",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="swin_tiny",
-        make=_of_config(
+        **_of_config(
             "swin", batch=128, embed_dim=96, depths="2,2,6,2", num_heads="3,6,12,24", num_labels=_IMAGENET_CLASSES
         ),
         summary="Swin-T at 224 pixels, random images",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="swin_base",
-        make=_of_config(
+        **_of_config(
             "swin", batch=128, embed_dim=128, depths="2,2,18,2", num_heads="4,8,16,32", num_labels=_IMAGENET_CLASSES
         ),
         summary="Swin-B at 224 pixels, random images",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="swin_v2",
-        make=_of_config(
+        **_of_config(
             "swinv2",
             batch=64,
             image_size=256,
@@ -197,41 +168,60 @@ ZOO: tuple[ZooEntry, ...] = (
             num_labels=_IMAGENET_CLASSES,
         ),
         summary="Swin V2-T at 256 pixels with windows of 8, random images",
-        needs=("transformers",),
     ),
     ZooEntry(
         name="resnet50",
-        make=_of_config("resnet", batch=256, image_size=224, lr=1e-3, num_labels=_IMAGENET_CLASSES),
+        **_of_config("resnet", batch=256, image_size=224, lr=1e-3, num_labels=_IMAGENET_CLASSES),
         summary="ResNet-50 (stride in the 3 x 3 convolutions) at 224 pixels, random images",
-        needs=("transformers",),
     ),
-    ZooEntry(name="vgg16", make=_vgg, summary="VGG-16 at 224 pixels, random images: most parameters in one layer"),
+    ZooEntry(
+        name="vgg16",
+        workload="zoo.vgg:VggClassifier",
+        summary="VGG-16 at 224 pixels, random images: most parameters in one layer",
+    ),
     ZooEntry(
         name="detector",
-        make=_detector,
+        workload="zoo.detector:Detector",
         summary="a small detector with YOLOv7's loss: SimOTA assigns anchors to boxes in every step",
     ),
     ZooEntry(
         name="monocular_3d",
-        make=_monocular_3d,
+        workload="zoo.monocular_3d:Monocular3D",
         summary="a small monocular 3-D detector with FCOS3D's targets",
     ),
     ZooEntry(
         name="mixture_of_experts",
-        make=_mixture_of_experts,
+        workload="zoo.mixture_of_experts:MixtureOfExperts",
         summary="a transformer whose tokens choose experts: ?top_k=2 (GShard) or 1 (Switch)",
     ),
-    ZooEntry(name="lstm", make=_lstm, summary="an LSTM language model with tied embeddings, random tokens"),
+    ZooEntry(
+        name="lstm",
+        workload="zoo.lstm:LstmLanguageModel",
+        summary="an LSTM language model with tied embeddings, random tokens",
+    ),
 )
 
 
-def zoo_entry(name: str) -> Callable[..., Workload]:
-    """The maker of an entry.
+def zoo_entry(name: str) -> ZooEntry:
+    """The entry of a name.
 
     Raises:
         WorkloadNotFound: There is none of this name; names those that exist.
     """
     for entry in ZOO:
         if entry.name == name:
-            return entry.make
-    raise WorkloadNotFound(f"the zoo has no {name!r}; it has {', '.join(entry.name for entry in ZOO)}")
+            return entry
+    raise WorkloadNotFound(no_such("zoo workload", name, (entry.name for entry in ZOO)))
+
+
+def known_reference(text: str) -> WorkloadReference:
+    """Parse a reference and check all that needs no import: the file and its class, or the entry and its arguments.
+
+    Raises:
+        WorkloadNotFound: The file, class or zoo entry does not exist.
+        WorkloadRejected: The file is not valid Python, or an argument of the entry is missing or wrong.
+    """
+    reference = parse_reference(text)
+    if reference.kind == "zoo":
+        zoo_entry(reference.name).check(reference.arguments)
+    return reference

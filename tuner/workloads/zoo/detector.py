@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
+from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 from steptune.tuner.workloads.zoo.simota import Boxes, assign, complete_overlap, decode
 
@@ -147,6 +148,7 @@ class Detector(Workload):
         most_boxes: int = 20,
         lr: float = 1e-3,
     ) -> None:
+        check_multiple("image_size", image_size, 32)
         self.global_batch = batch
         self._size = image_size
         self._shape = (width, depth, num_classes)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
+from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 from steptune.tuner.workloads.zoo.detector import NONE, Stages
 from steptune.tuner.workloads.zoo.fcos3d import Points, Scene, Targets, make_points, make_targets
@@ -111,6 +112,8 @@ class Monocular3D(Workload):
         most_boxes: int = 40,
         lr: float = 1e-3,
     ) -> None:
+        check_multiple("height", height, 128)
+        check_multiple("image_width", image_width, 128)
         self.global_batch = batch
         self._size = (height, image_width)
         self._shape = (width, depth)

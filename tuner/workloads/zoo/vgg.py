@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from steptune.tuner.workloads.adapters.random_data import RandomImages, with_normal_pixels
+from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -76,6 +77,7 @@ class VggClassifier(Workload):
         dropout: float = 0.5,
         lr: float = 1e-4,
     ) -> None:
+        check_multiple("image_size", image_size, 2 ** len(STAGES))
         self.global_batch = batch
         self._size = image_size
         self._num_labels = num_labels

@@ -172,7 +172,7 @@ def forward_kernel(
     channel = head * HEAD_DIM + d
     scale = tl.load(scales + head).to(tl.float32)
     seed = tl.load(seed_pointer) if DROPS else 0
-    for begin in tl.static_range(0, NUM_TOKENS, BLOCK_I):
+    for begin in tl.range(0, NUM_TOKENS, BLOCK_I):
         i = begin + tl.arange(0, BLOCK_I)
         bias = _load_position_bias(table, head, i, j, ROWS, COLUMNS, HEADS)
         for step in tl.range(WINDOWS_PER_PROGRAM):
@@ -344,7 +344,7 @@ def backward_kernel(
             k = (k_raw.to(tl.float32) * inverse_k[:, None]).to(k_raw.dtype)
         grad_k = tl.zeros((BLOCK_J, HEAD_DIM), dtype=tl.float32)
         grad_v = tl.zeros((BLOCK_J, HEAD_DIM), dtype=tl.float32)
-        for begin in tl.static_range(0, NUM_TOKENS, BLOCK_I):
+        for begin in tl.range(0, NUM_TOKENS, BLOCK_I):
             i = begin + tl.arange(0, BLOCK_I)
             offset_i, on_map_i, region_i = _places(
                 window,

@@ -89,7 +89,7 @@ def _forward(
 ) -> Tensor:
     from steptune.kernels.window_attention import kernel, launch
 
-    qkv = launch.dense_channels(qkv)
+    qkv = launch.dense_map(qkv)
     batch, height, width, channels = qkv.shape
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
     grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
@@ -102,8 +102,8 @@ def _forward(
         qkv if seed is None else seed,
         dropout,
         *sizes,
-        *qkv.stride()[:3],
-        *out.stride()[:3],
+        qkv.stride(2),
+        out.stride(2),
         **constants,
     )
     return out
@@ -140,8 +140,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from steptune.kernels.window_attention import kernel, launch
 
-    qkv = launch.dense_channels(qkv)
-    grad_out = launch.dense_channels(grad_out)
+    qkv = launch.dense_map(qkv)
+    grad_out = launch.dense_map(grad_out)
     grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
     heads, num_tokens = table.shape[1], window[0] * window[1]
     grad_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
@@ -162,9 +162,9 @@ def _backward(
         qkv if seed is None else seed,
         dropout,
         *sizes,
-        *qkv.stride()[:3],
-        *grad_out.stride()[:3],
-        *grad_qkv.stride()[:3],
+        qkv.stride(2),
+        grad_out.stride(2),
+        grad_qkv.stride(2),
         **constants,
     )
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)

@@ -27,47 +27,46 @@ def _places(
     width,
     windows_y,
     windows_x,
-    stride_b,
-    stride_y,
-    stride_x,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHIFT_ROWS: tl.constexpr,
     SHIFT_COLUMNS: tl.constexpr,
     ROLLS_FIRST: tl.constexpr,
 ):
-    """Give the offset of each token of a window, whether it lies on the map, and the region that it may attend to."""
-    per_image = windows_y * windows_x
-    image = window // per_image
-    within = window % per_image
-    window_y = within // windows_x
-    window_x = within % windows_x
+    """Give the pixel of each token of a window within its image, whether it lies on the map, and its region."""
+    within = window % (windows_y * windows_x)
     token = tl.minimum(n, ROWS * COLUMNS - 1)  # beyond the window a row of scores must not be masked as a whole
-    y = window_y * ROWS + token // COLUMNS
-    x = window_x * COLUMNS + token % COLUMNS
+    y = within // windows_x * ROWS + token // COLUMNS
+    x = within % windows_x * COLUMNS + token % COLUMNS
     padded_height = windows_y * ROWS
     padded_width = windows_x * COLUMNS
     if ROLLS_FIRST:
         on_map = (y < height) & (x < width)
-        source_y = (y + SHIFT_ROWS) % height
-        source_x = (x + SHIFT_COLUMNS) % width
+        rolled_height = height
+        rolled_width = width
     else:
-        source_y = (y + SHIFT_ROWS) % padded_height
-        source_x = (x + SHIFT_COLUMNS) % padded_width
-        on_map = (source_y < height) & (source_x < width)
+        on_map = n >= 0
+        rolled_height = padded_height
+        rolled_width = padded_width
+    source_y = y + SHIFT_ROWS
+    source_x = x + SHIFT_COLUMNS
+    source_y = tl.where(source_y >= rolled_height, source_y - rolled_height, source_y)
+    source_x = tl.where(source_x >= rolled_width, source_x - rolled_width, source_x)
+    on_map = on_map & (source_y < height) & (source_x < width) & (n < ROWS * COLUMNS)
     region = token * 0
     if SHIFT_ROWS > 0:
         region += 3 * ((y >= padded_height - ROWS).to(tl.int32) + (y >= padded_height - SHIFT_ROWS).to(tl.int32))
     if SHIFT_COLUMNS > 0:
         region += (x >= padded_width - COLUMNS).to(tl.int32) + (x >= padded_width - SHIFT_COLUMNS).to(tl.int32)
-    offset = image.to(tl.int64) * stride_b + source_y.to(tl.int64) * stride_y + source_x.to(tl.int64) * stride_x
-    return offset, on_map & (n < ROWS * COLUMNS), region
+    return source_y * width + source_x, on_map, region
 
 
 @triton.jit
-def _load_tile(pointer, offset_n, on_map_n, n, d, bias_pointer, NUM_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr):
+def _load_tile(
+    pointer, pixel_n, on_map_n, n, d, stride, bias_pointer, NUM_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr
+):
     """Load (n, d); a token of the padding has the projection's bias, or zero."""
-    tile = tl.load(pointer + offset_n[:, None] + d[None, :], mask=on_map_n[:, None], other=0.0)
+    tile = tl.load(pointer + pixel_n[:, None] * stride + d[None, :], mask=on_map_n[:, None], other=0.0)
     if HAS_BIAS:
         padding = tl.load(bias_pointer + d).to(tile.dtype)
         is_padding = (n < NUM_TOKENS) & (on_map_n == 0)
@@ -99,7 +98,7 @@ def _inverse_length(tile):
 
 
 @triton.jit
-def _probabilities(
+def _exponentials(
     q,
     k,
     bias,
@@ -109,14 +108,13 @@ def _probabilities(
     SHIFTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Softmax over j of scale q k^T + bias, in FP32; the products, too."""
+    """Give the numerators of the softmax over j of scale q k^T + bias, their sums, and the products, all in FP32."""
     products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = products * scale + bias
     if SHIFTED:
         scores = tl.where(region_i[:, None] == region_j[None, :], scores, float("-inf"))
-    largest = tl.max(scores, axis=1)
-    exponentials = tl.exp2((scores - largest[:, None]) * LOG2_E)
-    return exponentials / tl.sum(exponentials, axis=1)[:, None], products
+    exponentials = tl.exp2((scores - tl.max(scores, axis=1)[:, None]) * LOG2_E)
+    return exponentials, tl.sum(exponentials, axis=1), products
 
 
 @triton.jit
@@ -141,12 +139,8 @@ def forward_kernel(
     windows_y,
     windows_x,
     num_windows,
-    qkv_stride_b,
-    qkv_stride_y,
-    qkv_stride_x,
-    out_stride_b,
-    out_stride_y,
-    out_stride_x,
+    qkv_stride,
+    out_stride,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -165,11 +159,11 @@ def forward_kernel(
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM
     SHIFTED: tl.constexpr = (SHIFT_ROWS > 0) or (SHIFT_COLUMNS > 0)
+    ONE_BLOCK: tl.constexpr = BLOCK_I == BLOCK_J
     head = tl.program_id(1)
     first = tl.program_id(0) * WINDOWS_PER_PROGRAM
     j = tl.arange(0, BLOCK_J)
-    d = tl.arange(0, HEAD_DIM)
-    channel = head * HEAD_DIM + d
+    channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
     scale = tl.load(scales + head).to(tl.float32)
     seed = tl.load(seed_pointer) if DROPS else 0
     for begin in tl.range(0, NUM_TOKENS, BLOCK_I):
@@ -178,16 +172,15 @@ def forward_kernel(
         for step in tl.range(WINDOWS_PER_PROGRAM):
             window = first + step
             inside = window < num_windows
-            offset_j, on_map_j, region_j = _places(
+            image = (window // (windows_y * windows_x)).to(tl.int64) * height * width
+            from_qkv = qkv + image * qkv_stride
+            pixel_j, on_map_j, region_j = _places(
                 window,
                 j,
                 height,
                 width,
                 windows_y,
                 windows_x,
-                qkv_stride_b,
-                qkv_stride_y,
-                qkv_stride_x,
                 ROWS,
                 COLUMNS,
                 SHIFT_ROWS,
@@ -195,54 +188,38 @@ def forward_kernel(
                 ROLLS_FIRST,
             )
             on_map_j = on_map_j & inside
-            k = _load_tile(qkv + CHANNELS, offset_j, on_map_j, j, channel, qkv_bias + CHANNELS, NUM_TOKENS, PADDED)
-            v = _load_tile(
-                qkv + 2 * CHANNELS, offset_j, on_map_j, j, channel, qkv_bias + 2 * CHANNELS, NUM_TOKENS, PADDED
-            )
-            offset_i, on_map_i, region_i = _places(
-                window,
-                i,
-                height,
-                width,
-                windows_y,
-                windows_x,
-                qkv_stride_b,
-                qkv_stride_y,
-                qkv_stride_x,
-                ROWS,
-                COLUMNS,
-                SHIFT_ROWS,
-                SHIFT_COLUMNS,
-                ROLLS_FIRST,
-            )
-            on_map_i = on_map_i & inside
-            q = _load_tile(qkv, offset_i, on_map_i, i, channel, qkv_bias, NUM_TOKENS, PADDED)
+            if ONE_BLOCK:
+                pixel_i, on_map_i, region_i = pixel_j, on_map_j, region_j
+            else:
+                pixel_i, on_map_i, region_i = _places(
+                    window,
+                    i,
+                    height,
+                    width,
+                    windows_y,
+                    windows_x,
+                    ROWS,
+                    COLUMNS,
+                    SHIFT_ROWS,
+                    SHIFT_COLUMNS,
+                    ROLLS_FIRST,
+                )
+                on_map_i = on_map_i & inside
+            q = _load_tile(from_qkv, pixel_i, on_map_i, i, channel, qkv_stride, qkv_bias, NUM_TOKENS, PADDED)
+            from_k = from_qkv + CHANNELS
+            k = _load_tile(from_k, pixel_j, on_map_j, j, channel, qkv_stride, qkv_bias + CHANNELS, NUM_TOKENS, PADDED)
+            from_v = from_k + CHANNELS
+            v_bias = qkv_bias + 2 * CHANNELS
+            v = _load_tile(from_v, pixel_j, on_map_j, j, channel, qkv_stride, v_bias, NUM_TOKENS, PADDED)
             if COSINE:
                 q = (q.to(tl.float32) * _inverse_length(q)[:, None]).to(q.dtype)
                 k = (k.to(tl.float32) * _inverse_length(k)[:, None]).to(k.dtype)
-            p, _ = _probabilities(q, k, bias, region_i, region_j, scale, SHIFTED, PRECISION)
+            p, total, _ = _exponentials(q, k, bias, region_i, region_j, scale, SHIFTED, PRECISION)
             if DROPS:
                 p *= _kept(seed, window, head, i, j, dropout, HEADS, NUM_TOKENS)
-            values = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
-            out_offset, _, _ = _places(
-                window,
-                i,
-                height,
-                width,
-                windows_y,
-                windows_x,
-                out_stride_b,
-                out_stride_y,
-                out_stride_x,
-                ROWS,
-                COLUMNS,
-                SHIFT_ROWS,
-                SHIFT_COLUMNS,
-                ROLLS_FIRST,
-            )
-            tl.store(
-                out + out_offset[:, None] + channel[None, :], values.to(out.dtype.element_ty), mask=on_map_i[:, None]
-            )
+            values = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) / total[:, None]
+            to = out + image * out_stride + pixel_i[:, None] * out_stride + channel[None, :]
+            tl.store(to, values.to(out.dtype.element_ty), mask=on_map_i[:, None])
 
 
 @triton.jit
@@ -271,15 +248,9 @@ def backward_kernel(
     windows_y,
     windows_x,
     num_windows,
-    qkv_stride_b,
-    qkv_stride_y,
-    qkv_stride_x,
-    out_stride_b,
-    out_stride_y,
-    out_stride_x,
-    grad_stride_b,
-    grad_stride_y,
-    grad_stride_x,
+    qkv_stride,
+    out_stride,
+    grad_stride,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -298,13 +269,12 @@ def backward_kernel(
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM
     SHIFTED: tl.constexpr = (SHIFT_ROWS > 0) or (SHIFT_COLUMNS > 0)
-    ONE_BLOCK: tl.constexpr = BLOCK_I >= NUM_TOKENS
+    ONE_BLOCK: tl.constexpr = BLOCK_I == BLOCK_J
     head = tl.program_id(1)
     program = tl.program_id(0)
     first = program * WINDOWS_PER_PROGRAM
     j = tl.arange(0, BLOCK_J)
-    d = tl.arange(0, HEAD_DIM)
-    channel = head * HEAD_DIM + d
+    channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
     scale = tl.load(scales + head).to(tl.float32)
     seed = tl.load(seed_pointer) if DROPS else 0
     own_bias_part = bias_parts + (program * HEADS + head).to(tl.int64) * (NUM_TOKENS * NUM_TOKENS)
@@ -318,16 +288,16 @@ def backward_kernel(
     for step in tl.range(WINDOWS_PER_PROGRAM):
         window = first + step
         inside = window < num_windows
-        offset_j, on_map_j, region_j = _places(
+        image = (window // (windows_y * windows_x)).to(tl.int64) * height * width
+        from_qkv = qkv + image * qkv_stride
+        to_qkv = grad_qkv + image * grad_stride
+        pixel_j, on_map_j, region_j = _places(
             window,
             j,
             height,
             width,
             windows_y,
             windows_x,
-            qkv_stride_b,
-            qkv_stride_y,
-            qkv_stride_x,
             ROWS,
             COLUMNS,
             SHIFT_ROWS,
@@ -336,8 +306,11 @@ def backward_kernel(
         )
         is_padding_j = (j < NUM_TOKENS) & (on_map_j == 0) & inside
         on_map_j = on_map_j & inside
-        k_raw = _load_tile(qkv + CHANNELS, offset_j, on_map_j, j, channel, qkv_bias + CHANNELS, NUM_TOKENS, PADDED)
-        v = _load_tile(qkv + 2 * CHANNELS, offset_j, on_map_j, j, channel, qkv_bias + 2 * CHANNELS, NUM_TOKENS, PADDED)
+        from_k = from_qkv + CHANNELS
+        k_raw = _load_tile(from_k, pixel_j, on_map_j, j, channel, qkv_stride, qkv_bias + CHANNELS, NUM_TOKENS, PADDED)
+        from_v = from_k + CHANNELS
+        v_bias = qkv_bias + 2 * CHANNELS
+        v = _load_tile(from_v, pixel_j, on_map_j, j, channel, qkv_stride, v_bias, NUM_TOKENS, PADDED)
         k = k_raw
         if COSINE:
             inverse_k = _inverse_length(k_raw)
@@ -345,53 +318,35 @@ def backward_kernel(
         grad_k = tl.zeros((BLOCK_J, HEAD_DIM), dtype=tl.float32)
         grad_v = tl.zeros((BLOCK_J, HEAD_DIM), dtype=tl.float32)
         for begin in tl.range(0, NUM_TOKENS, BLOCK_I):
-            i = begin + tl.arange(0, BLOCK_I)
-            offset_i, on_map_i, region_i = _places(
-                window,
-                i,
-                height,
-                width,
-                windows_y,
-                windows_x,
-                qkv_stride_b,
-                qkv_stride_y,
-                qkv_stride_x,
-                ROWS,
-                COLUMNS,
-                SHIFT_ROWS,
-                SHIFT_COLUMNS,
-                ROLLS_FIRST,
-            )
-            on_map_i = on_map_i & inside
-            q_raw = _load_tile(qkv, offset_i, on_map_i, i, channel, qkv_bias, NUM_TOKENS, PADDED)
+            i = begin + first_i
+            if ONE_BLOCK:
+                pixel_i, on_map_i, region_i = pixel_j, on_map_j, region_j
+                bias = bias_of_block
+            else:
+                pixel_i, on_map_i, region_i = _places(
+                    window,
+                    i,
+                    height,
+                    width,
+                    windows_y,
+                    windows_x,
+                    ROWS,
+                    COLUMNS,
+                    SHIFT_ROWS,
+                    SHIFT_COLUMNS,
+                    ROLLS_FIRST,
+                )
+                on_map_i = on_map_i & inside
+                bias = _load_position_bias(table, head, i, j, ROWS, COLUMNS, HEADS)
+            q_raw = _load_tile(from_qkv, pixel_i, on_map_i, i, channel, qkv_stride, qkv_bias, NUM_TOKENS, PADDED)
             q = q_raw
             if COSINE:
                 inverse_q = _inverse_length(q_raw)
                 q = (q_raw.to(tl.float32) * inverse_q[:, None]).to(q_raw.dtype)
-            grad_offset, _, _ = _places(
-                window,
-                i,
-                height,
-                width,
-                windows_y,
-                windows_x,
-                out_stride_b,
-                out_stride_y,
-                out_stride_x,
-                ROWS,
-                COLUMNS,
-                SHIFT_ROWS,
-                SHIFT_COLUMNS,
-                ROLLS_FIRST,
-            )
-            grad_values = tl.load(
-                grad_out + grad_offset[:, None] + channel[None, :], mask=on_map_i[:, None], other=0.0
-            ).to(v.dtype)
-            if ONE_BLOCK:
-                bias = bias_of_block
-            else:
-                bias = _load_position_bias(table, head, i, j, ROWS, COLUMNS, HEADS)
-            p, products = _probabilities(q, k, bias, region_i, region_j, scale, SHIFTED, PRECISION)
+            from_out = grad_out + image * out_stride + pixel_i[:, None] * out_stride + channel[None, :]
+            grad_values = tl.load(from_out, mask=on_map_i[:, None], other=0.0).to(v.dtype)
+            numerators, total, products = _exponentials(q, k, bias, region_i, region_j, scale, SHIFTED, PRECISION)
+            p = numerators / total[:, None]
             grad_p = tl.dot(grad_values, tl.trans(v), input_precision=PRECISION)
             kept_p = p
             if DROPS:
@@ -415,48 +370,13 @@ def backward_kernel(
             grad_k += tl.dot(tl.trans(narrow), q, input_precision=PRECISION)
             if COSINE:
                 grad_q = _through_normalisation(grad_q, q_raw, inverse_q)
-            target_i, _, _ = _places(
-                window,
-                i,
-                height,
-                width,
-                windows_y,
-                windows_x,
-                grad_stride_b,
-                grad_stride_y,
-                grad_stride_x,
-                ROWS,
-                COLUMNS,
-                SHIFT_ROWS,
-                SHIFT_COLUMNS,
-                ROLLS_FIRST,
-            )
-            tl.store(
-                grad_qkv + target_i[:, None] + channel[None, :],
-                grad_q.to(grad_qkv.dtype.element_ty),
-                mask=on_map_i[:, None],
-            )
+            to = to_qkv + pixel_i[:, None] * grad_stride + channel[None, :]
+            tl.store(to, grad_q.to(grad_qkv.dtype.element_ty), mask=on_map_i[:, None])
         if COSINE:
             grad_k = _through_normalisation(grad_k, k_raw, inverse_k)
-        target_j, _, _ = _places(
-            window,
-            j,
-            height,
-            width,
-            windows_y,
-            windows_x,
-            grad_stride_b,
-            grad_stride_y,
-            grad_stride_x,
-            ROWS,
-            COLUMNS,
-            SHIFT_ROWS,
-            SHIFT_COLUMNS,
-            ROLLS_FIRST,
-        )
-        k_target = grad_qkv + CHANNELS + target_j[:, None] + channel[None, :]
-        tl.store(k_target, grad_k.to(grad_qkv.dtype.element_ty), mask=on_map_j[:, None])
-        tl.store(k_target + CHANNELS, grad_v.to(grad_qkv.dtype.element_ty), mask=on_map_j[:, None])
+        to_k = to_qkv + CHANNELS + pixel_j[:, None] * grad_stride + channel[None, :]
+        tl.store(to_k, grad_k.to(grad_qkv.dtype.element_ty), mask=on_map_j[:, None])
+        tl.store(to_k + CHANNELS, grad_v.to(grad_qkv.dtype.element_ty), mask=on_map_j[:, None])
         if PADDED:
             padding_k += tl.sum(tl.where(is_padding_j[:, None], grad_k, 0.0), axis=0)
             padding_v += tl.sum(tl.where(is_padding_j[:, None], grad_v, 0.0), axis=0)

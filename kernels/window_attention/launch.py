@@ -18,9 +18,15 @@ def next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def dense_channels(tensor: Tensor) -> Tensor:
-    """Give a tensor whose channels lie side by side, as programs read them; the other strides may be any."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+def dense_map(tensor: Tensor) -> Tensor:
+    """Give a map (B, H, W, channels) whose pixels follow each other at one distance, copied where it must be.
+
+    The channels of a pixel lie side by side; pixels may lie apart, as those of a slice of channels do.
+    """
+    _, height, width, _ = tensor.shape
+    pixel = tensor.stride(2)
+    dense = tensor.stride() == (height * width * pixel, width * pixel, pixel, 1)
+    return tensor if dense else tensor.contiguous()
 
 
 def plan(

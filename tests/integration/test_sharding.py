@@ -281,7 +281,9 @@ def saved(rank: int, choice: dict[str, Any]) -> dict[str, Any]:
     return {"model": job.state_dict(), "optimizer": job.optimizer_state_dict()}
 
 
-def continued(rank: int, choice: dict[str, Any], checkpoint: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
+def continued(
+    rank: int, choice: dict[str, Any], checkpoint: dict[str, Any], **others: Any
+) -> tuple[list[float], dict[str, Any]]:
     """From a checkpoint of the model alone into a fresh model, and of the optimizer into its job."""
 
     class Restored(Deep):
@@ -290,7 +292,7 @@ def continued(rank: int, choice: dict[str, Any], checkpoint: dict[str, Any]) -> 
             model.load_state_dict(checkpoint["model"])
             return model
 
-    job = build(rank, Restored(), {"sharding": choice})
+    job = build(rank, Restored(), {"sharding": choice, **others})
     job.load_optimizer_state_dict(copy.deepcopy(checkpoint["optimizer"]))  # torch goes on in the tensors it is given
     again = copy.deepcopy(job.optimizer_state_dict())
     return train_on(job, 3), again
@@ -308,6 +310,20 @@ class TestCheckpoints:
         for losses, again in ranks.run(2, continued, choice, of_one):
             assert losses == pytest.approx(expected, rel=2e-5)
             same({"optimizer": again}, {"optimizer": of_one["optimizer"]})
+
+    def test_states_on_their_ranks_have_the_layout_of_their_parameters(self, ranks: Ranks) -> None:
+        """A fused update checks nothing."""
+        of_one = saved(0, {})
+        expected, _ = continued(0, {}, of_one)
+        for losses, again in ranks.run(2, continued_in_channels_last, of_one):
+            assert losses == pytest.approx(expected, rel=2e-5)
+            same({"optimizer": again}, {"optimizer": of_one["optimizer"]})
+
+
+def continued_in_channels_last(rank: int, checkpoint: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
+    fused = {"implementation": "fused"}
+    layout = {"layout": "channels_last"}
+    return continued(rank, {"mode": "zero1"}, checkpoint, optimizer_implementation=fused, memory_format=layout)
 
 
 def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """Disturbing what rounding disturbs: by whom noise is shared, and by whom not."""
 
+import pytest
 import torch
+from torch import nn
 
 from steptune.tuner.trials.disturbance import Disturbance
 
@@ -20,3 +22,102 @@ def test_the_noise_of_a_rank_repeats_itself() -> None:
     first, second = (Disturbance(2.0**-8, seed=1).of_rank(1)(ONES) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first, Disturbance(2.0**-8, seed=2).of_rank(1)(ONES))
+
+
+ROUNDOFFS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+"""Of the formats themselves."""
+
+
+def units(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """How many numbers of the format further, away from zero."""
+    integers = torch.int32 if before.dtype is torch.float32 else torch.int16
+    return after.view(integers).long() - before.view(integers).long()
+
+
+class TestInTheFormatWhoseRoundoffItIs:
+    """Where a factor rounded to the format itself would be 1 or, only ever, less."""
+
+    @pytest.fixture(params=ROUNDOFFS, ids=str)
+    def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:
+        return request.param
+
+    @pytest.fixture(params=["normal", "ones", "powers", "just below a power"])
+    def values(self, request: pytest.FixtureRequest, dtype: torch.dtype) -> torch.Tensor:
+        """Many; a power of two has a neighbour below that is half as far away as that above."""
+        generator = torch.Generator().manual_seed(0)
+        normal = torch.randn(100_000, generator=generator)
+        found = {
+            "normal": normal,
+            "ones": torch.ones_like(normal),
+            "powers": normal.sign() * torch.exp2((3 * normal).round()),
+            "just below a power": normal.sign() * (2 - 2.5 * ROUNDOFFS[dtype]),
+        }[request.param]
+        return found.to(dtype)
+
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_most_elements_move_by_one_unit_in_the_last_place_as_often_up_as_down(
+        self, values: torch.Tensor, seed: int
+    ) -> None:
+        roundoff = ROUNDOFFS[values.dtype]
+        moved = Disturbance(roundoff, seed=seed)(values)
+        distance = units(values, moved)
+        assert set(distance.tolist()) <= {-1, 0, 1}
+        assert float((distance != 0).double().mean()) > 0.5
+        change = (moved.double() - values.double()) / values.double() / roundoff
+        sigma = float(change.std()) / len(values) ** 0.5
+        assert abs(float(change.mean())) < 4 * sigma
+        assert float(change.abs().mean()) == pytest.approx(1.0, abs=0.02)
+        if float((values.double().log2() % 1 != 0).double().mean()) > 0.9:
+            assert abs(float(distance.sign().double().mean())) < 4 / len(values) ** 0.5
+
+    def test_what_has_no_neighbours_stays(self, dtype: torch.dtype) -> None:
+        special = torch.tensor([0.0, float("inf"), -float("inf"), float("nan")], dtype=dtype)
+        found = Disturbance(ROUNDOFFS[dtype], seed=1)(special)
+        torch.testing.assert_close(found, special, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("roundoff", [2.0**-8, 2.0**-11])
+def test_noise_in_a_finer_format_is_uniform_within_the_roundoff(dtype: torch.dtype, roundoff: float) -> None:
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    change = (Disturbance(roundoff, seed=1)(values).double() / values.double() - 1) / roundoff
+    assert float(change.abs().max()) <= 1.001
+    assert float(change.abs().max()) > 0.99
+    assert abs(float(change.mean())) < 4 * float(change.std()) / len(values) ** 0.5
+    assert float(change.std()) == pytest.approx(3**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFFS, ids=str)
+def test_a_gradient_is_disturbed_by_the_factors_of_its_output(dtype: torch.dtype) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    moved = Disturbance(ROUNDOFFS[dtype], seed=1)(values)
+    moved.backward(values.detach())
+    assert values.grad is not None
+    change = units(moved.detach(), values.grad)
+    assert set(change.tolist()) <= {-1, 0, 1}  # the saved factor has the format's own precision
+    assert float((change == 0).double().mean()) > 0.9
+
+
+def test_layouts_stay_and_pieces_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steptune.tuner.trials.disturbance.PIECE", 7)
+    image = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    for values in (image, image[..., ::2], image.transpose(0, 1), image[:, :1].expand(2, 4, 5, 5), torch.ones(())):
+        found = Disturbance(2.0**-8, seed=1)(values)
+        assert found.stride() == torch.empty_like(values).stride()
+        torch.testing.assert_close(found, values, rtol=2.0**-7, atol=0)
+        assert not torch.equal(found, values)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch itself
+def test_outputs_of_a_compiled_model_are_disturbed_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    compiled = torch.compile(model, backend="eager")
+    batch = torch.randn(8, 4)
+    expected = model(batch)
+    with Disturbance(2.0**-8, seed=1).of_outputs(model):
+        found = compiled(batch)
+        found.sum().backward()
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(compiled(batch), expected)

@@ -57,7 +57,7 @@ def main():
         if step % 100 == 0 or step == arguments.steps:
             rate = step * workload.global_batch / (time.perf_counter() - began)
             print(f"step {step}: loss {float(loss):.4f}, {rate:.1f} samples/s", flush=True)
-    # job.state_dict() has your own key names: torch.save it, and job.optimizer.state_dict(), here.
+    # Checkpoints: torch.save job.state_dict(), which has your own key names, and job.optimizer_state_dict(), here.
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

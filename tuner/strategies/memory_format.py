@@ -98,10 +98,13 @@ class MemoryFormat(Strategy):
 
 
 def to_channels_last(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-    """Parameters of rank four in NHWC order."""
+    """Parameters and buffers of rank four in NHWC order."""
     import torch
 
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return model
 
 
 def images_to_channels_last(batch: Any) -> Any:

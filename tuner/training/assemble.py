@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from steptune.tuner.training.hosts import ring_group
 from steptune.tuner.training.job import TrainingJob, batch_mover
+from steptune.tuner.training.layouts import layout_of
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.training.mesh.mesh import lay_over_mesh
 from steptune.tuner.training.plan import WrapArguments
@@ -57,7 +58,9 @@ def assemble(
         setting()
 
     # 2. to 5. The model on its device, as each rank by itself trains it.
-    model = _transformed_model((make_model or workload.model)().to(device), workload, plan)
+    model = (make_model or workload.model)().to(device)
+    user_layouts = {name: layout_of(parameter) for name, parameter in model.named_parameters()}
+    model = _transformed_model(model, workload, plan)
 
     # 6. Wrapped once, from the collected arguments; gradients are averaged from here on.
     make_dataset = make_dataset or workload.dataset
@@ -92,6 +95,8 @@ def assemble(
         flat=update.built.flat,
         ignored=update.ignored,
         user_flags=update.built.user_flags,
+        user_layouts=user_layouts,
+        names=update.built.names,
         mesh=mesh,
         loader=loader,
     )

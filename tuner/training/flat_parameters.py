@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.training.layouts import dense_strides
 
 if TYPE_CHECKING:
     import torch
@@ -191,7 +192,7 @@ class _Buffer:
     def _views_of(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a buffer, in the shapes and layouts of the parameters."""
         return [
-            buffer.as_strided(p.size(), _dense_strides(p), buffer.storage_offset() + offset)
+            buffer.as_strided(p.size(), dense_strides(p), buffer.storage_offset() + offset)
             for p, offset in zip(self.parameters, self._offsets, strict=True)
         ]
 
@@ -201,10 +202,3 @@ def _of_one_kind(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Par
     for parameter in parameters:
         kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
     return list(kinds.values())
-
-
-def _dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Those of a copy that keeps the order of dimensions (channels_last stays so) and has no holes."""
-    import torch
-
-    return torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format).stride()

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from steptune.tuner.training.layouts import laid_out_like
+
 
 class IgnoredParameters:
     """Pairs every parameter that is in no unit with what the optimizer updates in its place."""
@@ -52,7 +54,7 @@ class IgnoredParameters:
             dist.all_reduce(flat)
             pieces = flat.split([parameter.numel() for parameter, _ in pairs])
             for (parameter, held), piece in zip(pairs, pieces, strict=True):
-                held.grad = self._replicated(piece.view_as(parameter))
+                held.grad = self._replicated(laid_out_like(piece.view(parameter.shape), parameter))
                 parameter.grad = None
 
     def _replicated(self, tensor: torch.Tensor) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.training.layouts import dense_strides, with_strides
 from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def save_initial_state(model: torch.nn.Module, path: Path) -> None:
 
 
 def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> torch.nn.Module:
-    """Builds the model with the saved state.
+    """Builds the model with the saved state, in the layout that its constructor gives it.
 
     A constructor whose structure depends on the skipped random numbers is noticed and run again in
     full.
@@ -64,7 +65,7 @@ def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> 
             f"{', '.join(changed)}. Make its structure independent of random numbers and global state"
         )
     for name, tensor in named_state(model):
-        tensor.data = state[name]
+        tensor.data = with_strides(state[name], dense_strides(tensor))
     return model
 
 

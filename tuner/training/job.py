@@ -10,6 +10,7 @@ from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.communication import compression_of, local_sgd_of, momentum_of
 from steptune.tuner.training.forward_contexts import forward_contexts
+from steptune.tuner.training.layouts import Layout, in_layouts, layouts_of
 from steptune.tuner.training.micro_batch import batch_length, split_batch
 from steptune.tuner.training.optimizer_state import implementation_flags, with_flags
 from steptune.tuner.training.seen_formats import SeenFormats
@@ -59,6 +60,8 @@ class TrainingJob:
         flat: FlatParameters | None = None,
         ignored: IgnoredParameters | None = None,
         user_flags: Sequence[Mapping[str, Any]] | None = None,
+        user_layouts: Mapping[str, Layout] | None = None,
+        names: Sequence[str] = (),
         mesh: Mesh | None = None,
     ) -> None:
         import torch
@@ -82,6 +85,8 @@ class TrainingJob:
         self._flat = flat
         self.ignored = ignored
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
+        self._user_layouts = user_layouts or {}
+        self._optimizer_names = names
         self.local_sgd = local_sgd_of(model)
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
@@ -277,23 +282,24 @@ class TrainingJob:
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
-        implementation, step counts on the CPU, whatever it runs over and however.
+        implementation, step counts on the CPU, tensors in the layout of the user's own parameters, whatever it runs
+        over and however.
 
         Where it is laid over ranks, or is each rank's own, every rank calls it and gets all of it, whole.
         """
         if self.captured:
             self.captured.settle()
         if self.plan.wrap.shards_optimizer:
-            return with_flags(consolidated(self.optimizer), self._user_flags)
+            return self._as_users(consolidated(self.optimizer), self._optimizer_names)
         if self.mesh:
-            return with_flags(self.mesh.whole_optimizer_state(self.optimizer), self._user_flags)
+            return self._as_users(*self.mesh.whole_optimizer_state(self.optimizer))
         state = self.optimizer.state_dict()
         momentum = momentum_of(self.model)
         if momentum is not None:
             state = momentum.give_momentum(state, self.optimizer)
         if self.local_sgd:
             state = self.local_sgd.averaged_optimizer(state)
-        return with_flags(self._flat.split(state) if self._flat else whole(state), self._user_flags)
+        return self._as_users(self._flat.split(state) if self._flat else whole(state), self._optimizer_names)
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
@@ -314,6 +320,7 @@ class TrainingJob:
             state = self.mesh.own_optimizer_state(state_dict, self.optimizer)
         else:
             state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
+        state = in_layouts(state, layouts_of([p for group in groups for p in group["params"]]))
         self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
         momentum = momentum_of(self.model)
         if momentum is not None:
@@ -366,6 +373,11 @@ class TrainingJob:
             self.masters.reload()
 
     # --- pieces -------------------------------------------------------------------------------
+
+    def _as_users(self, state: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """An optimizer's whole state with the flags and in the layouts of the user's own."""
+        layouts = {number: self._user_layouts[name] for number, name in enumerate(names) if name in self._user_layouts}
+        return with_flags(in_layouts(state, layouts), self._user_flags)
 
     def _names(self) -> dict[Any, str]:
         return {parameter: name for name, parameter in unwrapped(self.model).named_parameters()}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from steptune.tuner.errors import UnsupportedHere
 from steptune.tuner.training.captured_step import make_capturable
 from steptune.tuner.training.flat_parameters import FlatParameters
+from steptune.tuner.training.layouts import in_layouts, is_dense, laid_out_like, layouts_of
 from steptune.tuner.training.optimizer_state import implementation_flags
 from steptune.tuner.training.sharding import zero_redundancy
 
@@ -27,11 +28,13 @@ class BuiltOptimizer:
     Attributes:
         flat: The buffers that it runs over, or None.
         user_flags: How each group would run without the plan; checkpoints have these.
+        names: Parameters as the user's optimizer has them in order, by the user's names.
     """
 
     optimizer: torch.optim.Optimizer
     flat: FlatParameters | None
     user_flags: list[dict[str, Any]]
+    names: list[str]
 
 
 def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
@@ -53,12 +56,16 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
 
         optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
     user_flags = [implementation_flags(group) for group in optimizer.param_groups]
+    name_of = {id(parameter): name for name, parameter in named}
+    names = [name_of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
     flags = _flags(optimizer, arguments.implementation)
     if flags:
         optimizer = _rebuilt(optimizer, optimizer.param_groups, flags)
     flat = FlatParameters(optimizer) if arguments.contiguous else None
     if flat is not None:
         optimizer = _rebuilt(optimizer, flat.groups, {})
+    if arguments.implementation == "fused":
+        _check_dense(optimizer)
     if arguments.rate_factor != 1.0:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * arguments.rate_factor
@@ -66,7 +73,11 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
         make_capturable(optimizer, device)
     if plan.wrap.shards_optimizer:
         optimizer = zero_redundancy(optimizer)
-    return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags)
+    else:
+        optimizer.register_load_state_dict_pre_hook(_lay_out_loaded)
+    if arguments.implementation == "fused" and workload.has_custom_step:
+        optimizer.register_step_pre_hook(_lay_out_gradients)  # elsewhere autograd does that
+    return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags, names=names)
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
@@ -124,6 +135,29 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
             f"{type(optimizer).__name__} has no {implementation} implementation: leave optimizer_implementation out"
         )
     return {name: name == implementation for name in ("foreach", "fused") if name in offered}
+
+
+def _check_dense(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses parameters with holes in their memory, over which a fused update runs as if there were none."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if not hasattr(parameter, "to_local") and not is_dense(parameter):
+            raise UnsupportedHere(
+                f"a fused update needs parameters without gaps in memory; one of shape {tuple(parameter.shape)} has "
+                f"strides {tuple(parameter.stride())}: copy it (parameter.data = parameter.data.clone()), or leave "
+                "optimizer_implementation out"
+            )
+
+
+def _lay_out_loaded(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """What is loaded into the optimizer itself, in the layouts of its parameters."""
+    return in_layouts(state_dict, layouts_of(p for group in optimizer.param_groups for p in group["params"]))
+
+
+def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Gives a gradient that the user's own step made its parameter's layout."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.grad is not None:
+            parameter.grad = laid_out_like(parameter.grad, parameter)
 
 
 def _rebuilt(

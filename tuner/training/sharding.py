@@ -250,7 +250,7 @@ def laid_out_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
     if not isinstance(tensor, DTensor):
         return value
-    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+    return distribute_tensor(value.to(tensor.device).contiguous(), tensor.device_mesh, tensor.placements)
 
 
 def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:

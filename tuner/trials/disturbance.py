@@ -12,10 +12,13 @@ capturable form, unless it is fused) computes them in FP32.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.training.layouts import dense_strides, with_strides
 from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -27,12 +30,22 @@ POWER_ROUNDOFFS = 4.0
 """What a device's power of a beta may be off by, in unit roundoffs. On a CPU it was 1.5 in five steps, of which the
 rounding of the beta itself is a part that grows.
 """
+TOWARDS_NEIGHBOUR = 1.25
+"""So many unit roundoffs from a number lies what rounds to its neighbour: between a half and one and a half of the
+distance, wherever the number lies between two powers of two, and below a power of two, where the distance is half.
+"""
+PIECE = 1 << 22
+"""Elements that are disturbed at once."""
 SEEDS_OF_A_RANK = 2**16
 """How far the seeds of ranks lie apart: more than a rank uses."""
 
 
 class Disturbance:
-    """Relative noise, uniform within one unit roundoff, from a generator of its own.
+    """Relative noise of one unit roundoff, from a generator of its own.
+
+    A tensor of a finer format gets noise that is uniform within the unit roundoff. In a format whose own it is, a part
+    of a unit roundoff would mostly be rounded away again: there an element moves to one of its two neighbours, or not,
+    with the probabilities that make its mean stay and its mean distance one unit roundoff.
 
     The same seed disturbs in the same way, and the global generator (dropout, augmentation) is not touched.
     """
@@ -43,16 +56,40 @@ class Disturbance:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, tensor: Any) -> Any:
-        """A disturbed copy of a floating-point tensor; anything else unchanged."""
+        """A disturbed copy of a floating-point tensor, whose gradient is disturbed by the same factors; anything else
+        unchanged.
+        """
         import torch
 
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             return tensor
+        return _disturbed().apply(tensor, self._steps(tensor.detach()))
+
+    def _steps(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Relative change of each element, in a format that tells 1 plus it from 1; in pieces, as that is wide."""
+        import torch
+
         generator = self._generators.get(tensor.device)
         if generator is None:
             generator = self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(self._seed)
-        noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
-        return tensor * (1 + self._unit_roundoff * (2 * noise - 1)).to(tensor.dtype)
+        dense = with_strides(tensor, dense_strides(tensor))
+        steps = torch.empty_like(dense)
+        for values, found in zip(_pieces(dense), _pieces(steps), strict=True):
+            noise = 2 * torch.rand(values.shape, generator=generator, device=tensor.device, dtype=torch.float32) - 1
+            found.copy_(self._step(values, noise))
+        return steps
+
+    def _step(self, values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        own = torch.finfo(values.dtype).eps / 2
+        if own < self._unit_roundoff:
+            return self._unit_roundoff * noise
+        wide = values.to(_wide(values.dtype))
+        neighbour = (wide * (1 + TOWARDS_NEIGHBOUR * own * noise.sign().to(wide.dtype))).to(values.dtype)
+        step = (neighbour.to(wide.dtype) - wide) / wide
+        moves = noise.abs() * step.abs() < self._unit_roundoff  # never where the step is no number
+        return torch.where(moves, step, 0.0)
 
     def of_rank(self, rank: int) -> Disturbance:
         """What disturbs outputs on a rank: parameters are rounded alike on all ranks, and each rounds what it computes.
@@ -68,6 +105,8 @@ class Disturbance:
         def disturb(module: Any, arguments: Any, output: Any) -> Any:
             return map_structure(self, output)
 
+        if "torch._dynamo" in sys.modules:  # a graph has no generator of its own: it ends here
+            disturb = sys.modules["torch._dynamo"].disable(disturb)
         innermost = [module for module in model.modules() if next(module.children(), None) is None]
         handles = [module.register_forward_hook(disturb) for module in innermost]
         try:
@@ -75,6 +114,47 @@ class Disturbance:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@functools.cache
+def _disturbed() -> Any:
+    """An operator that multiplies by one plus steps, in a wide format, and rounds once; its gradient as well."""
+    import torch
+
+    def multiplied(tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        dense = (
+            tensor if tensor.stride() == steps.stride() else torch.empty_like(steps, dtype=tensor.dtype).copy_(tensor)
+        )
+        result = torch.empty_like(dense)
+        for values, factors, found in zip(_pieces(dense), _pieces(steps), _pieces(result), strict=True):
+            wide = _wide(values.dtype)
+            found.copy_(values.to(wide) * (1 + factors.to(wide)))
+        return result
+
+    class Disturbed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(steps)
+            return multiplied(tensor, steps)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return multiplied(gradient, *ctx.saved_tensors), None
+
+    return Disturbed
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """A format in which the product of two numbers of this one is exact or nearly so."""
+    import torch
+
+    return torch.float64 if dtype.itemsize >= 4 else torch.float32
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The elements of a dense tensor, in their order in memory."""
+    pieces: tuple[torch.Tensor, ...] = tensor.as_strided((tensor.numel(),), (1,)).split(PIECE)
+    return pieces
 
 
 def corrects_biases(optimizer: torch.optim.Optimizer) -> bool:

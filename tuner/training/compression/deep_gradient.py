@@ -114,7 +114,7 @@ class DeepGradient(Compression):
         for parameter in self._options:
             values = optimizer.state.pop(parameter, {})
             if values.get("momentum_buffer") is not None:
-                self.momenta[parameter] = values["momentum_buffer"]
+                self.momenta[parameter] = values["momentum_buffer"].contiguous()  # as places in it are counted
 
     # --- one step -----------------------------------------------------------------------------
 

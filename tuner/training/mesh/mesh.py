@@ -217,8 +217,10 @@ class Mesh:
         for name in self._trained:
             yield name, self.replica.whole(name, own.get(name))
 
-    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """As an optimizer over whole parameters has it, on the CPU; every rank calls it and gets all."""
+    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
+        """As an optimizer over whole parameters has it, on the CPU, and these parameters' names in its order; every
+        rank calls it and gets all.
+        """
         assert self.replica is not None
         own_groups, state = self._group_names(optimizer), optimizer.state_dict()
         own = dict(zip((name for names in own_groups for name in names), _in_order(state), strict=True))
@@ -234,7 +236,7 @@ class Mesh:
             {**group, "params": [numbers[name] for name in names]}
             for group, names in zip(state["param_groups"], groups, strict=True)
         ]
-        return {**state, "state": found, "param_groups": options}
+        return {**state, "state": found, "param_groups": options}, list(numbers)
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """What of a whole optimizer's state is this rank's; every rank calls it."""

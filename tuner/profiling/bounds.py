@@ -1,9 +1,10 @@
 """What a change could save at most, from the measured breakdown.
 
-Every function returns a share of the step time: 0.25 means that the step cannot become shorter than
-three quarters of what it is. Categories are disjoint, so removing several saves the sum of their
-shares. Compute has a floor, the roofline: it cannot take less time than its floating-point
-operations at the measured peak of the device, or its compulsory bytes at the measured bandwidth.
+Figures are shares of the step time: 0.25 means that the step cannot become shorter than three
+quarters of what it is. Categories are disjoint, so removing several saves the sum of their shares.
+Of one category several changes save no more than the one that leaves least of it (`jointly`).
+Compute has a floor, the roofline: it cannot take less time than its floating-point operations at
+the measured peak of the device, or its compulsory bytes at the measured bandwidth.
 
 Bounds prune and order; only trials decide.
 Sources: Williams et al., "Roofline" (CACM 2009); reference/profilers.md section 9.
@@ -58,6 +59,48 @@ def situation_of(
         choices=choices,
         input=activity,
     )
+
+
+Savings = Mapping[Category, float]
+"""The most that a change can save, by category, as shares of the step."""
+
+
+def jointly(*changes: Savings) -> Savings:
+    """What several changes together can save: of each category what the one saves that leaves least of it."""
+    names = sorted({name for change in changes for name in change})
+    return {name: max(change.get(name, 0.0) for change in changes) for name in names}
+
+
+def total(savings: Savings) -> float:
+    """Share of the step that is saved in all categories."""
+    return min(1.0, sum(savings.values()))
+
+
+def part_of(savings: Savings, part: float) -> Savings:
+    """The same part of what is saved in every category."""
+    return {name: part * share for name, share in savings.items()}
+
+
+def without(situation: Situation, *categories: Category) -> Savings:
+    """What is saved when these categories vanish."""
+    return {category: removable(situation, category) for category in categories}
+
+
+def at_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> Savings:
+    """What is saved when compute of these categories runs at the measured peak; as for `above_roofline`.
+
+    The floor is left in the matrix products; where it is more than they take, in the other compute as well.
+    """
+    chosen = categories or COMPUTE
+    left = situation.time_ns(chosen) - situation.step_ns * above_roofline(situation, *categories, dtype=dtype)
+    found: dict[Category, float] = {}
+    for group in ([c for c in chosen if c in PRODUCTS], [c for c in chosen if c not in PRODUCTS]):
+        time = situation.time_ns(group)
+        kept = min(left, time)
+        for category in group:
+            found[category] = situation.time_ns([category]) * (1 - kept / max(1.0, time)) / situation.step_ns
+        left -= kept
+    return found
 
 
 def removable(situation: Situation, *categories: Category) -> float:

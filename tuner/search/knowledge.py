@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -329,6 +329,11 @@ class Knowledge:
         """The most that a move could save on the incumbent; all of it while nothing was profiled."""
         situation = self.situation(incumbent)
         return self.space.bound(move, situation) if situation else 1.0
+
+    def joint_bound(self, moves: Iterable[Move], incumbent: Candidate) -> float:
+        """The most that several moves together could save; all of it while nothing was profiled."""
+        situation = self.situation(incumbent)
+        return self.space.joint_bound(moves, situation) if situation else 1.0
 
     def noise(self, incumbent: Candidate) -> float:
         """Smallest gain over an incumbent that is told from none with two starts of each."""

@@ -351,7 +351,7 @@ class Proposals:
         )
 
     def _joint_bound(self, moves: Iterable[Move]) -> float:
-        return min(1.0, sum(self._knowledge.bound(move, self._incumbent) for move in moves))
+        return self._knowledge.joint_bound(moves, self._incumbent)
 
     def _realisation(self, name: str) -> float:
         return self._priors.realisation.get(name, self._space.strategy(name).likely_part(self._space.workload))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.bounds import Situation, jointly, total
 from steptune.tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
 from steptune.tuner.strategies.base import Unsupported
@@ -136,9 +136,15 @@ class Space:
         strategy = self.strategy(move.strategy)
         return strategy.bound(situation, strategy.complete(move.choice, self.workload))
 
-    def joint_bound(self, moves: Sequence[Move], situation: Situation) -> float:
-        """The most that several moves together could save: no more than the sum of their bounds."""
-        return min(1.0, sum(self.bound(move, situation) for move in moves))
+    def joint_bound(self, moves: Iterable[Move], situation: Situation) -> float:
+        """The most that several moves together could save, as a share of the incumbent's step: of each category what
+        the move saves that leaves least of it. A move counts as it does alone.
+        """
+        found = []
+        for move in moves:
+            strategy = self.strategy(move.strategy)
+            found.append(strategy.savings(situation, strategy.complete(move.choice, self.workload)))
+        return total(jointly(*found))
 
     def memory_ladder(self) -> list[Candidate]:
         """Candidates that need less memory and lose nothing: single choices, then pairs, each the least intrusive first

@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.bounds import Savings, Situation, part_of, without
+from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
@@ -94,14 +95,14 @@ class ActivationCheckpointing(Strategy):
 
         plan.checkpointing.append(checkpoint_blocks)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         # Recomputing less than today saves at most the recomputation: a forward pass of the blocks,
         # which is about a quarter of forward, backward and recomputation together.
         current, wanted = situation.choices[self.name]["every"], choice["every"]
         if current is None:
-            return 0.0
+            return {}
         left = 0.0 if wanted is None or choice["save"] is not None else 1 / int(wanted)
-        return max(0.0, 0.25 * (1 / int(current) - left))
+        return part_of(without(situation, *Category), max(0.0, 0.25 * (1 / int(current) - left)))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         marks = [getattr(module, _MARK) for module in job.model.modules() if hasattr(module, _MARK)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -59,12 +59,12 @@ class ActivationCompression(Strategy):
         plan.batch.append(saved.note_batch)
         plan.step.contexts.append(saved.hooks)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         # Only leaving a form can save time: what encoding and decoding take.
         current = situation.choices[self.name]["kept_as"]
         if current is None or current == choice["kept_as"]:
-            return 0.0
-        return removable(situation, Category.ELEMENTWISE, Category.REDUCTION, Category.OTHER_COMPUTE, Category.HOST)
+            return {}
+        return without(situation, Category.ELEMENTWISE, Category.REDUCTION, Category.OTHER_COMPUTE, Category.HOST)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         owners = (getattr(context, "__self__", None) for context in job.plan.step.contexts)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
@@ -81,11 +81,11 @@ class AttentionBackend(Strategy):
         plan.environment.append(compile_apart)
         plan.step.contexts.append(restrict)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         # The math back end appears as matrix products and softmax, so leaving it can save those too.
         if situation.choices[self.name]["backend"] == "math":
-            return removable(situation, Category.ATTENTION, Category.MATMUL, Category.REDUCTION, Category.ELEMENTWISE)
-        return removable(situation, Category.ATTENTION)
+            return without(situation, Category.ATTENTION, Category.MATMUL, Category.REDUCTION, Category.ELEMENTWISE)
+        return without(situation, Category.ATTENTION)
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         backend = choice["backend"]

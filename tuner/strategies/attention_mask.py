@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, removable, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
@@ -59,10 +59,10 @@ class AttentionMask(Strategy):
 
             plan.model.append(lambda model, workload: use_causal_flag(model))
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         if situation.choices[self.name]["is_causal"] or not choice["is_causal"]:
-            return 0.0
-        return removable(situation, *self.attacks)
+            return {}
+        return without(situation, *self.attacks)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Where the model runs op by op, the library leaves the mask out by itself, and one reading is saved."""

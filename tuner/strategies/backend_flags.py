@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, arithmetic, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
@@ -89,11 +89,11 @@ class BackendFlags(Strategy):
         if choice != self.defaults:
             plan.environment.append(set_flags)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         current = situation.choices[self.name]
         if choice["flush_denormals"] and not current["flush_denormals"]:
-            return min(1.0, above_roofline(situation) + removable(situation, Category.OPTIMIZER))
-        return above_roofline(situation, Category.MATMUL, dtype=arithmetic(situation, backend_flags=choice))
+            return jointly(at_roofline(situation), without(situation, Category.OPTIMIZER))
+        return at_roofline(situation, Category.MATMUL, dtype=arithmetic(situation, backend_flags=choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch

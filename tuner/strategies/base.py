@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.errors import ChoiceError
+from steptune.tuner.profiling.bounds import Savings, Situation, total
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.wording import which_of
 
 if TYPE_CHECKING:
-    from steptune.tuner.profiling.bounds import Situation
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
 
@@ -126,8 +126,12 @@ class Strategy(ABC):
     # --- what it can gain ---------------------------------------------------------------------
 
     @abstractmethod
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        """The most that the choice could save of each category, as shares of the incumbent's step."""
+
     def bound(self, situation: Situation, choice: Choice) -> float:
         """The most that the choice could save, as a share of the incumbent's step."""
+        return total(self.savings(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """What the choice is expected to save, as a share of the incumbent's step, where more is known than a usual

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, above_roofline, at_roofline, jointly, removable, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported, needs_cuda
@@ -150,9 +150,9 @@ class Compile(Strategy):
         if mode in MODES_WITH_GRAPHS:
             plan.step.beginnings.append(_mark_step)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        fused = removable(situation, *self.attacks, Category.COPY_D2D, Category.ALLOCATION)
-        return min(1.0, fused + above_roofline(situation, Category.MATMUL, Category.ATTENTION))
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        fused = without(situation, *self.attacks, Category.COPY_D2D, Category.ALLOCATION)
+        return jointly(fused, at_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """CUDA graphs take away most of the waiting for launches; of what is compiled already, they leave the rest."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -75,11 +75,11 @@ class CpuThreads(Strategy):
 
             plan.environment.append(set_threads)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         if situation.environment.hardware.device_kind == "cuda":
-            return removable(situation, Category.DATA_WAIT, Category.HOST, Category.OPTIMIZER_HOST)
-        waits = removable(situation, Category.DATA_WAIT, Category.OPTIMIZER, Category.HOST)
-        return min(1.0, above_roofline(situation) + waits)
+            return without(situation, Category.DATA_WAIT, Category.HOST, Category.OPTIMIZER_HOST)
+        waits = without(situation, Category.DATA_WAIT, Category.OPTIMIZER, Category.HOST)
+        return jointly(at_roofline(situation), waits)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import os

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
@@ -62,8 +62,8 @@ class CudaGraph(Strategy):
             plan.step.captured = True
             plan.optimizer.capturable = True
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, *self.attacks) if choice["scope"] else 0.0
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return without(situation, *self.attacks) if choice["scope"] else {}
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         captured = job.captured

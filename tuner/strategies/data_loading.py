@@ -21,7 +21,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, input_without_workers, pipelined_input, removable
+from steptune.tuner.profiling.bounds import (
+    Savings,
+    Situation,
+    input_without_workers,
+    jointly,
+    pipelined_input,
+    removable,
+    without,
+)
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
@@ -91,13 +99,15 @@ class DataLoading(Strategy):
         plan.loader.persistent_workers = bool(choice["persistent_workers"])
         plan.loader.pin_memory = bool(choice["pin_memory"])
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         current = situation.choices[self.name]
-        gain = self._hidden_at_most(situation, choice)
+        hidden = self._hidden_at_most(situation, choice)
+        starts = min(hidden, removable(situation, Category.EPOCH_RESTART))
+        found = {Category.EPOCH_RESTART: starts, Category.DATA_WAIT: hidden - starts}
         if choice["pin_memory"] and not current["pin_memory"]:
             # The host waits for a copy of pageable memory, and launches late what comes after it.
-            gain += removable(situation, Category.COPY_H2D, Category.QUEUED)
-        return min(1.0, gain)
+            return jointly(found, without(situation, Category.COPY_H2D, Category.QUEUED))
+        return found
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Workers hide the wait for data, pinned memory lets copies go on beside the host. Workers that have no wait to

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -69,8 +69,8 @@ class DatasetCache(Strategy):
             where = str(choice["where"])
             plan.dataset.append(lambda dataset, workload: CachedDataset(dataset, where, workload))
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, Category.DATA_WAIT)
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return without(situation, Category.DATA_WAIT)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         dataset = job.loader.dataset

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, total, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_ranks
@@ -115,13 +115,14 @@ class DdpBuckets(Strategy):
             if choice[name]:
                 plan.wrap.ddp[argument] = True
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, but for the last bucket where the links are known; views save copies of the gradients,
         and nobody need look for unused parameters.
         """
-        return min(1.0, self._saved_communication(situation, choice) + self._saved_beside(situation, choice))
+        communication = {Category.COMMUNICATION: self._saved_communication(situation, choice)}
+        return jointly(communication, self._saved_beside(situation, choice))
 
-    def _saved_beside(self, situation: Situation, choice: Choice) -> float:
+    def _saved_beside(self, situation: Situation, choice: Choice) -> Savings:
         """At most, beside communication."""
         today = situation.choices[self.name]
         others: list[Category] = []
@@ -129,7 +130,7 @@ class DdpBuckets(Strategy):
             others += [Category.COPY_D2D, Category.ELEMENTWISE]
         if today["find_unused"] and not choice["find_unused"]:
             others += [Category.HOST, Category.LAUNCH_LATENCY]
-        return removable(situation, *others)
+        return without(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
         """At most: other buckets may begin earlier and hide all but the last of them."""
@@ -144,7 +145,7 @@ class DdpBuckets(Strategy):
         now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
         if now is None or then is None:
             return None
-        return saved(situation, now, then) + self.usual_realisation * self._saved_beside(situation, choice)
+        return saved(situation, now, then) + self.usual_realisation * total(self._saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the running DDP says of itself."""

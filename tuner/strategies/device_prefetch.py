@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_cuda
@@ -56,14 +56,14 @@ class DevicePrefetch(Strategy):
             plan.loader.as_bytes = True
             plan.dataset.append(_in_bytes)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         current = situation.choices[self.name]
         if current["ahead"] and (current["as_bytes"] or not choice["as_bytes"]):
-            return 0.0
+            return {}
         # Bytes are a quarter of the data for whoever loads them, too.
         waits = (Category.DATA_WAIT,) if choice["as_bytes"] else ()
         # The host waits for a copy on the stream that computes, and launches late what comes after it.
-        return removable(situation, Category.COPY_H2D, Category.QUEUED, *waits)
+        return without(situation, Category.COPY_H2D, Category.QUEUED, *waits)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from steptune.tuner.training.prefetcher import PrefetchingLoader

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import (
@@ -106,12 +106,12 @@ class GradientCompression(Strategy):
             warm_up_steps=int(choice["warm_up_steps"] or 0),
         )
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication; where the links are known, less what the fewer bytes take at best."""
         today, then = reduction(situation), reduction(situation, gradient_compression=choice)
         if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
-            return removable(situation, Category.COMMUNICATION)
-        return most_saved(situation, today, then)
+            return without(situation, Category.COMMUNICATION)
+        return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Less what compressing takes by itself."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
@@ -62,12 +62,12 @@ class HierarchicalAllreduce(Strategy):
         if choice["levels"] == 2:
             plan.wrap.hierarchical = True
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication; where the links are known, less what the other reduction takes at best."""
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
         if today is None or then is None:
-            return removable(situation, Category.COMMUNICATION)
-        return most_saved(situation, today, then)
+            return without(situation, Category.COMMUNICATION)
+        return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)

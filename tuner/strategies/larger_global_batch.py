@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, part_of, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -93,15 +93,14 @@ class LargerGlobalBatch(Strategy):
         plan.batches.factor = factor
         plan.optimizer.rate_factor = {"linear": float(factor), "sqrt": factor**0.5, "none": 1.0}[str(choice["rule"])]
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """What is paid once a step, and compute above its roofline, as far as more samples can share it: a step of
         n times the samples takes no less than a step of today's.
         """
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
         if more <= 1:
-            return 0.0
-        compute = above_roofline(situation)
-        return min(1.0, compute + removable(situation, *PER_STEP)) * (1 - 1 / more)
+            return {}
+        return part_of(jointly(at_roofline(situation), without(situation, *PER_STEP)), 1 - 1 / more)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         plan = job.plan

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -76,15 +76,15 @@ class LengthBalancing(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         plan.batches.pool_batches = int(choice["pool_batches"] or 0)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """All padding, and all waiting for other ranks. A product over padded tokens falls with their number,
         attention at most with its square.
         """
         padding = situation.workload.dataset.padding_share or 0.0
         if not choice["pool_batches"] or situation.choices[self.name]["pool_batches"] == choice["pool_batches"]:
-            return 0.0
-        compute = removable(situation, *COMPUTE) * (1 - (1 - padding) ** 2)
-        return min(1.0, compute + removable(situation, Category.COMMUNICATION))
+            return {}
+        compute = part_of(without(situation, *COMPUTE), 1 - (1 - padding) ** 2)
+        return jointly(compute, without(situation, Category.COMMUNICATION))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from steptune.tuner.training.regrouping import padding_share

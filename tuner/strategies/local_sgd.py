@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, part_of, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
@@ -81,11 +81,11 @@ class LocalSgd(Strategy):
             inside=bool(choice["inside"]),
         )
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, but for that of averages, each of as many bytes as a step's gradients."""
         today = int(situation.choices[self.name]["every"] or 1)
         kept = today / int(choice["every"] or 1)
-        return max(0.0, 1 - kept) * removable(situation, Category.COMMUNICATION)
+        return part_of(without(situation, Category.COMMUNICATION), max(0.0, 1 - kept))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What the job did."""

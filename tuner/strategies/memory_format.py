@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -78,9 +78,9 @@ class MemoryFormat(Strategy):
         if choice["batch_second"]:
             plan.model.append(blocks_to_batch_second)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        rest = removable(situation, Category.NORMALISATION, Category.ELEMENTWISE, Category.COPY_D2D, Category.REDUCTION)
-        return min(1.0, above_roofline(situation, Category.MATMUL) + rest)
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        rest = without(situation, Category.NORMALISATION, Category.ELEMENTWISE, Category.COPY_D2D, Category.REDUCTION)
+        return jointly(at_roofline(situation, Category.MATMUL), rest)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch

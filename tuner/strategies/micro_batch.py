@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -63,15 +63,14 @@ class MicroBatch(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         plan.step.num_micro_batches = int(choice["num_micro_batches"] or 1)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         today = int(situation.choices[self.name]["num_micro_batches"] or 1)
         wanted = int(choice["num_micro_batches"] or 1)
         if wanted < today:
-            gaps = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
-            return min(1.0, above_roofline(situation) + gaps)
+            return jointly(at_roofline(situation), without(situation, Category.HOST, Category.LAUNCH_LATENCY))
         if situation.environment.hardware.device_kind == "cuda":
-            return 0.0
-        return above_roofline(situation)
+            return {}
+        return at_roofline(situation)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         return {} if job.num_pieces is None else {"num_micro_batches": job.num_pieces}

@@ -21,7 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from steptune.tuner.profiling.bounds import (
+    Savings,
+    Situation,
+    above_roofline,
+    arithmetic,
+    at_roofline,
+    removable,
+)
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
@@ -87,19 +94,19 @@ class ModelRecipe(Strategy):
 
             plan.model.append(pool_tokens)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Padding makes products no faster than their roofline, and only those of odd sizes; with fewer tokens all
         compute may shrink.
         """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
-            return above_roofline(situation, *COMPUTE)
+            return at_roofline(situation, *COMPUTE)
         if choice["pad_multiple"] == today["pad_multiple"]:
-            return 0.0
+            return {}
         flops = situation.workload.model.unaligned_flops.get(str(choice["pad_multiple"]), 0.0)
         time = SLOWEST * flops / (SLOWEST * flops + 1 - flops)
         products = above_roofline(situation, Category.MATMUL)
-        return min(products, time * removable(situation, Category.MATMUL))
+        return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """A compiler that sees the whole model pads by itself, and without tensor cores sizes hardly matter."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -62,10 +62,10 @@ class MoeExperts(Strategy):
 
             plan.model.append(lambda model, workload: use_implementation(model, str(name)))
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Products at their peak, and all else gone: how much of it the experts cause is not known."""
         rest = [category for category in self.attacks if category not in (Category.MATMUL, Category.ATTENTION)]
-        return min(1.0, above_roofline(situation, Category.MATMUL) + removable(situation, *rest))
+        return jointly(at_roofline(situation, Category.MATMUL), without(situation, *rest))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from steptune.tuner.training.experts import used_implementation

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
@@ -114,8 +114,8 @@ class NcclSettings(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         """Nothing: the variables are all there is to it."""
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        return 0.0 if choice == situation.choices[self.name] else removable(situation, Category.COMMUNICATION)
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Of other numbers of sockets, by what they carry between hosts. Of the rest nothing is known beforehand."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -63,8 +63,8 @@ class OptimizerAlgorithm(Strategy):
         if choice["algorithm"] is not None:
             plan.optimizer.algorithm = str(choice["algorithm"])
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         name = type(job.optimizer).__name__.lower()

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -71,8 +71,8 @@ class OptimizerImplementation(Strategy):
         if choice["contiguous"]:
             plan.optimizer.contiguous = True
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Nothing, of a loop over parameters where they are updated together."""

@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
@@ -173,11 +173,11 @@ class ParallelMesh(Strategy):
             num_micro_batches=int(choice["micro_batches"] or 1),
         )
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, what a pipeline waits, and the update but for a rank's own share of it."""
         shared = 1 - 1 / model_ranks(choice)
-        update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
-        return min(1.0, removable(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE) + shared * update)
+        update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
+        return jointly(without(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE), update)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """The axes of the mesh, and the share of the parameters that this rank has."""

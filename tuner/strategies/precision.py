@@ -27,7 +27,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.bounds import Situation, above_roofline, arithmetic, removable
+from steptune.tuner.profiling.bounds import (
+    Savings,
+    Situation,
+    arithmetic,
+    at_roofline,
+    jointly,
+    part_of,
+    removable,
+    total,
+    without,
+)
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import (
@@ -150,10 +160,10 @@ class Precision(Strategy):
         update = UPDATE_PART * removable(situation, Category.OPTIMIZER) if choice["level"] == "O3" else 0.0
         return casts + update + _saved_communication(situation, choice, saved)
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""
         dtype = arithmetic(situation, precision=choice)
-        products = above_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
+        products = at_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
         if choice["level"] == "tf32":
             return products
         peaks = situation.environment.calibration.matmul_flops_per_s
@@ -161,10 +171,11 @@ class Precision(Strategy):
         if slower:
             # Emulated arithmetic: products alone take longer than today's whole step can give back.
             extra = situation.time_ns((Category.MATMUL, Category.ATTENTION)) / situation.step_ns
-            return max(0.0, products - extra)
+            return part_of(products, max(0.0, 1 - extra / max(total(products), 1e-12)))
         rest = [c for c in COMPUTE if c not in (Category.MATMUL, Category.ATTENTION)]
-        others = removable(situation, *rest, Category.OPTIMIZER, Category.COPY_H2D)
-        return min(1.0, products + others + _saved_communication(situation, choice, most_saved))
+        others = without(situation, *rest, Category.OPTIMIZER, Category.COPY_H2D)
+        communication = {Category.COMMUNICATION: _saved_communication(situation, choice, most_saved)}
+        return jointly(products, others, communication)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch

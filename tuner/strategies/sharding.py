@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of, total, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, needs_ranks
@@ -161,9 +161,9 @@ class Sharding(Strategy):
             reduce_each=bool(choice["reduce_each"]),
         )
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, and the update but for a rank's own share of it."""
-        return min(1.0, removable(situation, Category.COMMUNICATION) + _saved_beside(situation, choice))
+        return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """By what is sent, where the links are known; and a usual part of the rest. What lies on the CPU is for
@@ -174,7 +174,7 @@ class Sharding(Strategy):
         now, then = reduction(situation), reduction(situation, sharding=choice)
         if now is None or then is None:
             return None
-        return likely_saved(situation, now, then) + self.usual_realisation * _saved_beside(situation, choice)
+        return likely_saved(situation, now, then) + self.usual_realisation * total(_saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """What FSDP says of the model, or whose states the optimizer holds."""
@@ -214,9 +214,8 @@ class Sharding(Strategy):
         return Effect(strategy=self.name, took=took, detail=detail)
 
 
-def _saved_beside(situation: Situation, choice: Choice) -> float:
+def _saved_beside(situation: Situation, choice: Choice) -> Savings:
     """At most, beside communication: the update of what other ranks have, and copies of gradients into buckets."""
     shared = 1 - 1 / max(1, situation.environment.num_ranks)
-    update = removable(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
-    copies = removable(situation, Category.COPY_D2D) if choice["mode"] in FSDP else 0.0
-    return shared * update + copies
+    update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
+    return jointly(update, without(situation, Category.COPY_D2D) if choice["mode"] in FSDP else {})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from steptune.tuner.errors import BaselineFailed
-from steptune.tuner.profiling.bounds import Situation, removable
+from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.protocols import ProgressListener
 from steptune.tuner.records import (
@@ -81,8 +81,8 @@ class FakeStrategy(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         return None
 
-    def bound(self, situation: Situation, choice: Choice) -> float:
-        return removable(situation, self.category)
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return without(situation, self.category)
 
 
 Levels = Mapping[str, int]

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy.engine import make_url
 
 from steptune.service.access.first_start import first_admin_token
+from steptune.service.access.login_codes import VALID_S
 from steptune.service.access.open_access import check_loopback_only
 from steptune.service.api.logs import configure_logs
 from steptune.service.app import create_app
@@ -49,10 +50,23 @@ def run(settings: Settings) -> None:
     listener = listen(settings)
     configure_logs(settings.log_level)
     sys.stderr.write(_greeting(settings, listener))
+    if not settings.insecure_no_auth:
+        _show_login_code(app)
     signal.signal(signal.SIGTERM, _leave)
     _keep_what_is_loaded()
     with _embedded_worker(settings):
         Server(_config(app, settings)).run(sockets=[listener])
+
+
+def _show_login_code(app: FastAPI) -> None:
+    """Shows a one-time code to whoever sits at a terminal; where nobody does, none is made, so that no log has one."""
+    terminal = next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
+    if terminal is None:
+        return
+    code = app.state.access.new_login_code()
+    app.state.services.engine.dispose()  # requests open connections of their own
+    if code is not None:
+        terminal.write(f"Log in at /login with the code {code}: it works once, within {VALID_S / 60:g} minutes.\n")
 
 
 def _keep_what_is_loaded() -> None:

@@ -14,8 +14,9 @@ from steptune.service.access.audit import AuditLog
 from steptune.service.access.cookies import SAFE_METHODS, session_cookie
 from steptune.service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
 from steptune.service.access.known import KnownTokens
-from steptune.service.access.logins import principal_named
-from steptune.service.access.open_access import check_host_header, local_principal
+from steptune.service.access.login_codes import LoginCodes, is_login_code
+from steptune.service.access.logins import principal_named, principal_of
+from steptune.service.access.open_access import LOCAL_USER, check_host_header, local_principal
 from steptune.service.access.principal import Principal
 from steptune.service.access.proxies import Proxies
 from steptune.service.access.rate_limits import RateLimit, client_of
@@ -50,6 +51,7 @@ class Access:
         self.users = UserStore(engine, known)
         self.audit = AuditLog(engine, clock)
         self.proxies = Proxies(settings)
+        self._codes = LoginCodes()
         self._engine = engine
         self._requests = RateLimit("requests", settings.requests_per_minute)
         self._failures = RateLimit("failed-logins", settings.failed_logins_per_minute)
@@ -91,7 +93,7 @@ class Access:
         """
         bearer = parse_token(text)
         if bearer is None:
-            raise NotAuthenticated("what was sent is not a token: they look like stp_<id>_<secret>", token_sent=True)
+            raise NotAuthenticated("invalid token: tokens look like stp_<id>_<secret>", token_sent=True)
         return self.tokens.authenticate(bearer)
 
     def limit(self, principal: Principal) -> dict[str, str]:
@@ -126,7 +128,7 @@ class Access:
             )
 
     def login_with_token(self, request: HTTPConnection, text: str) -> Login:
-        """Opens a browser's session for who has a token.
+        """Opens a browser's session for who has a token, or the one-time code that `serve` has shown.
 
         Raises:
             NotAuthenticated: It is not valid.
@@ -135,12 +137,17 @@ class Access:
         """
         try:
             self.check_same_origin(request)
-            principal = self.authenticate_token(text)
+            principal = self._redeem(text) if is_login_code(text) else self.authenticate_token(text)
         except AccessError as error:
             self.count_refusal(request, error)
             raise
         self.limit(principal)
         return self.sessions.open(principal)
+
+    def new_login_code(self) -> str | None:
+        """A code that logs the first administrator in once, within ten minutes; None where there is none to log in."""
+        administrator = self.users.first_administrator(but=LOCAL_USER)
+        return None if administrator is None else self._codes.issue(administrator.user_id)
 
     def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
         """Opens a browser's session for whom a proxy or provider vouches.
@@ -170,6 +177,9 @@ class Access:
 
         assert self.settings.oidc_issuer
         return OidcProvider(self.settings)
+
+    def _redeem(self, code: str) -> Principal:
+        return principal_of(self.users.get(self._codes.redeem(code)))
 
     def _authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:
         text = _bearer_text(request)

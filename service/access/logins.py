@@ -26,6 +26,15 @@ def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Pr
     if name in OWN_NAMES:
         raise NotAuthenticated(f"the name {name!r} belongs to the service itself: log in with a token", token_sent=True)
     user, is_new = _user_named(users, settings, name)
+    return principal_of(user, is_new=is_new)
+
+
+def principal_of(user: User, *, is_new: bool = False) -> Principal:
+    """A user who logs in without a token.
+
+    Raises:
+        NotAuthenticated: They are disabled.
+    """
     if user.disabled_at is not None:
         raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
     return Principal(

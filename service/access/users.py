@@ -129,6 +129,13 @@ class UserStore:
                 raise NotFound(f"no user is called {name!r}: `steptune user list` shows all")
             return user_of(row)
 
+    def first_administrator(self, *, but: str) -> User | None:
+        """The enabled administrator who was made first and has another name than this one."""
+        enabled = select(UserRow).where(UserRow.disabled_at.is_(None), UserRow.name != but)
+        with reading(self._engine) as session:
+            rows = session.scalars(enabled.order_by(UserRow.user_id))
+            return next((user_of(row) for row in rows if _administers(row)), None)
+
     def page(self, *, limit: int, before: str | None = None) -> list[User]:
         """The newest users first, those made before `before`."""
         query = select(UserRow).order_by(UserRow.user_id.desc()).limit(limit)

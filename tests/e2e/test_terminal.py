@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 
+import httpx
 from command import PATIENT, TUNED
 
 DEADLINE_S = 200
@@ -108,3 +109,15 @@ def test_ctrl_c_before_anything_was_measured_says_how_to_go_on(steptune):
     assert "Traceback" not in end
     assert f"steptune resume {study}" in " ".join(end.split())
     assert "interrupted" in steptune("list").out
+
+
+def test_serve_shows_a_login_code_on_a_terminal_that_works_once(steptune):
+    with Terminal(steptune, "serve", "--port", "0", "--no-worker") as terminal:
+        shown = terminal.read_until("within 10 minutes")
+        url = re.search(r"pages for browsers at (http://\S+?)/?\s", shown)[1]
+        code = re.search(r"with the code ((?:[0-9a-z]{4}-){2}[0-9a-z]{4})", " ".join(shown.split()))[1]
+        statuses = [httpx.post(f"{url}/login", data={"token": code}).status_code for _ in range(2)]
+        terminal.press_ctrl_c()
+        rest = terminal.read_until().removeprefix(shown)
+    assert statuses == [303, 401]
+    assert code not in rest, "requests are logged without it"

@@ -318,6 +318,30 @@ class TestLoginPage:
         assert token.secret not in page.text
         assert "<script" not in page.text
 
+    def test_a_login_code_opens_one_session_of_the_administrator(self, database_url, tmp_path):
+        with application(database_url, tmp_path) as served:
+            served.people.user("ada", "read")
+            served.people.user("root", "admin")
+            code = served.access.new_login_code()
+            typed = code.upper().replace("-", " ")
+            assert served.http.post("/login", data={"token": typed}).status_code == 303
+            me = served.http.get("/api/v1/session").json()
+            assert (me["name"], me["method"], me["token_id"]) == ("root", "session", None)
+            assert served.http.post("/login", data={"token": code}).status_code == 401
+            assert served.http.post("/api/v1/session", json={"token": code}).status_code == 401
+            assert code.replace("-", "") not in str(served.entries())
+
+    def test_a_guessed_login_code_counts_as_a_failed_login(self, sqlite_url, tmp_path):
+        with application(sqlite_url, tmp_path, failed_logins_per_minute=2) as served:
+            served.people.user("root", "admin")
+            served.access.new_login_code()
+            guesses = [served.http.post("/login", data={"token": f"0000-0000-000{n}"}).status_code for n in range(4)]
+            assert guesses == [401, 401, 429, 429]
+
+    def test_nobody_gets_a_login_code_where_no_administrator_is_enabled(self, served):
+        served.people.user("ada", "read submit")
+        assert served.access.new_login_code() is None
+
     @pytest.mark.parametrize(
         "target", ["https://evil.example", "//evil.example", "/\\evil.example", "evil", "/a\r\nX: y", "/\t/evil", ""]
     )

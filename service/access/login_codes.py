@@ -1,0 +1,74 @@
+"""A one-time code for the login page, shown to whoever starts the service on a terminal.
+
+The code lives in the memory of the process that showed it, as a hash: a copy of the database or of the log holds
+nothing to log in with. It has 60 random bits; refused ones count against their address like any refused login.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.secrets import equal, sha256
+
+VALID_S = 600.0
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's: no letter that could be another one or a digit."""
+_GROUPS, _GROUP_LENGTH = 3, 4
+_SEEN_AS = str.maketrans("oil", "011")
+_CODE = re.compile(rf"[{_ALPHABET}]{{{_GROUPS * _GROUP_LENGTH}}}")
+
+
+class LoginCodes:
+    """At most one code, which opens one session.
+
+    Args:
+        seconds: A clock that only grows.
+    """
+
+    def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._sha256 = ""
+        self._user_id = ""
+        self._until_s = 0.0
+
+    def issue(self, user_id: str) -> str:
+        """A new code with which a user can log in once, in groups for typing; the one before it is void."""
+        groups = ["".join(secrets.choice(_ALPHABET) for _ in range(_GROUP_LENGTH)) for _ in range(_GROUPS)]
+        with self._lock:
+            self._sha256, self._user_id = sha256("".join(groups)), user_id
+            self._until_s = self._seconds() + VALID_S
+        return "-".join(groups)
+
+    def redeem(self, text: str) -> str:
+        """The user for whom a code was issued; it is void from now on.
+
+        Raises:
+            NotAuthenticated: It is not the code that was issued, was used, or has expired.
+        """
+        code = _plain(text)
+        with self._lock:
+            right = bool(self._sha256) and equal(sha256(code), self._sha256) and self._seconds() < self._until_s
+            if right:
+                self._sha256 = ""
+        if not right:
+            raise NotAuthenticated(
+                "the login code is wrong, was used, or is older than ten minutes: restart `steptune serve` on a "
+                "terminal for a new one, or log in with a token",
+                token_sent=True,
+            )
+        return self._user_id
+
+
+def is_login_code(text: str) -> bool:
+    """Whether a text has the form of a code, however it is grouped."""
+    return _CODE.fullmatch(_plain(text)) is not None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s-]", "", text).lower().translate(_SEEN_AS)

@@ -8,10 +8,12 @@ import logging
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import steptune
 from steptune.dashboards.report import render_report
@@ -30,6 +32,7 @@ from steptune.tuner.records import Recommendation, Study, StudySettings, StudySt
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.space import check_names
 from steptune.tuner.search.view import StudyView
+from steptune.tuner.trials.analysis_files import read_analysis, read_timelines
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
@@ -43,6 +46,8 @@ COMPRESSION = 3
 """Ten times as fast as the default level, and a tenth larger."""
 LOG_BYTES = 4 << 20
 """A trial prints as much as it likes; how it ended is what matters."""
+MAX_KEPT_BYTES = 4 << 30
+"""Of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
 
 
 class FileReplaced(StoreError):
@@ -194,15 +199,30 @@ def keep_profiles(
                 continue
             last_bytes = LOG_BYTES if kind == "log" else None
             try:
-                with (
-                    compressed(files.directory, path, last_bytes=last_bytes) as packed,
-                    artifacts.putting(packed) as file,
-                ):
-                    store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
+                with compressed(files.directory, path, last_bytes=last_bytes) as packed:
+                    check_kept(kind, packed)
+                    with artifacts.putting(packed) as file:
+                        store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
             except FileNotFoundError:
                 continue
             except FileReplaced as error:
                 logger.debug("study %s: %s", study.study_id, error)
+
+
+def check_kept(kind: str, packed: Path) -> None:
+    """Refuses what pages and clients could not read, before it is kept. Takes the memory of a line, whatever it holds.
+
+    Raises:
+        FileReplaced: It is not what a trial writes.
+    """
+    reader = {"timeline": read_timelines, "analysis": read_analysis}.get(kind)
+    if reader is None:
+        return
+    with gzip.open(packed) as file:
+        try:
+            deque[object](reader(cast(BinaryIO, file)), maxlen=0)
+        except ValueError as error:
+            raise FileReplaced(f"the {kind} cannot be kept: {error}; user code has written something else") from None
 
 
 @contextlib.contextmanager
@@ -216,7 +236,7 @@ def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) ->
 
     Raises:
         FileNotFoundError: The file is not there.
-        FileReplaced: Something else has taken its place.
+        FileReplaced: Something else has taken its place, or it is larger than `MAX_KEPT_BYTES`.
     """
     try:
         source = open_below(directory, path)
@@ -225,12 +245,22 @@ def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) ->
     except OSError as error:
         raise FileReplaced(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
     with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
+        size = os.fstat(source.fileno()).st_size
+        if last_bytes is None and size > MAX_KEPT_BYTES:
+            raise FileReplaced(f"{path} has {size:,} bytes, and at most {MAX_KEPT_BYTES:,} are kept")
         if last_bytes is not None:
             source.seek(max(0, source.seek(0, os.SEEK_END) - last_bytes))
         with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:
-            shutil.copyfileobj(source, file)
+            _copy(source, file, last_bytes or MAX_KEPT_BYTES)
         sink.flush()
         yield Path(sink.name)
+
+
+def _copy(source: BinaryIO, target: gzip.GzipFile, num_bytes: int) -> None:
+    """At most so many bytes: whoever wrote the file may still be writing."""
+    while num_bytes > 0 and (chunk := source.read(min(num_bytes, 1 << 20))):
+        target.write(chunk)
+        num_bytes -= len(chunk)
 
 
 def remove_working_files(study: Study) -> None:

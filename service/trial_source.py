@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import zlib
+from typing import BinaryIO, cast
 
 import msgspec
+from msgspec.structs import replace
 
+from steptune.dashboards.trace_info import main_rank
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.artifacts.store import ArtifactGone
 from steptune.service.messages import ArtifactInfo
 from steptune.service.queries import outcomes
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import Decision, Recommendation, Study, Trial
-from steptune.tuner.trace_records import TraceAnalysis
+from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
+from steptune.tuner.trials.analysis_files import read_analysis
 
-MAX_ANALYSIS_BYTES = 64 << 20
-"""A trial writes it, and what a trial runs is not to be trusted."""
+MAX_OLD_BYTES = 8 << 20
+"""Of an analysis that was kept as one line, unchecked."""
+_OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
 """A trace for every rank among them."""
 
@@ -52,8 +59,34 @@ class KeptTrials:
         return None if kept is None else self._analysis(kept)
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
+        """In pieces. Of ranks but the one in front only the lanes of devices are shown, so no others are read."""
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
-                return msgspec.json.decode(unpacked.read(MAX_ANALYSIS_BYTES), type=TraceAnalysis)
-        except (ArtifactGone, OSError, EOFError, msgspec.MsgspecError, AssertionError):
+                return _shown(cast(BinaryIO, unpacked))
+        except (ArtifactGone, OSError, EOFError, zlib.error, ValueError):
             return None
+
+
+def _shown(file: BinaryIO) -> TraceAnalysis:
+    """What the page of a trial shows of a file.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    if file.read(len(_OF_OLD)) == _OF_OLD:
+        return msgspec.json.decode(_OF_OLD + file.read(MAX_OLD_BYTES), type=TraceAnalysis)
+    file.seek(0)
+    *ranks, rest = (_device_lanes_only(part) for part in read_analysis(file))
+    analysis = replace(cast(TraceAnalysis, rest), ranks=tuple(cast(list[RankAnalysis], ranks)))
+    if not ranks:
+        raise ValueError("it is of no rank")
+    front = analysis.ranks.index(main_rank(analysis))
+    file.seek(0)
+    whole = next(itertools.islice(read_analysis(file), front, None))
+    return replace(analysis, ranks=(*analysis.ranks[:front], whole, *analysis.ranks[front + 1 :]))
+
+
+def _device_lanes_only(part: RankAnalysis | TraceAnalysis) -> RankAnalysis | TraceAnalysis:
+    if isinstance(part, TraceAnalysis):
+        return part
+    return replace(part, lanes=tuple(lane for lane in part.lanes if lane.kind == "device"))

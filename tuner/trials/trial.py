@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from steptune.tuner.profiling.analysis import (
     analyse_file,
     analyse_memory,
@@ -29,6 +27,7 @@ from steptune.tuner.training.compilation import compilation, num_graphs
 from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader
+from steptune.tuner.trials.analysis_files import analysis_text, timelines_text
 from steptune.tuner.trials.capture import num_profiled_steps, record_memory, record_profile
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.device_watch import watch_device
@@ -325,8 +324,8 @@ class TrialRun:
     def _keep(self, analysis: TraceAnalysis) -> None:
         """For pages, which never read a trace."""
         timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
-        self._files.timelines(self.spec.trial_id).write_bytes(msgspec.json.encode(timelines))
-        self._files.analysis(self.spec.trial_id).write_bytes(msgspec.json.encode(without_timelines(analysis)))
+        self._files.timelines(self.spec.trial_id).write_bytes(timelines_text(timelines))
+        self._files.analysis(self.spec.trial_id).write_bytes(analysis_text(without_timelines(analysis)))
 
     # --- report -------------------------------------------------------------------------------
 

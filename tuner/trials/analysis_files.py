@@ -1,0 +1,100 @@
+"""The files that a profiled trial leaves for pages: JSON with one record a line, read back in bounded pieces.
+
+User code runs beside what writes them and may write anything in their place. A line is decoded by itself and is never
+longer than `MAX_LINE_BYTES`: so checking a file takes no more memory than one line, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from steptune.tuner.trace_records import RankAnalysis, Timeline, TraceAnalysis
+
+MAX_LINE_BYTES = 4 << 20
+"""Twice what a rank with all of its streams and threads takes."""
+MAX_TIMELINE_BYTES = 64 << 20
+"""More than 200 devices: one takes a quarter of a megabyte."""
+MAX_ANALYSIS_BYTES = 16 << 20
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+_TIMELINES, _ANALYSIS = b"[", b'{"ranks":['
+
+
+def timelines_text(timelines: Iterable[Timeline]) -> bytes:
+    """A JSON array."""
+    return _text(_TIMELINES, timelines, b"]")
+
+
+def analysis_text(analysis: TraceAnalysis) -> bytes:
+    """A JSON object: a `TraceAnalysis`."""
+    rest = msgspec.json.encode(replace(analysis, ranks=()))
+    return _text(_ANALYSIS, analysis.ranks, rest.removeprefix(_ANALYSIS))
+
+
+def read_timelines(file: BinaryIO) -> Iterator[Timeline]:
+    """The timelines of a file, one after the other.
+
+    Raises:
+        ValueError: The file is not what `timelines_text` makes, or is too large. It says which line.
+    """
+    for number, text, is_last in _lines(file, _TIMELINES, MAX_TIMELINE_BYTES):
+        if is_last and text != b"]":
+            raise ValueError(f"line {number} follows the last timeline")
+        if not is_last:
+            yield _decoded(text, Timeline, number)
+
+
+def read_analysis(file: BinaryIO) -> Iterator[RankAnalysis | TraceAnalysis]:
+    """What a file holds, one after the other: its ranks, and at the end the analysis without them.
+
+    Raises:
+        ValueError: The file is not what `analysis_text` makes, or is too large. It says which line.
+    """
+    for number, text, is_last in _lines(file, _ANALYSIS, MAX_ANALYSIS_BYTES):
+        if is_last:
+            yield _decoded(_ANALYSIS + text, TraceAnalysis, number)
+        else:
+            yield _decoded(text, RankAnalysis, number)
+
+
+def _text(begin: bytes, records: Iterable[msgspec.Struct], end: bytes) -> bytes:
+    lines = b",\n".join(map(msgspec.json.encode, records))
+    return b"\n".join([begin, *([lines] if lines else []), end]) + b"\n"
+
+
+def _lines(file: BinaryIO, begin: bytes, max_bytes: int) -> Iterator[tuple[int, bytes, bool]]:
+    """Number and text of each record's line, without its comma, and of what follows the last one."""
+    size = _check(file.readline(MAX_LINE_BYTES + 1), begin + b"\n")
+    number, comma, is_last = 1, True, False
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        size += len(line)
+        if size > max_bytes or len(line) > MAX_LINE_BYTES:
+            limit = MAX_LINE_BYTES if len(line) > MAX_LINE_BYTES else max_bytes
+            raise ValueError(f"line {number} goes beyond the limit of {limit:,} bytes")
+        first, is_last = number == 2, line.startswith(b"]")
+        if not line.endswith(b"\n") or (comma == is_last and not first):
+            raise ValueError(f"line {number} is not a record and a comma, or the last record")
+        text = line.removesuffix(b"\n")
+        comma = text.endswith(b",")
+        yield number, text if is_last else text.removesuffix(b","), is_last
+        if is_last:
+            break
+    if not is_last or file.read(1):
+        raise ValueError(f"line {number} is not the end of the list, or something follows it")
+
+
+def _check(line: bytes, begin: bytes) -> int:
+    if line != begin:
+        raise ValueError(f"line 1 is not {begin.decode().strip()!r}")
+    return len(line)
+
+
+def _decoded(text: bytes, kind: type[Kind], number: int) -> Kind:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError, AssertionError) as error:
+        raise ValueError(f"line {number} is no {kind.__name__}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from msgspec import json
 from msgspec.structs import replace
-from sqlalchemy import CursorResult, Engine, Integer, Table, delete, func, or_, select, true, update
+from sqlalchemy import ColumnElement, CursorResult, Engine, Integer, Table, delete, func, or_, select, true, update
 from sqlalchemy import cast as cast_to
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
@@ -45,6 +45,7 @@ from steptune.tuner.records import (
     Trial,
     TrialResult,
     TrialState,
+    Verdict,
 )
 from steptune.tuner.store_rules import decode, encode
 
@@ -194,27 +195,42 @@ class SqlStudyStore:
             row = session.get(RecommendationRow, study_id)
             return None if row is None else decode(row.record, Recommendation)
 
-    def past_recommendations(self, signature: str, device_kind: str) -> list[Recommendation]:
+    def past_recommendations(self, study_id: str, signature: str, device_kind: str) -> list[Recommendation]:
         query = (
             select(RecommendationRow.record)
-            .where(RecommendationRow.workload_signature == signature, RecommendationRow.device_kind == device_kind)
+            .join(StudyRow, StudyRow.study_id == RecommendationRow.study_id)
+            .where(
+                _of_same_owner(study_id),
+                RecommendationRow.workload_signature == signature,
+                RecommendationRow.device_kind == device_kind,
+                RecommendationRow.verdict == Verdict.FASTER.value,
+            )
             .order_by(RecommendationRow.created_at.desc(), RecommendationRow.study_id.desc())
+            .limit(store_rules.NUM_PAST_STUDIES)
         )
         with reading(self._engine) as session:
             return [decode(record, Recommendation) for record in session.scalars(query)]
 
-    def past_decisions(self, hardware: HardwareProfile) -> list[Decision]:
-        query = (
-            select(DecisionRow.record)
-            .join(StudyRow, StudyRow.study_id == DecisionRow.study_id)
+    def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
+        newest = (
+            select(StudyRow.study_id)
             .join(HardwareProfileRow, HardwareProfileRow.fingerprint == StudyRow.hardware_fingerprint)
             .where(
+                _of_same_owner(study_id),
                 StudyRow.state == StudyState.COMPLETED.value,
                 HardwareProfileRow.device_kind == hardware.device_kind,
-                DecisionRow.predicted_bound.is_not(None),
-                DecisionRow.measured_gain.is_not(None),
             )
+            .order_by(*_NEWEST_FIRST)
+            .limit(store_rules.NUM_PAST_STUDIES)
+            .subquery()
+        )
+        query = (
+            select(DecisionRow.record)
+            .join(newest, newest.c.study_id == DecisionRow.study_id)
+            .join(StudyRow, StudyRow.study_id == DecisionRow.study_id)
+            .where(DecisionRow.predicted_bound.is_not(None), DecisionRow.measured_gain.is_not(None))
             .order_by(*_NEWEST_FIRST, DecisionRow.sequence)
+            .limit(store_rules.NUM_PAST_DECISIONS)
         )
         with reading(self._engine) as session:
             return [decode(record, Decision) for record in session.scalars(query)]
@@ -323,6 +339,12 @@ _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "postgresql": postgresql.insert,
 }
 _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
+
+
+def _of_same_owner(study_id: str) -> ColumnElement[bool]:
+    """Of studies that belong to whom this one does; those of commands belong to nobody."""
+    owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
+    return StudyRow.owner_id.is_not_distinct_from(owner)
 
 
 def _study_row(session: Session, study_id: str) -> StudyRow:

@@ -25,6 +25,7 @@ from steptune.tuner.records import (
     Trial,
     TrialResult,
     TrialState,
+    Verdict,
 )
 from steptune.tuner.store_rules import copy_of, number, parse_time
 
@@ -143,26 +144,34 @@ class MemoryStudyStore:
             found = self._recommendations.get(study_id)
             return None if found is None else copy_of(found)
 
-    def past_recommendations(self, signature: str, device_kind: str) -> list[Recommendation]:
+    def past_recommendations(self, study_id: str, signature: str, device_kind: str) -> list[Recommendation]:
         with self._lock:
             alike = [
                 copy_of(past)
                 for past in self._recommendations.values()
-                if past.workload_signature == signature and past.hardware.device_kind == device_kind
+                if past.workload_signature == signature
+                and past.hardware.device_kind == device_kind
+                and past.verdict is Verdict.FASTER
             ]
-        return sorted(alike, key=lambda past: (parse_time(past.created_at), past.study_id), reverse=True)
+        newest = sorted(alike, key=lambda past: (parse_time(past.created_at), past.study_id), reverse=True)
+        return newest[: store_rules.NUM_PAST_STUDIES]
 
-    def past_decisions(self, hardware: HardwareProfile) -> list[Decision]:
+    def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
         with self._lock:
-            return [
-                copy_of(decision)
+            alike = [
+                study
                 for study in self._newest()
                 if study.state is StudyState.COMPLETED
                 and study.environment is not None
                 and study.environment.hardware.device_kind == hardware.device_kind
+            ]
+            found = [
+                copy_of(decision)
+                for study in alike[: store_rules.NUM_PAST_STUDIES]
                 for decision in self._decisions.get(study.study_id, [])
                 if number(decision.predicted_bound) is not None and number(decision.measured_gain) is not None
             ]
+        return found[: store_rules.NUM_PAST_DECISIONS]
 
     def save_topology(self, topology: Topology) -> None:
         with self._lock:

@@ -214,13 +214,22 @@ class StudyStore(Protocol):
         """The answer of a study, if it has one."""
         ...
 
-    def past_recommendations(self, signature: str, device_kind: str) -> list[Recommendation]:
-        """Recommendations for similar workloads on the same kind of device, the newest first."""
+    def past_recommendations(self, study_id: str, signature: str, device_kind: str) -> list[Recommendation]:
+        """What made similar workloads faster on the same kind of device: the newest recommendations first, at most
+        `store_rules.NUM_PAST_STUDIES`.
+
+        Args:
+            study_id: That shall learn from them: only studies of its owner count, where a store knows owners.
+        """
         ...
 
-    def past_decisions(self, hardware: HardwareProfile) -> list[Decision]:
+    def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
         """Decisions with a predicted bound and a measured gain, of finished studies on this kind of
-        device: what bounds were worth. The newest study first, each in the order of its search.
+        device: what bounds were worth. The newest study first, each in the order of its search; of at most
+        `store_rules.NUM_PAST_STUDIES`, and at most `store_rules.NUM_PAST_DECISIONS`.
+
+        Args:
+            study_id: That shall learn from them: only studies of its owner count, where a store knows owners.
         """
         ...
 

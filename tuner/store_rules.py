@@ -23,6 +23,9 @@ from steptune.tuner.wording import near
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 NUM_IDS_SHOWN = 5
+NUM_PAST_STUDIES = 50
+"""From which a new study learns: the newest, however many there are."""
+NUM_PAST_DECISIONS = 1_000
 
 
 def encode(record: Record) -> str:

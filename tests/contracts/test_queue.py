@@ -6,7 +6,15 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from builders import sample_environment, sample_facts, sample_hardware, sample_study, sample_trial
+from builders import (
+    sample_decision,
+    sample_environment,
+    sample_facts,
+    sample_hardware,
+    sample_recommendation,
+    sample_study,
+    sample_trial,
+)
 from marked import wait_until
 from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, select, text, update
@@ -558,6 +566,25 @@ class TestStopping:
         assert queue.entry("study").state is StudyState.CANCELLED
         assert queue.entry("study").message == "before the baseline was measured"
         assert SqlStudyStore(engine).events("study") == events, "the last one was there with the state"
+
+    def test_a_study_learns_from_those_of_its_owner(self, engine, queue):
+        """What is fastest for another's model is theirs to know."""
+        with writing(engine) as session:
+            session.add_all(
+                UserRow(user_id=name, name=name, scopes="submit", created_at=datetime.now(UTC))
+                for name in ("ada", "bob")
+            )
+        for name, owner_id in (("adas", "ada"), ("next", "ada"), ("bobs", "bob"), ("nobodys", None)):
+            study = sample_study(study_id=name, settings=StudySettings())
+            queue.submit(study, owner_id=owner_id)
+            store = SqlStudyStore(engine)
+            store.set_state(name, StudyState.COMPLETED)
+            store.replace_decisions(name, [sample_decision(1, reason=name)])
+            store.save_recommendation(sample_recommendation(study_id=name))
+        for asking, known in (("next", {"adas", "next"}), ("bobs", {"bobs"}), ("nobodys", {"nobodys"})):
+            found = store.past_recommendations(asking, sample_recommendation().workload_signature, "cuda")
+            assert {past.study_id for past in found} == known
+            assert {past.reason for past in store.past_decisions(asking, sample_hardware())} == known
 
     def test_a_study_whose_worker_died_waits(self, engine, queue):
         submitted(queue)

@@ -28,6 +28,7 @@ from steptune.service.database import open_store
 from steptune.service.fencing import Lease
 from steptune.service.models import QueueEntryRow, WorkerRow
 from steptune.service.store import SqlStudyStore
+from steptune.tuner import store_rules
 from steptune.tuner.errors import StoreError, StudyNotFound
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.protocols import StudyStore
@@ -359,7 +360,7 @@ class TestDecisions:
                     sample_decision(4, reason=study_id),
                 ],
             )
-        past = store.past_decisions(sample_hardware("cuda", num_cores=3))
+        past = store.past_decisions("newer", sample_hardware("cuda", num_cores=3))
         told = [(decision.reason, decision.sequence) for decision in past]
         assert told == [("newer", 1), ("newer", 4), ("older", 1), ("older", 4)]
 
@@ -412,8 +413,22 @@ class TestRecommendations:
         for recommendation in past:
             store.create_study(sample_study(study_id=recommendation.study_id))
             store.save_recommendation(recommendation)
-        found = store.past_recommendations(sample_facts().signature, "cuda")
+        found = store.past_recommendations("older", sample_facts().signature, "cuda")
         assert found == [past[1], past[0]]
+
+    def test_of_a_long_history_the_newest_counts(self, store, monkeypatch):
+        """However many studies there are: what a new one reads is bounded."""
+        monkeypatch.setattr(store_rules, "NUM_PAST_STUDIES", 2)
+        monkeypatch.setattr(store_rules, "NUM_PAST_DECISIONS", 3)
+        for day in (20, 21, 22):
+            name, created_at = f"of {day}", f"2026-11-{day}T00:00:00+00:00"
+            store.create_study(sample_study(study_id=name, created_at=created_at, state=StudyState.COMPLETED))
+            store.replace_decisions(name, [sample_decision(1, reason=name), sample_decision(2, reason=name)])
+            store.save_recommendation(sample_recommendation(study_id=name, created_at=created_at))
+        found = store.past_recommendations("of 20", sample_facts().signature, "cuda")
+        assert [past.study_id for past in found] == ["of 22", "of 21"]
+        told = [(past.reason, past.sequence) for past in store.past_decisions("of 20", sample_hardware())]
+        assert told == [("of 22", 1), ("of 22", 2), ("of 21", 1)]
 
 
 class TestEvents:
@@ -504,8 +519,8 @@ class TestUnknownStudies:
         assert store.recommendation(MISSING) is None
         assert store.events(MISSING) == []
         assert store.artifacts(MISSING) == []
-        assert store.past_recommendations("signature", "cpu") == []
-        assert store.past_decisions(sample_hardware()) == []
+        assert store.past_recommendations(MISSING, "signature", "cpu") == []
+        assert store.past_decisions(MISSING, sample_hardware()) == []
 
 
 class TestCopies:

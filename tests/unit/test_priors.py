@@ -41,7 +41,7 @@ class TestPastWinners:
                 {"candidate": candidate(products=2)},
             ]
         )
-        winners = gather_priors(store, SPACE).past_winners
+        winners = gather_priors(store, "new", SPACE).past_winners
         assert winners == (candidate(products=2), candidate(loader=2))
         assert len(winners) == MAX_WINNERS
 
@@ -57,10 +57,10 @@ class TestPastWinners:
     )
     def test_only_what_was_confirmed_faster_for_a_similar_workload_counts(self, changes):
         store = store_with(answers=[{"candidate": candidate(loader=2), **changes}])
-        assert gather_priors(store, SPACE).past_winners == ()
+        assert gather_priors(store, "new", SPACE).past_winners == ()
 
     def test_an_empty_store_teaches_nothing(self):
-        priors = gather_priors(MemoryStudyStore(), SPACE)
+        priors = gather_priors(MemoryStudyStore(), "new", SPACE)
         assert (priors.past_winners, priors.realisation, priors.audits) == ((), {}, 0)
 
 
@@ -117,5 +117,5 @@ def test_audits_are_counted_and_those_beyond_their_bound():
             decision(3, bound=0.02, gain=0.50, stage="move"),
         ]
     )
-    priors = gather_priors(store, SPACE)
+    priors = gather_priors(store, "new", SPACE)
     assert (priors.audits, priors.audit_violations) == (2, 1)

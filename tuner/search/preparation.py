@@ -167,7 +167,7 @@ class Preparation:
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
                 return msgspec.convert(event.data, Priors)
-        priors = gather_priors(self._store, space)
+        priors = gather_priors(self._store, self._study.study_id, space)
         self._store.add_event(self._study.study_id, "priors", msgspec.to_builtins(priors))
         return priors
 

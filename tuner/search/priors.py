@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Candidate, Decision, Verdict
+from steptune.tuner.records import Candidate, Decision
 from steptune.tuner.search.knowledge import Priors
 from steptune.tuner.search.space import Space
 
@@ -16,14 +16,20 @@ WEIGHT = 4
 """Past trials of a strategy that weigh as much as what is usual for it."""
 
 
-def gather_priors(store: StudyStore, space: Space) -> Priors:
-    """Past winners of similar workloads on the same kind of device, and what bounds were worth."""
+def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
+    """Past winners of similar workloads on the same kind of device, and what bounds were worth.
+
+    Args:
+        study_id: That learns: from studies of its owner.
+    """
     hardware = space.environment.hardware
     winners: dict[str, Candidate] = {}
-    for past in store.past_recommendations(space.workload.signature, hardware.device_kind):
-        if past.verdict is Verdict.FASTER and past.candidate.choices:
+    for past in store.past_recommendations(study_id, space.workload.signature, hardware.device_kind):
+        if past.candidate.choices:
             winners.setdefault(past.candidate.key, past.candidate)
-    decisions = [d for d in store.past_decisions(hardware) if d.predicted_bound and d.measured_gain is not None]
+    decisions = [
+        d for d in store.past_decisions(study_id, hardware) if d.predicted_bound and d.measured_gain is not None
+    ]
     audits = [d for d in decisions if d.stage == "audit"]
     return Priors(
         past_winners=tuple(winners.values())[:MAX_WINNERS],

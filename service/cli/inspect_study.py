@@ -47,8 +47,15 @@ def resolve(store: SqlStudyStore, study_id: str) -> Study:
     return newest[0]
 
 
-def show(study_id: StudyId = "last", database: Database = None, as_json: AsJson = False) -> None:
-    """Print a study's answer, and how it was found."""
+def show(
+    study_id: StudyId = "last",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also where the step goes, all trials, and what was not tried and why.")
+    ] = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a study's answer: what to change, how to use it, what to do next."""
     with opened_store(settings_with(database)) as store:
         study = resolve(store, study_id)
         recommendation = store.recommendation(study.study_id)
@@ -56,9 +63,14 @@ def show(study_id: StudyId = "last", database: Database = None, as_json: AsJson 
             decisions = store.decisions(study.study_id)
             print_json({"study": study, "recommendation": recommendation, "decisions": decisions})
             return
-        from steptune.service.cli.summary import print_summary
+        if everything:
+            from steptune.service.cli.summary import print_summary
 
-        print_summary(output, store, study.study_id)
+            print_summary(output, store, study.study_id)
+        else:
+            from steptune.service.cli.answer import print_answer
+
+            print_answer(output, store, study.study_id)
 
 
 def list_studies(

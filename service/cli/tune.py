@@ -34,7 +34,6 @@ from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyS
 
 if TYPE_CHECKING:
     from steptune.service.isolation import Level
-    from steptune.service.studies import Results
 
 RESULTS = Path("steptune-results")
 """Holds a folder for each study that was given none."""
@@ -197,17 +196,6 @@ def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
     if way.as_json:
         print_json(recommendation)
     else:
-        _print_answer(store, study.study_id, results)
+        from steptune.service.cli.answer import print_answer
 
-
-def _print_answer(store: SqlStudyStore, study_id: str, results: Results) -> None:
-    from steptune.service.cli.summary import print_summary
-
-    print_summary(output, store, study_id)
-    output.print()
-    output.print(f"report   {results.report}", soft_wrap=True)
-    for path in results.exports:
-        output.print(f"export   {path}", soft_wrap=True)
-    output.print(f"study    {study_id}  (`steptune show {study_id[-8:]}`)", soft_wrap=True)
-    if store.get_study(study_id).state is StudyState.INTERRUPTED:
-        say(f"interrupted: `steptune resume {study_id}` goes on with the search", style="yellow")
+        print_answer(output, store, study.study_id, results)

@@ -33,8 +33,18 @@ def study_id(tuned_inside):
     return tuned_inside("list", "--json").json[0]["study"]["study_id"]
 
 
-def test_the_summary_has_the_claim_the_reasons_and_the_rejections(tuning, recommendation):
+def test_the_answer_is_one_screen(tuning, recommendation):
     out = tuning.out
+    assert len(out.splitlines()) < 24
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert re.search(r"\d+\.\d+× as fast as today's settings", out)
+    for part in recommendation["parts"]:
+        assert f"{part['strategy']}: " in out.partition("Changes")[2].partition("How to use it")[0]
+    assert "python results/train_recommended.py" in out.partition("How to use it")[2].partition("Next")[0]
+
+
+def test_all_of_it_has_the_claim_the_reasons_and_the_rejections(tuned_inside, recommendation):
+    out = tuned_inside("show", "--all").out
     assert re.search(r"\d+\.\d+× as fast as today's settings", out)
     assert re.search(r"[\d.,]+ samples/s with today's settings, [\d.,]+ samples/s as recommended", out)
     assert re.search(r"95 % interval\s+[\d.,]+× to [\d.,]+×", out)
@@ -73,14 +83,16 @@ def test_the_report_is_one_file_that_needs_no_network(tuned):
 
 @pytest.mark.parametrize("part", [slice(12), slice(-8, None)], ids=["beginning", "end"])
 def test_show_reads_a_study_back_by_a_part_of_its_id(tuned_inside, tuning, study_id, part):
-    assert tuned_inside("show", study_id[part]).out == tuning.out.partition("\nreport ")[0]
+    shown = tuned_inside("show", study_id[part]).out
+    assert shown.partition("How to use it")[0] == tuning.out.partition("How to use it")[0]
+    assert f"steptune export {study_id[-8:]}" in shown
 
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_a_narrow_terminal_breaks_neither_ids_nor_figures(tuned, study_id, columns):
     listed = tuned("list", variables={"COLUMNS": str(columns)}).out
     assert re.search(rf"^{study_id}  \d{{4}}-\d\d-\d\d \d\d:\d\d  \d", listed, re.MULTILINE)
-    shown = tuned("show", variables={"COLUMNS": str(columns)}).out
+    shown = tuned("show", "--all", variables={"COLUMNS": str(columns)}).out
     assert all(len(line) <= columns for line in (listed + shown).splitlines())
     recommended = shown.partition("Recommended changes")[2]
     assert re.search(r"^[\d.]+× +[\d.]+× to [\d.]+× +sampling +data_loading: ", recommended, re.MULTILINE)
@@ -88,12 +100,12 @@ def test_a_narrow_terminal_breaks_neither_ids_nor_figures(tuned, study_id, colum
 
 def test_output_has_no_colours_off_a_terminal_or_when_they_are_refused(tuned, tuning):
     assert not CONTROL.search(tuning.out)
-    assert not CONTROL.search(tuned("show", variables={"NO_COLOR": "1", "TERM": "xterm-256color"}).out)
+    assert not CONTROL.search(tuned("show", "--all", variables={"NO_COLOR": "1", "TERM": "xterm-256color"}).out)
 
 
-def test_the_bar_is_readable_without_colours(tuning):
+def test_the_bar_is_readable_without_colours(tuned_inside):
     """Neighbours in a bar differ by their shade."""
-    [bar] = [line for line in tuning.out.splitlines() if line.startswith("today  ")]
+    [bar] = [line for line in tuned_inside("show", "--all").out.splitlines() if line.startswith("today  ")]
     assert len(set(bar) & set("█▓▒░")) > 1
 
 

@@ -1,0 +1,142 @@
+"""A study's answer on one screen: the claim, the changes, how to use them, and the next command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from steptune.dashboards import units
+from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.sources import TrialSource
+from steptune.service.cli.console import short_name
+from steptune.service.studies import Results
+from steptune.tuner.records import Recommendation, Study, StudyState, Verdict, choice_label
+
+SCREEN_LINES = 23
+"""A terminal of 24 lines less the prompt that follows."""
+SENTENCE_LINES = 6
+SHORT_ID = 8
+INDENT = "  "
+_TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
+_UNFINISHED = (StudyState.INTERRUPTED, StudyState.PAUSED)
+
+
+def print_answer(console: Console, source: TrialSource, study_id: str, results: Results | None = None) -> None:
+    """Prints at most `SCREEN_LINES` lines; `steptune show STUDY --all` prints everything else.
+
+    Args:
+        results: Where the study's files were written just now; None where they were not.
+    """
+    study, recommendation = source.get_study(study_id), source.recommendation(study_id)
+    head = [*_claim(console, source, study), *_proof(recommendation)]
+    if recommendation is None:
+        head += _facts(source, study_id)
+    tail = [*_use(study, recommendation, results), *_next(study, recommendation)]
+    room = SCREEN_LINES - sum(_height(console, line) for line in (*head, *tail))
+    for line in (*head, *_changes(console, recommendation, room), *tail):
+        console.print(line, soft_wrap=True)
+
+
+def _claim(console: Console, source: TrialSource, study: Study) -> list[Text]:
+    info = get_headline_info(source, study.study_id)
+    wrapped = list(Text(info.sentence).wrap(console, console.width))
+    if len(wrapped) > SENTENCE_LINES:
+        wrapped = wrapped[:SENTENCE_LINES]
+        wrapped[-1].truncate(console.width - 2)
+        wrapped[-1].append(" …")
+    for line in wrapped:
+        line.rstrip()
+    name = Text(_fitting(short_name(study.workload), console.width), style="dim")
+    return [name, Text(f"{info.figure} {info.title}".strip(), style=f"bold {_TONES[info.tone]}"), *wrapped]
+
+
+def _proof(recommendation: Recommendation | None) -> list[Text]:
+    """What the claim rests on, and what it cost to find."""
+    if recommendation is None:
+        return []
+    parts = []
+    if recommendation.gain is not None and recommendation.verdict is not Verdict.NOT_SEARCHED:
+        interval = recommendation.gain.interval
+        parts.append(f"{units.percent(interval.level)} interval {units.ratio_interval(interval)}")
+    if recommendation.guard is not None and not recommendation.candidate.is_baseline:
+        parts.append("same training" if recommendation.guard.passed else "not the same training")
+    cost = recommendation.cost
+    parts.append(f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}")
+    return [Text(" · ".join(parts), style="dim")]
+
+
+def _facts(source: TrialSource, study_id: str) -> list[Text]:
+    """Of a study without a recommendation: its state, its trials, rates so far."""
+    lines = []
+    for fact in get_headline_info(source, study_id).facts:
+        note = f" ({fact.note})" if fact.note else ""
+        lines.append(Text(f"{INDENT}{fact.name}: {fact.value}{note}", style="dim"))
+    return lines
+
+
+def _changes(console: Console, recommendation: Recommendation | None, room: int) -> list[Text]:
+    """The recommended changes, each on a line, as many as there is room for."""
+    if recommendation is None or not recommendation.parts:
+        return []
+    lines = [Text(), Text("Changes", style="bold")]
+    parts = recommendation.parts
+    num_shown = len(parts) if len(parts) <= room - len(lines) else max(1, room - len(lines) - 1)
+    for part in parts[:num_shown]:
+        change = f"{units.ratio(part.gain):>6}  {part.strategy}: {choice_label(part.choice)}"
+        lines.append(Text(INDENT + _fitting(change, console.width - len(INDENT))))
+    if num_shown < len(parts):
+        lines.append(Text(f"{INDENT}and {len(parts) - num_shown} more", style="dim"))
+    return lines
+
+
+def _use(study: Study, recommendation: Recommendation | None, results: Results | None) -> list[Text]:
+    if recommendation is None or recommendation.candidate.is_baseline:
+        return [] if results is None else [Text(), _file("report", results.report)]
+    lines = [Text(), Text("How to use it", style="bold")]
+    if results is None:
+        return [*lines, _command(f"steptune export {_short(study)}", "writes a training script and the report")]
+    script = next((path for path in results.exports if path.suffix == ".py"), None)
+    if script is not None:
+        lines.append(Text(f"{INDENT}python {shlex.quote(str(script))}"))
+    lines.append(_file("your own script: steptune.apply with", _named(results.exports, ".json")))
+    return [*lines, _file("report", results.report)]
+
+
+def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
+    lines = [Text(), Text("Next", style="bold")]
+    short = _short(study)
+    if study.state in _UNFINISHED:
+        lines.append(_command(f"steptune resume {study.study_id}", "goes on with the search"))
+    elif study.state is StudyState.FAILED:
+        lines.append(_command(f"steptune delete {short}", "removes this study"))
+    elif recommendation is not None and not recommendation.candidate.is_baseline:
+        lines.append(_command(f"steptune verify {short}", "trains both settings and compares their losses"))
+    return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, what was not tried")]
+
+
+def _command(command: str, purpose: str) -> Text:
+    return Text(f"{INDENT}{command}").append(f"  {purpose}", style="dim")
+
+
+def _file(what: str, path: Path) -> Text:
+    return Text(f"{INDENT}{what} ", style="dim").append(str(path), style="default not dim")
+
+
+def _named(paths: Sequence[Path], suffix: str) -> Path:
+    return next(path for path in paths if path.suffix == suffix)
+
+
+def _short(study: Study) -> str:
+    return study.study_id[-SHORT_ID:]
+
+
+def _fitting(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]} …"
+
+
+def _height(console: Console, line: Text) -> int:
+    return max(1, -(-line.cell_len // console.width))

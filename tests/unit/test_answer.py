@@ -1,0 +1,114 @@
+"""The answer of a study on one screen of 24 lines of 80 columns."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from report_builders import (
+    STUDY_ID,
+    complete_study,
+    failed_study,
+    make_parts,
+    make_recommendation,
+    make_study,
+    running_study,
+    stored,
+    without_gain,
+)
+from rich.console import Console
+
+from steptune.dashboards.sources import TrialSource
+from steptune.service.cli.answer import print_answer
+from steptune.service.studies import Results
+from steptune.tuner.records import StudyState, Verdict
+
+FOLDER = Path("steptune-results") / STUDY_ID
+RESULTS = Results(
+    report=FOLDER / "report.html",
+    exports=(FOLDER / "steptune.json", FOLDER / "steptune.yaml", FOLDER / "train_recommended.py"),
+)
+
+
+def printed(source: TrialSource, results: Results | None = None, width: int = 80) -> list[str]:
+    """The lines that a terminal of this width shows."""
+    out = io.StringIO()
+    print_answer(Console(file=out, width=width, color_system=None), source, STUDY_ID, results)
+    return [line[at : at + width] for line in out.getvalue().splitlines() for at in range(0, max(1, len(line)), width)]
+
+
+def test_it_has_the_claim_the_changes_their_use_and_the_next_command() -> None:
+    text = "\n".join(printed(complete_study(), RESULTS))
+    head, changes = text.partition("Changes")[::2]
+    assert "2.42× as fast as today's settings" in head
+    assert "95 % interval 2.37× to 2.47× · same training" in head
+    for part in make_parts():
+        assert f"{part.strategy}: " in changes.partition("How to use it")[0]
+    use = changes.partition("How to use it")[2]
+    assert f"python {FOLDER}/train_recommended.py" in use
+    assert f"{FOLDER}/report.html" in use
+    assert f"steptune verify {STUDY_ID[-8:]}" in use.partition("Next")[2]
+    assert f"steptune show {STUDY_ID[-8:]} --all" in use
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("results", [RESULTS, None])
+def test_it_fits_on_one_screen_whatever_it_says(width: int, results: Results | None) -> None:
+    many = tuple(part for _ in range(20) for part in make_parts())
+    workload = f"/home/me/{'long_name_' * 20}.py:Model"
+    states = [make_study(state=state, message="it failed\n" * 50) for state in StudyState]
+    sources = [
+        complete_study(),
+        running_study(8),
+        failed_study(),
+        stored(make_study(workload=workload), recommendation=make_recommendation(parts=many)),
+        stored(make_study(), recommendation=without_gain()),
+        *(stored(make_study(), recommendation=make_recommendation(verdict=v, gain=None)) for v in Verdict),
+        *(stored(study) for study in states),
+    ]
+    for source in sources:
+        lines = printed(source, results, width)
+        assert len(lines) <= 23, "\n".join(lines)
+        assert any("--all" in line for line in lines)
+
+
+def test_changes_that_have_no_room_are_counted() -> None:
+    many = tuple(part for _ in range(20) for part in make_parts())
+    lines = printed(stored(make_study(), recommendation=make_recommendation(parts=many)), RESULTS)
+    [more] = [line for line in lines if line.strip().startswith("and ")]
+    shown = sum("×  " in line for line in lines)
+    assert more.strip() == f"and {len(many) - shown} more"
+
+
+def test_a_study_that_can_go_on_says_how() -> None:
+    interrupted = stored(make_study(state=StudyState.INTERRUPTED), recommendation=make_recommendation())
+    assert any(f"steptune resume {STUDY_ID}" in line for line in printed(interrupted))
+    assert not any("steptune resume" in line for line in printed(complete_study()))
+
+
+def test_nothing_to_change_has_nothing_to_use() -> None:
+    kept = stored(make_study(), recommendation=without_gain())
+    text = "\n".join(printed(kept, RESULTS))
+    assert "No significant gain" in text
+    assert "Changes" not in text
+    assert "python" not in text
+    assert "report.html" in text
+
+
+def test_paths_are_whole_off_a_terminal() -> None:
+    far = replace_folder(Path("/data") / ("deep/" * 30))
+    out = io.StringIO()
+    print_answer(Console(file=out, width=80, color_system=None), complete_study(), STUDY_ID, far)
+    assert str(far.report) in out.getvalue()
+
+
+def replace_folder(folder: Path) -> Results:
+    return Results(report=folder / "report.html", exports=tuple(folder / path.name for path in RESULTS.exports))
+
+
+def test_a_change_too_long_for_its_line_is_cut() -> None:
+    part = replace(make_parts()[0], choice={f"parameter_{n}": n for n in range(30)})
+    lines = printed(stored(make_study(), recommendation=make_recommendation(parts=(part,))))
+    assert any(line.endswith(" …") for line in lines)

@@ -1,4 +1,4 @@
-// The page of a study: what it costs at the reader's price, what is going on, and pausing, resuming, cancelling it.
+// The page of a study: what it costs at the reader's price, what is going on, and pausing, resuming, cancelling, deleting it.
 "use strict";
 
 (() => {
@@ -48,8 +48,13 @@
     const say = text => { document.getElementById("activity").textContent = text; };
     controls.querySelectorAll("button").forEach(other => { other.disabled = true; });
     try {
-      const answer = await steptune.call("POST", `/api/v1/studies/${controls.dataset.study}/${button.dataset.action}`);
+      const study = `/api/v1/studies/${controls.dataset.study}`;
+      const deletes = button.dataset.action === "delete";
+      const answer = deletes
+        ? await steptune.call("DELETE", study)
+        : await steptune.call("POST", `${study}/${button.dataset.action}`);
       if (!answer.ok) say((await answer.json()).detail);
+      else if (deletes) location.assign(`${steptune.base}/`);
       else { say("asked for; a running study stops soon"); steptune.refresh(); }
     } catch (error) {
       say(`the service cannot be reached: ${error.message}`);

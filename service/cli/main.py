@@ -15,6 +15,7 @@ from steptune.service.cli import (
     catalogue,
     compare,
     database,
+    delete,
     diagnose,
     inspect_study,
     predict,
@@ -53,6 +54,7 @@ worker.register(app)
 submit.register(app)
 watch.register(app)
 queue.register(app)
+delete.register(app)
 app.add_typer(database.app, name="db")
 app.add_typer(token.app, name="token")
 app.add_typer(user.app, name="user")

@@ -174,12 +174,13 @@ def _way(
 
 def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
     from steptune.service.artifacts import open_artifacts
+    from steptune.service.deleting import run_by_this_command
     from steptune.service.studies import run_study, write_results
     from steptune.service.trial_source import KeptTrials
 
     say(f"study {study.study_id}", style="dim")
     try:
-        with interruptible(), live_progress(errors, quiet=way.as_json) as progress:
+        with run_by_this_command(study), interruptible(), live_progress(errors, quiet=way.as_json) as progress:
             recommendation = run_study(
                 study, store, way.settings, on_change=progress, python=way.python, level=way.level
             )

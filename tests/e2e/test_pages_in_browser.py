@@ -302,6 +302,23 @@ class TestSubmit:
             assert [numerics.value for numerics in study.settings.allow] == ["lossy"]
             assert study.settings.budget_s == 600
 
+    def test_a_study_that_has_ended_is_deleted_after_a_question(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            page = visit.go(f"{service.url}/submit")
+            page.get_by_role("button", name="Submit").click()
+            page.wait_for_url(re.compile(r"/studies/[0-9a-z]{26}$"))
+            expect(page.get_by_role("button", name="Delete")).to_have_count(0)
+            page.once("dialog", lambda dialog: dialog.accept())
+            page.get_by_role("button", name="Cancel").click()
+            delete = page.get_by_role("button", name="Delete")
+            page.once("dialog", lambda dialog: dialog.dismiss())
+            delete.click()
+            assert len(service.store.list_studies()) == 1
+            page.once("dialog", lambda dialog: dialog.accept())
+            delete.click()
+            page.wait_for_url(f"{service.url}/")
+            assert service.store.list_studies() == []
+
     def test_a_file_is_uploaded(self, tmp_path, visit):
         folder = tmp_path / "service"
         folder.mkdir()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,10 +78,11 @@ def measured_here(candidate: Candidate = BASELINE, workload: str = SYNTHETIC, **
     )
 
 
-def run_script(*arguments: str | Path, **environment: str) -> str:
+def run_script(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> str:
     """What a script prints. Its warnings are errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", *map(str, arguments)],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
         capture_output=True,
         text=True,
@@ -340,3 +343,29 @@ class TestChecks:
             steptune.apply(recommendation, Small())
         with pytest.warns(UserWarning, match="1 x NVIDIA H100"):
             assert steptune.apply(recommendation, Small(), device="cpu").device == torch.device("cpu")
+
+
+def test_the_snippet_of_the_readme_trains_its_example(tmp_path: Path) -> None:
+    """As it stands there, with what the README says was recommended."""
+    pytest.importorskip("sklearn", reason="the example needs steptune[examples]")
+    [snippet] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    recommended = Candidate(
+        choices={
+            "data_loading": {"num_workers": 2, "persistent_workers": True},
+            "dataset_cache": {"where": "memory"},
+            "cpu_threads": {"num_threads": 1},
+            "memory_format": {"layout": "channels_last"},
+        }
+    )
+    recommendation = make_recommendation(
+        recommended,
+        workload="examples/photo_resnet.py:PhotoResNet",
+        global_batch=32,
+        hardware=describe_hardware("cpu"),
+        environment_variables={},
+    )
+    (tmp_path / "steptune.json").write_text(exporter_named("json").export(recommendation), encoding="utf-8")
+    (tmp_path / "train.py").write_text(f"{snippet}print('loss', float(loss))\n")
+    said = run_script(tmp_path / "train.py", cwd=tmp_path, PYTHONPATH=f"{ROOT / 'src'}:{ROOT / 'examples'}")
+    assert math.isfinite(float(said.removeprefix("loss ")))
+    assert len(list((tmp_path / "data" / "photos").glob("*.jpg"))) == 512

@@ -1,0 +1,63 @@
+"""Forgetting a study: its rows, and its working files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import delete
+
+from steptune.service.artifacts import open_artifacts
+from steptune.service.artifacts.collection import collect_garbage
+from steptune.service.connections import writing
+from steptune.service.models import StudyRow
+from steptune.service.queries.studies import version_of_study
+from steptune.service.queue import StudyQueue
+from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import StateConflict
+from steptune.tuner.records import Study
+
+LOCK_FILE = "command.lock"
+"""In a study's directory; locked by the command that runs it, and freed by whatever ends that."""
+
+
+@contextlib.contextmanager
+def run_by_this_command(study: Study) -> Iterator[None]:
+    """Holds a study, so that no other command of this machine runs or deletes it meanwhile.
+
+    Raises:
+        StateConflict: Another command holds it.
+    """
+    directory = Path(study.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateConflict(
+                f"study {study.study_id} is running in another `steptune` command: end that with Ctrl-C first"
+            ) from None
+        yield
+
+
+def delete_study(study: Study, store: SqlStudyStore, settings: Settings) -> None:
+    """Deletes a study with its trials, and everything measured in them.
+
+    Raises:
+        StateConflict: A worker or a command runs it.
+    """
+    queue = StudyQueue(store.engine)
+    queue.bury(study.study_id)
+    with run_by_this_command(study):
+        if version_of_study(store.engine, study.study_id) is not None:
+            queue.delete(study.study_id)
+        else:
+            with writing(store.engine) as session:
+                session.execute(delete(StudyRow).where(StudyRow.study_id == study.study_id))
+    if Path(study.directory).is_relative_to((settings.data_directory / "studies").resolve()):
+        shutil.rmtree(study.directory, ignore_errors=True)
+    collect_garbage(store.engine, open_artifacts(settings), grace_s=settings.artifact_grace_s)

@@ -47,7 +47,18 @@ def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
     """The claim of a study in whatever state it is. It claims nothing that was not confirmed."""
     recommendation = source.recommendation(study_id)
     info = _of_recommendation(recommendation) if recommendation is not None else _of_unfinished(source, study_id)
-    return info._replace(facts=(*info.facts, *_isolation_fact(source.trials(study_id))))
+    trials = source.trials(study_id)
+    return info._replace(facts=(*info.facts, *_repeats_fact(trials), *_isolation_fact(trials)))
+
+
+def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
+    """Runs that say nothing about their candidate, and why."""
+    reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
+    if not reasons:
+        return ()
+    (reason, count), *others = reasons.most_common()
+    more = f"; and {units.counted(len(others), 'other reason')}" if others else ""
+    return (Fact("Repeated", units.counted(reasons.total(), "run"), f"{count} × {reason}{more}"),)
 
 
 def _isolation_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:

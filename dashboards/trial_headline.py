@@ -95,6 +95,7 @@ def _facts(result: TrialResult, unit: SampleUnit, decisions: Sequence[Decision])
             _device_fact(result),
             _time_fact(result),
             _compile_fact(result),
+            _repeats_fact(result),
             Fact("Isolation", result.isolation, f"{result.interpreter} interpreter"),
         )
         if fact is not None
@@ -134,6 +135,13 @@ def _memory_fact(result: TrialResult) -> Fact | None:
     on_device = any(peak.device_bytes for peak in result.memory)
     ranks = f", the hungriest of {len(result.memory)} ranks" if len(result.memory) > 1 else ""
     return Fact("Peak memory", units.memory(result.peak_memory_bytes), ("device" if on_device else "resident") + ranks)
+
+
+def _repeats_fact(result: TrialResult) -> Fact | None:
+    if not result.repeated:
+        return None
+    reasons = (f"{attempt.failure.message} ({PHASES[attempt.failure.phase]})" for attempt in result.repeated)
+    return Fact("Repeated", units.counted(len(result.repeated), "earlier run"), "; ".join(reasons))
 
 
 def _device_fact(result: TrialResult) -> Fact | None:

@@ -6,6 +6,7 @@ A message may hold a stored record as JSON (`service.queries.stored`), so that i
 from __future__ import annotations
 
 from steptune.tuner.records import (
+    Attempt,
     Candidate,
     CollectiveStats,
     Decision,
@@ -204,6 +205,7 @@ class TrialDetail(TrialSummary):
 
     Attributes:
         attempts: Its process starts.
+        repeated: Runs before the last one, with how they ended, which says nothing about the candidate.
         failure: Why it ended early; null where it did not.
         guard_passed: Whether it still is the same training; null where that was not checked.
         startup: Where the time went before the first window.
@@ -218,6 +220,7 @@ class TrialDetail(TrialSummary):
     """
 
     attempts: tuple[TrialAttempt, ...]
+    repeated: tuple[Attempt, ...]
     failure: Failure | None
     guard_passed: bool | None
     startup: Startup | None

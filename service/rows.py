@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -32,6 +32,7 @@ from steptune.service.models import (
 )
 from steptune.tuner.records import (
     Artifact,
+    Attempt,
     Breakdown,
     Decision,
     Event,
@@ -121,6 +122,33 @@ def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
     )
 
 
+def repeated_rows(result: TrialResult, first: TrialAttemptRow) -> list[TrialAttemptRow]:
+    """The attempts after the first of a trial that was repeated; the last is what `result` is about and has no end.
+
+    Args:
+        first: The row that was written as the trial began. It ends with the first attempt.
+    """
+    ends = [_end_of(attempt) for attempt in result.repeated]
+    first.outcome, first.ended_at = TrialState.FAILED.value, ends[0]
+    last = len(ends) - 1
+    return [
+        TrialAttemptRow(
+            trial_id=first.trial_id,
+            number=first.number + 1 + number,
+            outcome=(TrialState.RUNNING if number == last else TrialState.FAILED).value,
+            fence=first.fence,
+            worker_id=first.worker_id,
+            started_at=began,
+            ended_at=None if number == last else ends[number + 1],
+        )
+        for number, began in enumerate(ends)
+    ]
+
+
+def _end_of(attempt: Attempt) -> datetime:
+    return parse_time(attempt.began_at) + timedelta(microseconds=attempt.duration_ns / 1e3)
+
+
 def result_rows(result: TrialResult) -> Iterator[ResultRow]:
     """What a result holds that is searched or aggregated by itself."""
     yield from _window_rows(result)
@@ -186,11 +214,10 @@ def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:
 
 def trial_of(row: TrialRow) -> Trial:
     """The trial as it began, with what came of it."""
-    return replace(
-        decode(row.record, Trial),
-        state=TrialState(row.state),
-        result=None if row.result is None else decode(row.result, TrialResult),
-    )
+    result = None if row.result is None else decode(row.result, TrialResult)
+    trial = decode(row.record, Trial)
+    attempts = trial.attempts + (0 if result is None else len(result.repeated))
+    return replace(trial, state=TrialState(row.state), attempts=attempts, result=result)
 
 
 def event_of(row: EventRow) -> Event:

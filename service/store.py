@@ -371,6 +371,10 @@ def _complete(session: Session, result: TrialResult, lease: Lease | None) -> Non
     if cast(CursorResult[Any], session.execute(completion)).rowcount != 1:
         found = session.scalar(select(TrialRow.state).where(TrialRow.trial_id == result.trial_id))
         raise store_rules.completion_refused(result.trial_id, TrialState(found) if found else None)
+    if result.repeated:
+        first = session.scalars(select(TrialAttemptRow).where(TrialAttemptRow.trial_id == result.trial_id)).one()
+        session.add_all(rows.repeated_rows(result, first))
+        session.flush()
     _end_attempts(session, [result.trial_id], state)
     session.add_all(rows.result_rows(result))
 

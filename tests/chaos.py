@@ -365,11 +365,15 @@ class Chaos:
         by_trial = {trial.trial_id: trial for trial in trials}
         claims = Counter(CLAIM.findall("\n".join(p.read_text() for p in self.service.folder.glob("worker-*.log"))))
         tally.results_counted_twice += sum(count - 1 for count in claims.values())
-        tally.results_counted_twice += len(attempts) - len(by_trial)
+        completed = Counter(attempt.trial_id for attempt in attempts if attempt.outcome == TrialState.COMPLETED.value)
+        tally.results_counted_twice += sum(count - 1 for count in completed.values())
+        last = Counter(attempt.trial_id for attempt in attempts)
         for attempt in attempts:
             trial = by_trial[attempt.trial_id]
             known = (trial.study_id, str(attempt.fence)) in claims
-            ended = attempt.outcome == trial.state and trial.state != TrialState.RUNNING.value
+            repeated = attempt.number < last[attempt.trial_id]
+            expected = TrialState.FAILED.value if repeated else trial.state
+            ended = attempt.outcome == expected and trial.state != TrialState.RUNNING.value
             tally.attempts_without_a_claim += not (known and ended)
 
     def _elapsed_s(self) -> float:

@@ -1,5 +1,6 @@
 """Searches over known surfaces, and a machine with a clock that breaks where it is told to."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -98,6 +99,7 @@ class Machine(FakeRunner):
         noise_sd: float = 0.01,
         seed: int = 0,
         paired: bool = False,
+        device_gb: float = math.inf,
         broken: Mapping[tuple[str, int], FailureKind] | None = None,
         compile_s: Mapping[str, float] | None = None,
         start_s: float = 0.0,
@@ -105,7 +107,7 @@ class Machine(FakeRunner):
         interrupt_at: int | None = None,
         facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
     ) -> None:
-        super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired)
+        super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired, device_gb=device_gb)
         self.broken = dict(broken or {})
         self.compile_s = dict(compile_s or {})
         self.start_s = start_s

@@ -77,7 +77,9 @@ def units_per_s(result: TrialResult) -> float:
 
 
 def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
-    """Logarithm of a result's rate over the reference's, paired by round; None without common rounds."""
+    """Logarithm of a result's rate over the reference's, paired by round; None where they did not take turns."""
+    if result.group != reference.group:
+        return None
     theirs = {window.round: window for window in reference.clean_windows}
     ratios = [
         _window_log_rate(window, result) - _window_log_rate(theirs[window.round], reference)

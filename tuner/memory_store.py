@@ -96,7 +96,8 @@ class MemoryStudyStore:
                 if trial is None or trial.state is not TrialState.RUNNING:
                     raise store_rules.completion_refused(result.trial_id, trial.state if trial else None)
                 state = store_rules.state_after(result)
-                completed[result.trial_id] = replace(trial, state=state, result=copy_of(result))
+                attempts = trial.attempts + len(result.repeated)
+                completed[result.trial_id] = replace(trial, state=state, attempts=attempts, result=copy_of(result))
             self._trials = completed
 
     def lose_running_trials(self, study_id: str) -> int:

@@ -169,6 +169,7 @@ def _detail(row: Any, attempts: list[TrialAttempt]) -> TrialDetail:
     return TrialDetail(
         **_summary(*columns),
         attempts=tuple(attempts),
+        repeated=result.get("repeated", ()),
         failure=result.get("failure"),
         guard_passed=(value_of(result.get("guard")) or {}).get("passed"),
         startup=result.get("startup"),

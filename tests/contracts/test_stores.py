@@ -32,7 +32,7 @@ from steptune.tuner import store_rules
 from steptune.tuner.errors import StoreError, StudyNotFound
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Purpose, StudyState, TrialState
+from steptune.tuner.records import Attempt, Purpose, StudyState, TrialState
 
 MISSING = "no-such-study"
 DIGEST = "ab" * 32
@@ -226,6 +226,13 @@ class TestTrials:
         """Everything comes back as it was: infinite losses and unprintable tracebacks too."""
         begun.complete_trials([result])
         assert begun.trials(STUDY_ID) == [sample_trial(state=state, result=result)]
+
+    def test_runs_that_were_repeated_count_as_attempts(self, begun):
+        attempt = Attempt(failure=failed_result().failure, began_at=sample_trial().started_at, duration_ns=10**9)
+        begun.complete_trials([sample_result(repeated=(attempt,))])
+        (trial,) = begun.trials(STUDY_ID)
+        assert trial.attempts == sample_trial().attempts + 1
+        assert trial.result.repeated == (attempt,)
 
     def test_a_loss_that_is_not_a_number_comes_back(self, begun):
         """A diverged run stays visible as such; every later reading would fail otherwise."""

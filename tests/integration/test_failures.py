@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     yield prepared
     prepared.runner.close()
     none_left(MARK)
+
+
+@contextmanager
+def closing_runner(workload: str, folder: Path, **options) -> Iterator[Prepared]:
+    prepared = prepare(workload, folder / "study", **options)
+    try:
+        yield prepared
+    finally:
+        prepared.runner.close()
 
 
 def run_deed(study: Prepared, deed: str, at: str = "step", candidate: Candidate = THREE_THREADS, **changes):
@@ -133,24 +143,67 @@ class TestDying:
 class TestKilledByOthers:
     """An operator's `kill -9` says nothing of the workload: what it ended runs again, twice at most."""
 
-    def test_what_was_killed_runs_again(self, tmp_path: Path) -> None:
-        left = tmp_path / "left"
-        left.write_text("2")
-        prepared = prepare(reference("misbehaving", "Killed", left=str(left)), tmp_path / "study")
-        try:
-            assert left.read_text() == "0"
-            left.write_text("1")
-            assert prepared.run_baseline().ok
-            left.write_text("3")
+    @pytest.fixture
+    def left(self, tmp_path: Path) -> Path:
+        """How often somebody still kills."""
+        path = tmp_path / "left"
+        path.write_text("0")
+        return path
+
+    @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+    def test_what_was_killed_runs_again(self, left: Path, tmp_path: Path, by: signal.Signals) -> None:
+        with closing_runner(reference("misbehaving", "Killed", left=str(left), by=int(by)), tmp_path) as prepared:
+            left.write_text("2")
+            result = prepared.run_baseline()
+            assert result.ok
+            assert [(a.failure.kind, a.failure.signal) for a in result.repeated] == [(FailureKind.CRASH, by)] * 2
+            assert all(attempt.duration_ns > 0 for attempt in result.repeated)
+
+    def test_what_is_killed_every_time_fails(self, left: Path, tmp_path: Path) -> None:
+        with closing_runner(reference("misbehaving", "Killed", left=str(left)), tmp_path) as prepared:
+            left.write_text("9")
             result = prepared.run_baseline()
             assert result.failure is not None
             assert (result.failure.kind, result.failure.signal) == (FailureKind.CRASH, signal.SIGKILL)
-            assert left.read_text() == "0"
-        finally:
-            prepared.runner.close()
+            assert (len(result.repeated), left.read_text()) == (2, "6")
 
-    def test_a_task_that_is_killed_every_time_fails(self, tmp_path: Path) -> None:
-        left = tmp_path / "left"
+    @pytest.mark.parametrize("by", [signal.SIGSEGV, signal.SIGABRT])
+    def test_a_crash_of_its_own_is_not_repeated(self, left: Path, tmp_path: Path, by: signal.Signals) -> None:
+        with closing_runner(reference("misbehaving", "Killed", left=str(left), by=int(by)), tmp_path) as prepared:
+            left.write_text("1")
+            result = prepared.run_baseline()
+            assert result.failure is not None
+            assert (result.failure.signal, result.repeated) == (by, ())
+
+    def test_one_of_several_ranks_that_was_killed_meets_the_others_again(self, left: Path, tmp_path: Path) -> None:
+        """In a place where no rank of the earlier run waits."""
+        with closing_runner(reference("misbehaving", "Killed", left=str(left)), tmp_path, num_ranks=2) as prepared:
+            left.write_text("1")
+            result = prepared.run(prepared.spec(guard=False, profile=False, deadlines=Deadlines(build_s=30)))[0]
+            assert result.ok
+            assert [(a.failure.rank, a.failure.signal) for a in result.repeated] == [(1, signal.SIGKILL)]
+
+    def test_all_that_took_turns_run_again_together(self, left: Path, tmp_path: Path) -> None:
+        with closing_runner(reference("misbehaving", "Killed", left=str(left)), tmp_path) as prepared:
+            left.write_text("1")
+            specs = [prepared.spec(guard=False, profile=False) for _ in range(2)]
+            first, second = prepared.run(*specs)
+            assert first.ok
+            assert second.ok
+            kinds = [[attempt.failure.kind for attempt in result.repeated] for result in (first, second)]
+            assert kinds == [[FailureKind.CRASH], [FailureKind.INFRASTRUCTURE]]
+
+    def test_a_trial_server_that_dies_is_replaced(self, left: Path, tmp_path: Path) -> None:
+        workload = reference("misbehaving", "Killed", left=str(left), victim="server")
+        with closing_runner(workload, tmp_path) as prepared:
+            left.write_text("1")
+            result = prepared.run_baseline()
+            assert result.ok
+            (attempt,) = result.repeated
+            assert attempt.failure.kind is FailureKind.INFRASTRUCTURE
+            assert "trial server ended" in attempt.failure.message
+
+    def test_a_task_that_is_killed_every_time_fails(self, left: Path, tmp_path: Path) -> None:
         left.write_text("9")
         with pytest.raises(WorkloadError, match="killed by SIGKILL"):
             prepare(reference("misbehaving", "Killed", left=str(left)), tmp_path / "study")

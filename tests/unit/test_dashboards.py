@@ -48,6 +48,7 @@ from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.records import (
     BASELINE,
+    Attempt,
     Candidate,
     Decision,
     Failure,
@@ -267,6 +268,15 @@ class TestHeadline:
         ended = replace(r, certificate=replace(r.certificate, ended="interrupted"), needed_budget_s=None)
         interrupted = get_headline_info(stored(make_study(), recommendation=ended), STUDY_ID)
         assert f"`steptune resume {STUDY_ID}`" in interrupted.sentence
+
+    def test_runs_that_were_repeated_are_told_with_their_reason(self) -> None:
+        killed = Failure(kind=FailureKind.CRASH, phase=Phase.WARM_UP, message="the process was killed by SIGKILL")
+        attempt = Attempt(failure=killed, began_at="2026-11-21T10:00:00+00:00", duration_ns=1)
+        trials, decisions = make_story()
+        first = replace(trials[0], result=replace(trials[0].result, repeated=(attempt, attempt)))
+        headline = get_headline_info(stored(make_study(), [first, *trials[1:]], decisions), STUDY_ID)
+        repeated = next(fact for fact in headline.facts if fact.name == "Repeated")
+        assert (repeated.value, repeated.note) == ("2 runs", "2 × the process was killed by SIGKILL")
 
     def test_enabling_training_has_no_ratio(self) -> None:
         enabling = make_recommendation(verdict=Verdict.ENABLES_TRAINING, gain=None, baseline_units_per_s=0.0)

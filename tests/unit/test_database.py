@@ -1,5 +1,6 @@
 """The database: its schema, its rows, and what it says when it cannot be used."""
 
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -48,9 +49,10 @@ from steptune.service.models import (
     WindowRow,
     WorkloadRow,
 )
+from steptune.service.queries.trials import find_trial
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import MissingDependency, SchemaOutdated, SchemaTooNew, StorageFull, StoreError
-from steptune.tuner.records import Artifact, Event, TrialState
+from steptune.tuner.records import Artifact, Attempt, Event, TrialState
 from steptune.tuner.store_rules import decode, encode
 
 
@@ -311,6 +313,28 @@ class TestRows:
             assert {name for name, row in rows.items() if row.ended_at is None} == {"running"}
             assert rows["failed"].number == sample_trial().attempts
             assert rows["failed"].started_at.isoformat() == sample_trial().started_at
+
+    def test_every_run_of_a_repeated_trial_is_an_attempt(self, engine, store):
+        """With how it ended, one after the other; what the result is about is the last one."""
+        store.begin_trials([sample_trial(trial_id="again", sequence=8)])
+        killed = replace(failed_result().failure, traceback="")
+        first = Attempt(failure=killed, began_at=sample_trial().started_at, duration_ns=2 * 10**9)
+        result = sample_result(trial_id="again", repeated=(first, replace(first, duration_ns=10**9)))
+        store.complete_trials([result])
+        number = sample_trial().attempts
+        with reading(engine) as session:
+            wanted = select(TrialAttemptRow).where(TrialAttemptRow.trial_id == "again")
+            rows = list(session.scalars(wanted.order_by(TrialAttemptRow.number)))
+            assert [(row.number, row.outcome) for row in rows] == [
+                (number, "failed"),
+                (number + 1, "failed"),
+                (number + 2, "completed"),
+            ]
+            assert all(row.ended_at is not None for row in rows)
+        assert store.trial("again").attempts == number + 2
+        detail = find_trial(engine, "again")
+        assert len(detail.attempts) == 3
+        assert [attempt["failure"]["signal"] for attempt in json.loads(bytes(detail.repeated))] == [11, 11]
 
     def test_what_is_searched_is_a_column(self, engine, store):
         """Keys, kinds and figures of trials, decisions and recommendations."""

@@ -8,8 +8,15 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from steptune.tuner.errors import PlatformError, RunnerError, UnsupportedHere, WorkloadRejected
-from steptune.tuner.records import FailureKind, Phase
-from steptune.tuner.trials.failures import NumericsLeft, classify, failure_of, failure_of_exit, is_out_of_memory
+from steptune.tuner.records import Failure, FailureKind, Phase
+from steptune.tuner.trials.failures import (
+    NumericsLeft,
+    classify,
+    failure_of,
+    failure_of_exit,
+    is_out_of_memory,
+    repeats_after,
+)
 
 K = FailureKind
 
@@ -127,3 +134,33 @@ class TestExits:
         failure = failure_of_exit(**{"out_of_memory": False, **status}, phase=Phase.WARM_UP, rank=2)
         assert (failure.kind, failure.message) == (kind, message)
         assert (failure.phase, failure.rank, failure.signal) == (Phase.WARM_UP, 2, status["signal_number"])
+
+
+class TestRepeats:
+    @pytest.mark.parametrize(
+        ("kind", "by", "repeats"),
+        [
+            (K.CRASH, signal.SIGKILL, 2),
+            (K.CRASH, signal.SIGTERM, 2),
+            (K.CRASH, signal.SIGHUP, 2),
+            (K.CRASH, signal.SIGUSR1, 2),
+            (K.CRASH, signal.SIGBUS, 1),
+            (K.OUT_OF_MEMORY, signal.SIGKILL, 1),
+            (K.INFRASTRUCTURE, None, 1),
+            (K.CRASH, signal.SIGSEGV, 0),
+            (K.CRASH, signal.SIGABRT, 0),
+            (K.CRASH, signal.SIGFPE, 0),
+            (K.CRASH, None, 0),
+            (K.OUT_OF_MEMORY, None, 0),
+            (K.WORKLOAD_ERROR, None, 0),
+            (K.TIMEOUT, None, 0),
+        ],
+    )
+    def test_what_the_environment_ended_is_repeated(self, kind: FailureKind, by: int | None, repeats: int) -> None:
+        assert repeats_after(Failure(kind=kind, phase=Phase.MEASURE, message="", signal=by)) == repeats
+
+    def test_a_bus_error_says_how_full_shared_memory_is(self) -> None:
+        failure = failure_of_exit(
+            code=None, signal_number=signal.SIGBUS, out_of_memory=False, phase=Phase.WARM_UP, rank=0
+        )
+        assert "/dev/shm" in failure.message

@@ -43,6 +43,7 @@ from steptune.dashboards.trial_page import profile_of, trial_context
 from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.records import (
+    Attempt,
     CollectiveStats,
     Compilation,
     Decision,
@@ -333,6 +334,13 @@ def test_a_failed_trial_says_what_went_wrong_and_where():
     assert (headline.tone, headline.title) == ("warning", "Out of memory while it warmed up")
     for said in ("needs 9 GiB", "rank 3", "signal 9"):
         assert said in headline.sentence
+
+
+def test_runs_before_the_last_one_are_listed_with_how_they_ended():
+    failure = Failure(kind=FailureKind.CRASH, phase=Phase.MEASURE, message="killed by SIGKILL", signal=9)
+    attempt = Attempt(failure=failure, began_at=sample_trial().started_at, duration_ns=1)
+    (fact,) = [f for f in headline_of(sample_result(repeated=(attempt,))).facts if f.name == "Repeated"]
+    assert (fact.value, fact.note) == ("1 earlier run", "killed by SIGKILL (while it was measured)")
 
 
 def test_a_rejected_trial_has_no_rate_in_its_headline():

@@ -115,17 +115,27 @@ class Misbehaving(Regression):
 
 
 class Killed(Regression):
-    """Somebody kills its process while it builds the model, as often as a file says."""
+    """Somebody ends its process, or the trial server, while it builds the model, as often as a file says.
 
-    def __init__(self, left: str) -> None:
+    Args:
+        left: The file.
+        by: The signal.
+        victim: "rank" or "server".
+    """
+
+    def __init__(self, left: str, by: int = signal.SIGKILL, victim: str = "rank") -> None:
         super().__init__()
         self._left = Path(left)
+        self._by = by
+        self._victim = victim
 
     def model(self) -> torch.nn.Module:
         left = int(self._left.read_text())
-        if left:
+        distributed = torch.distributed.is_initialized()
+        if left and (not distributed or torch.distributed.get_rank() == 1):
             self._left.write_text(str(left - 1))
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid() if self._victim == "rank" else os.getppid(), self._by)
+            time.sleep(60)
         return super().model()
 
 

@@ -48,6 +48,7 @@ from steptune.tuner.records.recommendations import (
 from steptune.tuner.records.studies import Artifact, Event, Study, StudySettings, StudyState
 from steptune.tuner.records.topology import CollectiveTiming, Link, Topology
 from steptune.tuner.records.trials import (
+    Attempt,
     Deadlines,
     Effect,
     Failure,
@@ -73,6 +74,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Alternative",
     "Artifact",
+    "Attempt",
     "Breakdown",
     "Calibration",
     "Candidate",

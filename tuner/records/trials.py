@@ -99,6 +99,8 @@ class TrialSpec(Record):
     environment_variables: dict[str, str] = field(default_factory=dict)
     memory_limit_bytes: int | None = None
     deadlines: Deadlines = Deadlines()
+    run_id: str = ""
+    """Of this run: where its ranks meet. A trial that is repeated meets where no earlier run's ranks did."""
     requested_at_ns: int = 0
     """`time.monotonic_ns()` when the trial was asked for (one clock for all processes of a host)."""
 
@@ -137,6 +139,20 @@ class Failure(Record):
     traceback: str = ""
 
 
+class Attempt(Record):
+    """A run of a trial that was repeated, because how it ended says nothing about the candidate.
+
+    Attributes:
+        failure: How it ended: of its own ranks, or of a trial that was alive beside it.
+        began_at: ISO 8601, UTC.
+        duration_ns: From then to its end.
+    """
+
+    failure: Failure
+    began_at: str
+    duration_ns: int
+
+
 class TrialResult(Record):
     """All that one process start of one candidate showed; also what a crash left behind."""
 
@@ -169,6 +185,8 @@ class TrialResult(Record):
     trace_digest: str | None = None
     place: str = ""
     """Which machine and devices of it, without its name; rates of different places are not compared."""
+    repeated: tuple[Attempt, ...] = ()
+    """Runs of this trial before the one that the rest is about, the oldest first."""
 
     @property
     def ok(self) -> bool:
@@ -182,6 +200,10 @@ class TrialResult(Record):
     @property
     def duration_ns(self) -> int:
         return sum(self.phases_ns.values())
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        return self.failure is not None and self.failure.kind is FailureKind.OUT_OF_MEMORY
 
     @property
     def peak_memory_bytes(self) -> int:

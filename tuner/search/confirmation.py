@@ -150,7 +150,7 @@ def _interval(centre: float, half_width: float) -> Interval:
 
 def _block_log_ratio(result: TrialResult, reference: TrialResult) -> float:
     """Paired by round where both took turns, else the ratio of the two rates."""
-    paired = log_ratio(result, reference) if result.group == reference.group else None
+    paired = log_ratio(result, reference)
     if paired is not None:
         return paired.mean
     return log_rate(result).mean - log_rate(reference).mean

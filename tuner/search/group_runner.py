@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -10,13 +12,26 @@ from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.compile_findings import diagnose_compilation
 from steptune.tuner.profiling.diagnosis import Evidence, diagnose
 from steptune.tuner.protocols import StudyStore, TrialRunner
-from steptune.tuner.records import Candidate, FailureKind, MeasureSettings, Purpose, TrialResult, TrialSpec, new_id
+from steptune.tuner.records import (
+    Attempt,
+    Candidate,
+    Failure,
+    FailureKind,
+    MeasureSettings,
+    Phase,
+    Purpose,
+    TrialResult,
+    TrialSpec,
+    new_id,
+)
 from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.preparation import Prepared
 from steptune.tuner.search.starts import usual_start_s
 from steptune.tuner.search.view import StudyView
 
+UNSEEN = 1.3
+"""Times the largest known peak of a group that a candidate is expected to need that was never measured."""
 MIN_TURN_S = 3.0
 """A companion that starts within this time is always worth its start."""
 
@@ -54,6 +69,10 @@ class GroupRunner:
         self._view = view
         self._before_trials = before_trials
         self._place = place
+        self._crowds: set[frozenset[str]] = set()
+        """Keys of candidates that ran out of memory beside each other."""
+        self._crowded_bytes = math.inf
+        """The least sum of peaks that did."""
 
     def run(
         self,
@@ -62,14 +81,20 @@ class GroupRunner:
         replicate: int,
         longest_s: float | None = None,
     ) -> list[TrialResult]:
-        """Runs candidates in turns and stores their results; no phase takes longer than `longest_s`."""
+        """Runs candidates in turns and stores their results; no phase takes longer than `longest_s`.
+
+        Memory that runs out beside another trial says nothing about a candidate: it runs once more, alone.
+        """
         self._before_trials()
         specs = [self.specs.spec(c, p, replicate, longest_s) for c, p in zip(candidates, purposes, strict=True)]
         group = new_id()
         trials = self._ledger.begin(specs, purposes, group, replicate)
         began = {"group": group, "trials": [spec.trial_id for spec in specs]}
         self._store.add_event(self._study_id, "trials_began", began)
-        results = self._runner.run(specs, purposes, self.measure, group, self._view.on_progress)
+        began_at = datetime.now(UTC).isoformat()
+        results = self._run(specs, purposes, group)
+        if len(results) > 1 and any(result.ran_out_of_memory for result in results):
+            results = self._repeat_alone(specs, results, began_at)
         results = [
             msgspec.structs.replace(self._diagnosed(result, spec), place=self._place)
             for result, spec in zip(results, specs, strict=True)
@@ -79,24 +104,81 @@ class GroupRunner:
         self._store.add_event(self._study_id, "trials_ended", {"group": group, "outcomes": outcomes})
         return results
 
+    def _run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str) -> list[TrialResult]:
+        """Runs trials in turns; that some were repeated is an event."""
+        results = self._runner.run(specs, purposes, self.measure, group, self._view.on_progress)
+        for result in results:
+            for attempt in result.repeated:
+                self._note_repeated(result, attempt)
+        return results
+
+    def _repeat_alone(
+        self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
+    ) -> list[TrialResult]:
+        """Runs again, one by one, what ran out of memory beside others or could not be measured because of that.
+
+        Of a companion nobody asks but beside its trial.
+        """
+        repeated = []
+        for spec, result in zip(specs, results, strict=True):
+            unmeasured = result.ran_out_of_memory or (result.failure is None and not result.clean_windows)
+            if unmeasured and result.purpose is not Purpose.COMPANION:
+                result = self._alone(spec, result, len(specs) - 1, began_at)
+            repeated.append(result)
+        self._note_crowd([result.candidate for result in results], repeated)
+        return repeated
+
+    def _alone(self, spec: TrialSpec, before: TrialResult, num_beside: int, began_at: str) -> TrialResult:
+        """Runs one trial of a group once more, in a group of its own."""
+        self._before_trials()
+        attempt = Attempt(failure=_beside(before, num_beside), began_at=began_at, duration_ns=before.duration_ns)
+        self._note_repeated(before, attempt)
+        (result,) = self._run([spec], [before.purpose], new_id())
+        return msgspec.structs.replace(result, repeated=(*before.repeated, attempt, *result.repeated))
+
+    def _note_repeated(self, result: TrialResult, attempt: Attempt) -> None:
+        failure = attempt.failure
+        self._store.add_event(
+            self._study_id,
+            "trial_repeated",
+            {"trial": result.trial_id, "candidate": result.candidate.label, "reason": failure.message},
+        )
+
+    # --- memory -------------------------------------------------------------------------------
+
     def together(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """What is measured at the same time: all in turns where they fit together, else one by one."""
-        fit = bool(candidates) and self._runner.fits_together([self._peak_bytes(c, unknown=0) for c in candidates])
-        return [list(candidates)] if fit else [[candidate] for candidate in candidates]
+        """Groups of candidates to measure at the same time: all in turns where they are known to fit, else one each."""
+        return [list(candidates)] if self._fit_together(candidates) else [[candidate] for candidate in candidates]
 
     def takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
-        """Whether both fit together, and starting the companion again costs no more than it is worth."""
-        theirs = self._knowledge.results.get(companion.key, [])
-        if not theirs:
-            return self._runner.fits_together([0, 0])
-        peak = self._peak_bytes(companion, unknown=0)
-        own = self._peak_bytes(candidate, unknown=int(1.3 * peak))
-        cheap = usual_start_s(theirs) <= max(MIN_TURN_S, 2 * self.measure.cap_s)
-        return cheap and self._runner.fits_together([own, peak])
+        """Whether both are expected to fit, and starting the companion again costs no more than it is worth."""
+        usual_s = usual_start_s(self._knowledge.results.get(companion.key, []))
+        return usual_s <= max(MIN_TURN_S, 2 * self.measure.cap_s) and self._fit_together([companion, candidate])
 
-    def _peak_bytes(self, candidate: Candidate, *, unknown: int) -> int:
-        results = self._knowledge.results.get(candidate.key, [])
-        return max((result.peak_memory_bytes for result in results), default=unknown)
+    def _fit_together(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether trials can live at the same time, by measured peaks or estimates; alone where nothing is known."""
+        if not candidates or frozenset(c.key for c in candidates) in self._crowds:
+            return False
+        known = [self._knowledge.likely_peak_bytes(candidate) for candidate in candidates]
+        largest = max((peak for peak in known if peak is not None), default=None)
+        if largest is None:
+            return False
+        peaks = [
+            peak if peak is not None and self._was_measured(candidate) else UNSEEN * max(largest, peak or 0.0)
+            for candidate, peak in zip(candidates, known, strict=True)
+        ]
+        return sum(peaks) < self._crowded_bytes and self._runner.fits_together([int(peak) for peak in peaks])
+
+    def _was_measured(self, candidate: Candidate) -> bool:
+        return any(result.peak_memory_bytes for result in self._knowledge.results.get(candidate.key, []))
+
+    def _note_crowd(self, candidates: Sequence[Candidate], results: Sequence[TrialResult]) -> None:
+        """Remembers what did not fit together, and that as much does not either."""
+        self._crowds.add(frozenset(candidate.key for candidate in candidates))
+        peaks = {r.candidate.key: r.peak_memory_bytes for r in results if r.peak_memory_bytes}
+        known = [peaks.get(c.key) or self._knowledge.likely_peak_bytes(c) for c in candidates]
+        if None not in known:
+            self._crowded_bytes = min(self._crowded_bytes, sum(peak for peak in known if peak is not None))
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
         """With the findings of its profile; an error of the workload under a candidate is the candidate's,
@@ -109,3 +191,16 @@ class GroupRunner:
         situation = situation_of(result, self._space.workload, self._space.environment, spec.choices)
         profiled = diagnose(Evidence(situation=situation)) if situation is not None else ()
         return msgspec.structs.replace(result, findings=(*profiled, *diagnose_compilation(result.compilation)))
+
+
+def _beside(result: TrialResult, num_beside: int) -> Failure:
+    """Why a trial of a group is repeated alone."""
+    others = "another trial was" if num_beside == 1 else f"{num_beside} other trials were"
+    if result.failure is None:
+        return Failure(
+            kind=FailureKind.OUT_OF_MEMORY,
+            phase=Phase.MEASURE,
+            message=f"nothing was measured because memory ran out while {others} alive; repeated alone",
+        )
+    message = f"{result.failure.message}; {others} alive; repeated alone"
+    return msgspec.structs.replace(result.failure, message=message)

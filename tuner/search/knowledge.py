@@ -9,7 +9,7 @@ from statistics import fmean
 
 from steptune.tuner.estimates import log_rate, log_ratio
 from steptune.tuner.profiling.bounds import Situation, situation_of
-from steptune.tuner.records import Candidate, Choice, FailureKind, Move, TrialResult
+from steptune.tuner.records import Candidate, Choice, Move, TrialResult
 from steptune.tuner.search.calm import is_calm
 from steptune.tuner.search.effects import Difference, EffectModel, Observation, uncontradicted
 from steptune.tuner.search.memory_model import memory_model, pieces_of
@@ -32,6 +32,11 @@ class Outcome:
     @property
     def spent_s(self) -> float:
         return (self.result.duration_ns + (self.companion.duration_ns if self.companion else 0)) / 1e9
+
+    @property
+    def repeated_s(self) -> float:
+        """Seconds of runs that were repeated."""
+        return sum(attempt.duration_ns for attempt in self.result.repeated) / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ class Knowledge:
     def take_in(self, outcome: Outcome, compared_with: Candidate | None = None) -> None:
         result, companion = outcome.result, outcome.companion
         self.num_trials += 1
-        self.spent_s += outcome.spent_s
+        self.spent_s += outcome.spent_s + outcome.repeated_s
         self._note_cost(outcome)
         self.results.setdefault(result.candidate.key, []).append(result)
         self.unpaired_since_sentinel += 1
@@ -213,7 +218,7 @@ class Knowledge:
         return [
             (r.candidate, {n: c for n, c in r.candidate.choices.items() if not any(o.get(n) == c for o in ran)})
             for r in every
-            if _is_out_of_memory(r)
+            if r.ran_out_of_memory
         ]
 
     def known_to_fail(self, candidate: Candidate) -> bool:
@@ -237,7 +242,7 @@ class Knowledge:
             return False
         return any(
             not result.ok
-            and not _is_out_of_memory(result)
+            and not result.ran_out_of_memory
             and all(
                 any(other.ok for other in self._results_with(Move(strategy=name, choice=choice)))
                 for name, choice in result.candidate.choices.items()
@@ -278,6 +283,11 @@ class Knowledge:
     def peak_memory_bytes(self, candidate: Candidate) -> int:
         """Largest measured peak of a candidate; 0 while it was not measured."""
         return max((r.peak_memory_bytes for r in self.results.get(candidate.key, []) if r.ok), default=0)
+
+    def likely_peak_bytes(self, candidate: Candidate) -> float | None:
+        """Peak on one rank: the largest that any run showed, or what is expected; None while too little is known."""
+        seen = max((r.peak_memory_bytes for r in self.results.get(candidate.key, [])), default=0)
+        return seen or self._memory.expected_bytes(candidate, pieces_of(self.space, candidate))
 
     def expected_memory_bytes(self, candidate: Candidate) -> float:
         """As measured, or the reference's plus what its choices added where they were measured."""
@@ -367,10 +377,6 @@ class Knowledge:
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
         """Legal single moves that were never run, with their bound on the incumbent."""
         return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
-
-
-def _is_out_of_memory(result: TrialResult) -> bool:
-    return result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY
 
 
 def _without(candidate: Candidate, names: Container[str]) -> Candidate:

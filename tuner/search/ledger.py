@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult, TrialSpec, TrialState
+from steptune.tuner.trials.failures import repeats_after
 
 
 class Ledger:
@@ -100,7 +101,7 @@ class Ledger:
             self.num_moved += 1
         elif trial.purpose is Purpose.COMPANION:
             self._companions[trial.group] = result
-        else:
+        elif not _says_nothing(trial, result):
             self._found[(trial.candidate.key, trial.purpose, trial.replicate)] = result
 
     def _note_place(self, trial: Trial, result: TrialResult) -> None:
@@ -111,3 +112,8 @@ class Ledger:
                 self._arrival = Counter()
             self._arrival[trial.candidate.key] += 1
         self._last_place = result.place
+
+
+def _says_nothing(trial: Trial, result: TrialResult) -> bool:
+    """Whether a baseline was ended by its environment: a study that is resumed measures it again."""
+    return trial.purpose is Purpose.BASELINE and result.failure is not None and repeats_after(result.failure) > 0

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from steptune.tuner.records import Candidate, FailureKind, StudySettings, TrialResult
 from steptune.tuner.search.rank_memory import RankMemory
 from steptune.tuner.search.space import Space
+from steptune.tuner.trials.memory import CONTEXT_BYTES
 
 MICRO_BATCH = "micro_batch"
 MARGIN = 0.05
 """Of the capacity, for what the allocator cannot use and what is not its own."""
 LAYOUT_ERROR = 0.1
 """By which a peak may be wrong that was predicted from another layout."""
-CONTEXT_BYTES = 600 << 20
-"""What CUDA and its libraries take of a device before the first tensor."""
 INPUT_STRATEGIES = frozenset({"data_loading", "dataset_cache", "device_prefetch", "cpu_threads"})
 """Those that change nothing of what a step keeps."""
 
@@ -172,6 +171,14 @@ class MemoryModel:
                 f"{self._capacity / 1e9:.3g} GB can be used"
             )
         return None
+
+    def expected_bytes(self, candidate: Candidate, pieces: int) -> float | None:
+        """Peak of a candidate with so many micro-batches on one rank, or None while too little is known."""
+        if self._layouts is not None:
+            found = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
+            if found is not None:
+                return found
+        return self.predict(*self._place(candidate, pieces))
 
     def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
         """Whether a candidate with so many micro-batches is better tried after others."""

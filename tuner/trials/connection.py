@@ -92,6 +92,10 @@ class ServerConnection:
         return self._process.pid
 
     @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
     def temporary(self) -> Path:
         return self._scratch.path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import signal
 import traceback
 
@@ -19,6 +20,17 @@ _GLOO_TIMEOUTS = frozenset({"Wait timeout", "Application timeout caused pair clo
 _GLOO = "gloo/transport/"
 """In all else that its connections say; there is no exception of its own."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
+
+EXTERNAL_SIGNALS = frozenset(
+    {
+        *(signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT),
+        *(signal.SIGUSR1, signal.SIGUSR2),
+        *([signal.SIGPWR] if hasattr(signal, "SIGPWR") else []),
+    }
+)
+"""Signals that people, schedulers and the kernel send; a program gets none of them by its own mistake."""
+MAX_REPEATS, MAX_UNCLEAR_REPEATS = 2, 1
+"""How often a run is repeated that its environment ended, and one that it may have ended itself."""
 
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
 
@@ -120,6 +132,21 @@ def _told(error: BaseException) -> str:
     return f"{message} ({place})" if place else message
 
 
+def repeats_after(failure: Failure) -> int:
+    """How often a run that ended so is repeated: 0 for what the workload did itself.
+
+    The kernel kills for lack of memory whatever uses much of it, and a page of shared memory that cannot be had is
+    SIGBUS, whoever filled it: that may be the workload, or something beside it.
+    """
+    if failure.kind is FailureKind.OUT_OF_MEMORY:
+        return MAX_UNCLEAR_REPEATS if failure.signal == signal.SIGKILL else 0
+    if failure.signal in EXTERNAL_SIGNALS:
+        return MAX_REPEATS
+    if failure.signal == signal.SIGBUS or failure.kind is FailureKind.INFRASTRUCTURE:
+        return MAX_UNCLEAR_REPEATS
+    return 0
+
+
 def failure_of_exit(
     *, code: int | None, signal_number: int | None, out_of_memory: bool, phase: Phase, rank: int
 ) -> Failure:
@@ -133,20 +160,24 @@ def failure_of_exit(
             message="the kernel killed the process because the machine ran out of memory",
         )
     if signal_number is not None:
-        name = signal.Signals(signal_number).name
-        return Failure(
-            kind=FailureKind.CRASH,
-            phase=phase,
-            rank=rank,
-            signal=signal_number,
-            message=f"the process was killed by {name}",
-        )
+        message = f"the process was killed by {signal.Signals(signal_number).name}"
+        if signal_number == signal.SIGBUS:
+            message += f": mapped memory could not be had ({_shared_memory()})"
+        return Failure(kind=FailureKind.CRASH, phase=phase, rank=rank, signal=signal_number, message=message)
     return Failure(
         kind=FailureKind.CRASH,
         phase=phase,
         rank=rank,
         message=f"the process exited with status {code} in the middle of the trial",
     )
+
+
+def _shared_memory() -> str:
+    try:
+        total, used, _ = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return "there is no /dev/shm"
+    return f"{used / max(1, total):.0%} of /dev/shm is in use"
 
 
 def _first_lines(message: str, limit: int = 2000) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
 from steptune.tuner.errors import BaselineFailed
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
@@ -150,10 +152,24 @@ class Surface:
 
 
 class FakeRunner:
-    """A `TrialRunner` over a surface; nothing is started and no time passes."""
+    """A `TrialRunner` over a surface; nothing is started and no time passes.
 
-    def __init__(self, surface: Surface, *, noise_sd: float = 0.03, seed: int = 0, paired: bool = False) -> None:
+    Args:
+        paired: Whether trials may live at the same time.
+        device_gb: Memory that all trials which live at the same time share.
+    """
+
+    def __init__(
+        self,
+        surface: Surface,
+        *,
+        noise_sd: float = 0.03,
+        seed: int = 0,
+        paired: bool = False,
+        device_gb: float = math.inf,
+    ) -> None:
         self.surface = surface
+        self._device_gb = device_gb
         self.num_trials = 0
         self._noise_sd = noise_sd
         self._random = random.Random(seed)
@@ -190,10 +206,36 @@ class FakeRunner:
         drift = self.surface.drift(self.num_trials)
         self.num_trials += 1
         taken_s = min(TRIAL_S, settings.cap_s / len(specs))
-        return [self._result(s, purpose, group, drift, taken_s) for s, purpose in zip(specs, purposes, strict=True)]
+        results = [self._result(s, purpose, group, drift, taken_s) for s, purpose in zip(specs, purposes, strict=True)]
+        return self._beside_each_other(results)
+
+    def _beside_each_other(self, results: list[TrialResult]) -> list[TrialResult]:
+        """Those for which nothing is left beside the earlier ones run out of memory. A trial that is left alone of
+        its group takes no windows.
+        """
+        used_gb, left = 0.0, []
+        for result in results:
+            needed_gb = self.surface.needed_gb(self.surface.levels(result.candidate))
+            fits = needed_gb <= self.surface.cap_gb and used_gb + needed_gb <= self._device_gb
+            used_gb += needed_gb if fits else 0.0
+            left.append(result if fits else self._out_of_memory(result))
+        if len(left) > 1 and sum(result.failure is None for result in left) < 2:
+            left = [msgspec.structs.replace(result, windows=(), breakdowns=()) for result in left]
+        return left
+
+    def _out_of_memory(self, result: TrialResult) -> TrialResult:
+        failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="beyond the surface's memory")
+        return TrialResult(
+            trial_id=result.trial_id,
+            candidate=result.candidate,
+            purpose=result.purpose,
+            group=result.group,
+            failure=failure,
+            phases_ns=result.phases_ns,
+        )
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        return self._paired and sum(peaks_bytes) / 1e9 <= self.surface.cap_gb
+        return self._paired and sum(peaks_bytes) / 1e9 <= min(self.surface.cap_gb, self._device_gb)
 
     def close(self) -> None:
         return None
@@ -201,18 +243,6 @@ class FakeRunner:
     def _result(self, spec: TrialSpec, purpose: Purpose, group: str, drift: float, taken_s: float) -> TrialResult:
         levels = self.surface.levels(spec.candidate)
         phases = {Phase.MEASURE.value: int(taken_s * 1e9)}
-        if not self.surface.fits(levels):
-            failure = Failure(
-                kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="beyond the surface's memory"
-            )
-            return TrialResult(
-                trial_id=spec.trial_id,
-                candidate=spec.candidate,
-                purpose=purpose,
-                group=group,
-                failure=failure,
-                phases_ns=phases,
-            )
         times = self.surface.step_ms(levels)
         noise = math.exp(self._random.gauss(0, self._noise_sd))
         step_ns = sum(times.values()) * 1e6 * noise / drift

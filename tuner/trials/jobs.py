@@ -116,6 +116,14 @@ class JobBoard:
         """Call before closing it: its descriptor may be used again."""
         self._selector.unregister(server)
 
+    def lose_server(self, server: ServerConnection) -> None:
+        """The server is gone, and its jobs with it."""
+        self.remove_server(server)
+        for job in self._jobs.values():
+            if job.server is server:
+                job.pause()
+                job.ended = True
+
     def start(
         self,
         server: ServerConnection,

@@ -14,6 +14,9 @@ from steptune.tuner.trials.processes import limit_data
 if TYPE_CHECKING:
     import torch
 
+CONTEXT_BYTES = 600 << 20
+"""What CUDA and its libraries take of a device before the first tensor."""
+
 
 def limit_host_memory(limit_bytes: int | None, device_kind: str) -> None:
     """Holds a rank that trains on the CPU to its limit. One that trains on a device is held to it there."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import itertools
 import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from steptune.tuner.errors import (
 from steptune.tuner.hardware import free_memory_bytes
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
+    Attempt,
     Deadlines,
     Environment,
     Failure,
@@ -34,9 +36,11 @@ from steptune.tuner.records import (
     new_id,
 )
 from steptune.tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
+from steptune.tuner.trials.failures import repeats_after
 from steptune.tuner.trials.group import GroupRun
 from steptune.tuner.trials.inspection import InspectRequest
 from steptune.tuner.trials.jobs import Job, JobBoard
+from steptune.tuner.trials.memory import CONTEXT_BYTES
 from steptune.tuner.trials.messages import Preload, TaskDone, TaskProgress
 from steptune.tuner.trials.processes import kill_tree
 from steptune.tuner.trials.rank import DescribeRequest
@@ -50,8 +54,6 @@ from steptune.tuner.workloads.reference import imported_modules, parse_reference
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials leave alone."""
 TASK_DEADLINE_S = 900.0
-RERUNS = 2
-"""How often what somebody killed runs again: that says nothing of the workload, unless it happens every time."""
 MAX_RENEWALS = 10
 """Deadlines that a task may fill altogether: progress can be claimed without end."""
 
@@ -100,6 +102,7 @@ class LocalRunner:
         self._listener = listener
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
+        self._was_killed = False
         self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota)
         self._board = JobBoard(self._watch, check)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
@@ -153,11 +156,15 @@ class LocalRunner:
         return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
-        for rerun in range(RERUNS + 1):
-            job, answer, doing = self._run_task(entry, request, {**self._variables, **(variables or {})}, num_ranks)
-            if not _was_killed(job) or rerun == RERUNS:
+        """Runs a task, once more where its environment ended it."""
+        variables = {**self._variables, **(variables or {})}
+        repeats = 0
+        while True:
+            job, answer, doing = self._run_task(entry, request, variables, num_ranks)
+            if job.failure is None or repeats >= repeats_after(job.failure):
                 break
-            self._listener(Progress(trial_id="", text=f"{doing}: somebody killed it, so once more", phase=entry))
+            repeats += 1
+            self._listener(Progress(trial_id="", text=f"{doing}: {job.failure.message}; repeating", phase=entry))
         if job.failure is not None:
             self._raise_failure(job, entry, doing)
         if answer is None:
@@ -193,6 +200,8 @@ class LocalRunner:
                     self._listener(Progress(trial_id="", text=doing, phase=entry))
                 elif isinstance(message, TaskDone):
                     answer = bytes(message.result)
+        except RunnerError as error:
+            self._outlive(error, [job])
         finally:
             self._board.end(job)
             self._board.forget(job)
@@ -232,31 +241,75 @@ class LocalRunner:
         group: str,
         listener: ProgressListener,
     ) -> list[TrialResult]:
-        for _ in range(RERUNS + 1):
-            run = GroupRun(self._board, self._start, settings, listener, seed=self._seed + zlib.crc32(group.encode()))
-            try:
-                run.run(specs, purposes)
-            finally:
-                run.end()
-            if not any(_was_killed(member.job) for member in run.members):
+        earlier: dict[str, tuple[Attempt, ...]] = {spec.trial_id: () for spec in specs}
+        seed = self._seed + zlib.crc32(group.encode())
+        for repeats in itertools.count():
+            began, began_ns = datetime.now(UTC).isoformat(), time.monotonic_ns()
+            run = GroupRun(self._board, self._start, settings, listener, seed=seed)
+            self._run_group(run, specs, purposes)
+            died = _ended_by_environment(run, repeats)
+            if died is None:
                 break
+            listener(Progress(trial_id=specs[0].trial_id, text=f"{died.message}; repeating"))
+            for member in run.members:
+                failure = member.job.failure or _died_beside(died)
+                attempt = Attempt(failure=failure, began_at=began, duration_ns=time.monotonic_ns() - began_ns)
+                earlier[member.spec.trial_id] += (attempt,)
         wanted = min(2, settings.min_rounds)
         return [
-            member.result(
-                group, wanted, "fresh" if member.spec.environment_variables else "forked", self._sandbox.level
+            msgspec.structs.replace(
+                member.result(
+                    group, wanted, "fresh" if member.spec.environment_variables else "forked", self._sandbox.level
+                ),
+                repeated=earlier[member.spec.trial_id],
             )
             for member in run.members
         ]
 
+    def _run_group(self, run: GroupRun, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
+        try:
+            run.run(specs, purposes)
+        except RunnerError as error:
+            if len(run.members) < len(specs):
+                raise  # there is no server to start all of them
+            self._outlive(error, [member.job for member in run.members])
+        finally:
+            run.end()
+
+    def _outlive(self, error: RunnerError, jobs: Sequence[Job]) -> None:
+        """Where the trial server of jobs has died: they failed with it, and the next one gets a new server.
+
+        Raises:
+            RunnerError: It was something else, or the server was killed on purpose.
+        """
+        dead = {key: server for key, server in self._servers.items() if server.has_ended}
+        if not dead or self._was_killed:
+            raise error
+        for key in dead:
+            self._drop(key)
+        for job in jobs:
+            if job.server in dead.values() and job.failure is None:
+                job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
+
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        free = self._device_memory_bytes or self._memory_limit or free_memory_bytes()
-        return sum(peaks_bytes) < (1 - MEMORY_MARGIN) * free
+        """Whether trials whose hungriest ranks have these peaks can live at the same time, with a margin.
+
+        On a CPU, all ranks of all trials share the memory; on devices, each rank has its own, where every process has
+        a context beside its tensors.
+        """
+        if self._device_memory_bytes:
+            needed = sum(peak + CONTEXT_BYTES for peak in peaks_bytes)
+            return needed < (1 - MEMORY_MARGIN) * self._device_memory_bytes
+        limits = [free_memory_bytes(), *([self._memory_limit * self._num_ranks] if self._memory_limit else [])]
+        return self._num_ranks * sum(peaks_bytes) < (1 - MEMORY_MARGIN) * min(limits)
 
     def _start(self, spec: TrialSpec) -> Job:
         limit = self._memory_limit
         if limit is None and spec.device == "cpu":
             limit = int((1 - MEMORY_MARGIN) * free_memory_bytes())
-        spec = msgspec.structs.replace(spec, requested_at_ns=time.monotonic_ns(), memory_limit_bytes=limit)
+        spec = msgspec.structs.replace(
+            spec, run_id=new_id(), requested_at_ns=time.monotonic_ns(), memory_limit_bytes=limit
+        )
         return self._board.start(
             self._server(spec.environment_variables),
             job_id=spec.trial_id,
@@ -271,6 +324,8 @@ class LocalRunner:
 
     def _server(self, variables: Mapping[str, str]) -> ServerConnection:
         key = tuple(sorted(variables.items()))
+        if key in self._servers and self._servers[key].has_ended and not self._was_killed:
+            self._drop(key)
         if key not in self._servers:
             self._files.compile_cache.mkdir(parents=True, exist_ok=True)
             server = ServerConnection(
@@ -288,6 +343,12 @@ class LocalRunner:
             self._board.add_server(server)
         return self._servers[key]
 
+    def _drop(self, key: tuple[tuple[str, str], ...]) -> None:
+        """Forgets a server that has ended."""
+        server = self._servers.pop(key)
+        self._board.lose_server(server)
+        server.close()
+
     def _preload(self) -> list[str]:
         """What the workload's own file imports from elsewhere."""
         reference = parse_reference(self._workload)
@@ -301,6 +362,7 @@ class LocalRunner:
 
     def kill(self) -> None:
         """Kills all trials at once, from any thread; who waits for them gets a RunnerError."""
+        self._was_killed = True
         for server in tuple(self._servers.values()):
             kill_tree(server.pid)
 
@@ -324,7 +386,21 @@ def compile_caches(folder: Path) -> dict[str, str]:
     }
 
 
-def _was_killed(job: Job) -> bool:
-    """Whether a rank ended by a SIGKILL that was neither ours nor the kernel's for lack of memory."""
-    failure = job.failure
-    return failure is not None and failure.kind is FailureKind.CRASH and failure.signal == signal.SIGKILL
+def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
+    """The failure for which a group that was repeated so often is repeated again.
+
+    What the kernel killed for lack of memory beside others is theirs to repeat alone who put them together.
+    """
+    for member in run.members:
+        failure = member.job.failure
+        if failure is None or (failure.kind is FailureKind.OUT_OF_MEMORY and len(run.members) > 1):
+            continue
+        if repeats < repeats_after(failure):
+            return failure
+    return None
+
+
+def _died_beside(failure: Failure) -> Failure:
+    """Of a trial that is repeated because another of its group is."""
+    message = f"repeated with the trial that took turns with it ({failure.message})"
+    return Failure(kind=FailureKind.INFRASTRUCTURE, phase=failure.phase, message=message)

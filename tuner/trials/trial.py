@@ -141,8 +141,8 @@ class TrialRun:
         limit_host_memory(spec.memory_limit_bytes, spec.device)
         self._workload = self._load()
         self._device = rank_device(spec.device, self.rank, spec.memory_limit_bytes)
-        directory = self._files.trial_directory(spec.trial_id)
-        self._coordinator = Coordinator(self.rank, spec.num_ranks, self._channel, directory, self._device)
+        meeting = self._files.trial_directory(spec.trial_id) / spec.run_id
+        self._coordinator = Coordinator(self.rank, spec.num_ranks, self._channel, meeting, self._device)
         torch.manual_seed(spec.seed)
         self._order = self._files.order(self.rank, spec.num_ranks)
         self._job = assemble(

@@ -164,7 +164,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels.jsonl")
     arguments = parser.parse_args()
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark", "tests/contracts/test_kernels.py"]
+    files = ["tests/contracts/test_kernels.py", "tests/unit/test_window_attention.py"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:benchmark", *files]
     subprocess.run(tests, check=True, cwd=ROOT)
     rate = copy_rate()
     with arguments.out.open("a", encoding="utf-8") as file:

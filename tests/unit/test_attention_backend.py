@@ -41,10 +41,17 @@ def test_the_one_that_ran_took_effect_and_no_other(wanted: str) -> None:
             assert name in effect.detail
 
 
-def test_what_is_not_among_the_longest_cannot_be_seen_and_is_said() -> None:
-    effect = AttentionBackend().took_effect({"operators": ("aten::mm",)}, {"backend": "flash"})
-    assert effect.took
-    assert effect.detail == "no attention operator was among the longest"
+@pytest.mark.parametrize(("wanted", "took"), [("flash", False), ("efficient", False), ("cudnn", False), ("math", True)])
+def test_steps_without_a_fused_operator_ran_the_math_back_end_or_no_attention(wanted: str, took: bool) -> None:
+    """A compiler makes plain products of it."""
+    effect = AttentionBackend().took_effect({"operators": ("aten::mm",)}, {"backend": wanted})
+    assert effect.took is took
+    assert effect.detail == "the profiled steps ran no fused attention operator"
+
+
+def test_without_a_profile_nothing_shows_it_and_that_is_said() -> None:
+    effect = AttentionBackend().took_effect({"operators": ()}, {"backend": "flash"})
+    assert effect.detail == "not profiled: nothing shows it"
 
 
 class Attention(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from builders import sample_breakdown, sample_environment, sample_facts
 from report_builders import make_recommendation
 
 from steptune.tuner.export import python_code
+from steptune.tuner.network.choices_log import read_choices
 from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate
@@ -22,6 +24,7 @@ from steptune.tuner.trials.inspection import InspectRequest, with_nccl
 
 NCCL = NcclSettings()
 DEFAULTS = NcclSettings.defaults
+LOGS = Path(__file__).parents[1] / "nccl_logs"
 SOCKETS = {"socket_threads": 4, "sockets_per_thread": 4}
 TWO_HOSTS = sample_environment(num_ranks=4, num_hosts=2)
 
@@ -29,7 +32,7 @@ TWO_HOSTS = sample_environment(num_ranks=4, num_hosts=2)
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment that says nothing of NCCL."""
-    for variable in (*VARIABLES.values(), HOST_ID, *OVER_LOOPBACK):
+    for variable in ("NCCL_DEBUG_FILE", *VARIABLES.values(), HOST_ID, *OVER_LOOPBACK):
         monkeypatch.delenv(variable, raising=False)
     return monkeypatch
 
@@ -147,8 +150,12 @@ class TestSpace:
 
 
 class TestEffect:
-    def evidence(self, device: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, Any]:
-        """Of a rank whose process has these variables."""
+    def evidence(
+        self, device: str, monkeypatch: pytest.MonkeyPatch, log: str | None = None, **variables: str
+    ) -> dict[str, Any]:
+        """Of a rank whose process has these variables, and whose NCCL wrote that log."""
+        if log is not None:
+            monkeypatch.setenv("NCCL_DEBUG_FILE", str(LOGS / f"choices_{log}.log"))
         monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
         monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 28, 9))
         for name, value in variables.items():
@@ -156,12 +163,50 @@ class TestEffect:
         job: Any = SimpleNamespace(device=torch.device(device))
         return NCCL.evidence(job)
 
-    def test_what_the_process_has_took(self, unset: pytest.MonkeyPatch) -> None:
-        choice = {**DEFAULTS, **SOCKETS}
-        evidence = self.evidence("cuda", unset, **NCCL.environment_variables(choice))
+    @pytest.mark.parametrize(
+        ("difference", "log", "detail"),
+        [
+            (SOCKETS, "channels_and_sockets", "4 threads, 4 sockets per thread"),
+            ({"min_channels": 16}, "channels_and_sockets", "16 channels"),
+            ({"max_channels": 2}, "own", "2 channels"),
+            ({"algorithm": "tree"}, "tree", "all-reduces ran with tree"),
+            ({"protocol": "ll"}, "ll", "collectives ran with ll"),
+            (
+                {"algorithm": "ring", "protocol": "simple"},
+                "ring_simple",
+                "all-reduces ran with ring, collectives ran with simple",
+            ),
+        ],
+    )
+    def test_what_nccl_says_that_it_used_took(
+        self, difference: dict[str, Any], log: str, detail: str, unset: pytest.MonkeyPatch
+    ) -> None:
+        choice = {**DEFAULTS, **difference}
+        evidence = self.evidence("cuda", unset, log, **NCCL.environment_variables(choice))
         effect = NCCL.took_effect(evidence, choice)
         assert effect.took
-        assert effect.detail == "NCCL 2.28.9: NCCL_SOCKET_NTHREADS=4, NCCL_NSOCKS_PERTHREAD=4"
+        assert effect.detail.startswith(f"NCCL 2.28.9: {detail}")
+
+    @pytest.mark.parametrize("log", [None, "own"])
+    @pytest.mark.parametrize(
+        "difference",
+        [SOCKETS, {"min_channels": 16}, {"algorithm": "tree"}, {"protocol": "ll"}, {"protocol": "simple"}],
+        ids=str,
+    )
+    def test_a_variable_that_is_set_and_not_followed_is_noticed(
+        self, difference: dict[str, Any], log: str | None, unset: pytest.MonkeyPatch
+    ) -> None:
+        """Its log is that of a run without, or none."""
+        choice = {**DEFAULTS, **difference}
+        evidence = self.evidence("cuda", unset, log, **NCCL.environment_variables(choice))
+        assert not NCCL.took_effect(evidence, choice).took
+
+    def test_where_collectives_are_not_logged_what_was_left_to_choose_from_counts(self) -> None:
+        """Before NCCL 2.23."""
+        lines = (LOGS / "choices_tree.log").read_text().splitlines()
+        used = read_choices(line for line in lines if " Bytes -> Algo" not in line)
+        assert used.algorithms == ("tree",)
+        assert used.protocols == ("ll", "ll128", "simple")
 
     def test_emulated_hosts_are_told(self, unset: pytest.MonkeyPatch) -> None:
         evidence = self.evidence("cuda", unset, NCCL_HOSTID="steptune-host-1", NCCL_SOCKET_IFNAME="veth0")

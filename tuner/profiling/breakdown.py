@@ -7,6 +7,7 @@ the steps (`cpu_time`). The sum of the categories is the step, for every step, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -21,6 +22,8 @@ from steptune.tuner.profiling.trace import Kind, Trace
 from steptune.tuner.records import Breakdown
 
 TOP_OPERATORS = 40
+ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
+"""Operators and kernels of attention: which ran proves its back end."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
 """What recording one operator costs at most: 0.2 to 1.7 us were measured on hosts of H100 and H200
@@ -156,13 +159,14 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
-    """Of operators and kernels inside the steps, by their time."""
+    """Of operators and kernels inside the steps, by their time: the longest, and those of attention, however short."""
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):
         rows = (table.kind == kind) & (table.start >= span[0]) & (table.start < span[1])
         np.add.at(totals, table.name[rows], (table.end - table.start)[rows])
-    order = np.argsort(-totals, kind="stable")[:TOP_OPERATORS]
-    return tuple(trace.names[name] for name in order.tolist() if totals[name] > 0)
+    order = [name for name in np.argsort(-totals, kind="stable").tolist() if totals[name] > 0]
+    longest, others = order[:TOP_OPERATORS], order[TOP_OPERATORS:]
+    return tuple(trace.names[name] for name in [*longest, *(n for n in others if ATTENTION.search(trace.names[n]))])
 
 
 def _copies(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:

@@ -88,10 +88,18 @@ class AttentionBackend(Strategy):
         return without(situation, Category.ATTENTION)
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        backend = choice["backend"]
-        ran = {name: found for name in evidence.get("operators", ()) if (found := backend_of(name))}
-        if backend is None or not ran:
-            return Effect(strategy=self.name, took=True, detail="no attention operator was among the longest")
+        """By the operators and kernels of the profiled steps, which hold all of attention's. A compiler makes plain
+        matrix products and a softmax of the math back end: there, that no other ran shows it.
+        """
+        backend, operators = choice["backend"], evidence.get("operators", ())
+        ran = {name: found for name in operators if (found := backend_of(name))}
+        if backend is None:
+            return Effect(strategy=self.name, took=True, detail=f"ran {next(iter(ran))}" if ran else "left to torch")
+        if not operators:
+            return Effect(strategy=self.name, took=True, detail="not profiled: nothing shows it")
+        if not ran:
+            took = backend == "math"
+            return Effect(strategy=self.name, took=took, detail="the profiled steps ran no fused attention operator")
         first = next((name for name, found in ran.items() if found == backend), next(iter(ran)))
         return Effect(strategy=self.name, took=backend in ran.values(), detail=f"ran {first}")
 

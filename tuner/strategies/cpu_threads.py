@@ -82,12 +82,17 @@ class CpuThreads(Strategy):
         return jointly(at_roofline(situation), waits)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """The threads that an operator runs on, and their cores; nothing where the system does not tell."""
         import os
 
-        import torch
+        from steptune.tuner.training.worker_threads import are_bound, threads_of_an_operator
 
-        threads = torch.get_num_threads()
-        return {"threads": threads, "bind": os.environ.get("OMP_PROC_BIND")}
+        threads = threads_of_an_operator()
+        if not threads:
+            return {}
+        way = os.environ.get("OMP_PROC_BIND")
+        places = sorted({thread.allowed for thread in threads})
+        return {"threads": len(threads), "bind": way if are_bound(threads) else None, "places": len(places)}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         wanted: Choice = {}
@@ -95,4 +100,8 @@ class CpuThreads(Strategy):
             wanted["threads"] = choice["num_threads"]
         if choice["bind"] is not None:
             wanted["bind"] = choice["bind"]
-        return super().took_effect(evidence, wanted)
+        effect = super().took_effect(evidence, wanted)
+        if not effect.took or not wanted or "threads" not in evidence:
+            return effect
+        bound = f" on {evidence['places']} cores of their own" if choice["bind"] is not None else ""
+        return Effect(strategy=self.name, took=True, detail=f"an operator ran on {evidence['threads']} threads{bound}")

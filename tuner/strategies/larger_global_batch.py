@@ -17,12 +17,13 @@ and Scaling Rules for Adaptive Gradient Algorithms" (https://arxiv.org/abs/2205.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, part_of, without
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
 
 if TYPE_CHECKING:
@@ -103,6 +104,33 @@ class LargerGlobalBatch(Strategy):
         return part_of(jointly(at_roofline(situation), without(situation, *PER_STEP)), 1 - 1 / more)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        plan = job.plan
-        rule = {1.0: "none", float(plan.batches.factor): "linear"}.get(plan.optimizer.rate_factor, "sqrt")
-        return {"factor": plan.batches.factor, "rule": "linear" if plan.batches.factor == 1 else rule}
+        """The samples that a step took in, and the rates that the optimizer has, of the user's. Without the rates where
+        a scheduler does not say which one it began with.
+        """
+        found: dict[str, Any] = {"taken": job.samples_per_step, "drawn": job.samples_drawn}
+        found["today"] = job.workload.global_batch
+        if found["taken"] is None and found["drawn"] is None:
+            return {}
+        factor = job.plan.batches.factor
+        rates = job.rate_factors
+        if rates is not None:
+            rules = {"none": 1.0, "sqrt": math.sqrt(factor), "linear": float(factor)}
+            fitting = (name for name in ("linear", "none", "sqrt") if all(math.isclose(r, rules[name]) for r in rates))
+            found["rule"] = next(fitting, f"times {', '.join(f'{rate:g}' for rate in sorted(set(rates)))}")
+        return found
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        effect = super().took_effect(evidence, choice)
+        if not effect.took or choice["factor"] == 1:
+            return effect
+        seen, wanted = _samples_of(evidence), int(choice["factor"] or 1) * evidence.get("today", 0)
+        took = seen is not None and seen == wanted
+        detail = "no step was seen" if seen is None else f"a step took in {seen} samples"
+        return Effect(strategy=self.name, took=took, detail=detail if took else f"{detail}, not {wanted}")
+
+
+def _samples_of(evidence: Mapping[str, Any]) -> int | None:
+    """That a step took in; of batches whose tensors count something else (tokens), what the loader drew."""
+    taken, drawn = evidence.get("taken"), evidence.get("drawn")
+    counts_samples = taken is not None and (drawn is None or taken in (drawn, evidence["today"]))
+    return taken if counts_samples else drawn

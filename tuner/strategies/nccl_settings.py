@@ -16,6 +16,7 @@ Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, without
@@ -127,18 +128,27 @@ class NcclSettings(Strategy):
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What NCCL finds in the environment of this process, what emulates hosts there, and NCCL's version."""
+        """What NCCL finds in the environment of this process, what emulates hosts there, NCCL's version, and, where its
+        log is kept (in trials of settings), what it says that it used.
+        """
         import os
 
+        import msgspec
         import torch
         import torch.distributed as dist
 
+        from steptune.tuner.network.choices_log import read_choices
         from steptune.tuner.training.hosts import emulation_of
 
         if job.device.type != "cuda" or not dist.is_initialized():
             return {}
         version = ".".join(str(part) for part in torch.cuda.nccl.version())
-        return {**settings_of(os.environ), "version": version, "emulation": emulation_of(os.environ)}
+        found = {**settings_of(os.environ), "version": version, "emulation": emulation_of(os.environ)}
+        log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
+        if log.is_file():
+            with log.open(errors="replace") as lines:
+                found["used"] = msgspec.to_builtins(read_choices(lines))
+        return found
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         if "version" not in evidence:
@@ -147,10 +157,32 @@ class NcclSettings(Strategy):
         effect = super().took_effect(evidence, choice)
         if not effect.took:
             return effect
-        found = [f"{variable}={evidence[name]}" for name, variable in VARIABLES.items() if evidence[name] is not None]
+        wanted = {name: value for name, value in choice.items() if value not in (None, OWN)}
+        seen = [_use_of(name, value, evidence.get("used") or {}) for name, value in wanted.items()]
+        refuted = [text for took, text in seen if not took]
+        if refuted:
+            return Effect(strategy=self.name, took=False, detail=f"NCCL {evidence['version']}: {', '.join(refuted)}")
+        own = [(n, v) for n, v in VARIABLES.items() if evidence[n] is not None and n not in wanted]
+        found = [*(text for _, text in seen), *(f"{variable}={evidence[name]}" for name, variable in own)]
         found += [f"{variable}={value}" for variable, value in evidence["emulation"].items()]
         detail = f"NCCL {evidence['version']}: {', '.join(found) or 'nothing is set'}"
         return Effect(strategy=self.name, took=True, detail=detail)
+
+
+def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether NCCL's log shows that it did as a parameter says, and what it shows."""
+    if name in ("algorithm", "protocol"):
+        ran = list(used.get(f"{name}s") or ())
+        what = "all-reduces" if name == "algorithm" else "collectives"
+        return ran == [wanted], f"{what} ran with {' and '.join(ran)}" if ran else f"its log shows no {what}"
+    if name in SOCKETS:
+        seen = sorted({pair[SOCKETS.index(name)] for pair in used.get("sockets") or ()})
+        what = "threads" if name == "socket_threads" else "sockets per thread"
+        return seen == [wanted], f"{' and '.join(map(str, seen)) or 'no'} {what}"
+    least, most = used.get("channels") or (0, 0)
+    assert isinstance(wanted, int)
+    took = least >= wanted if name == "min_channels" else 0 < most <= wanted
+    return took, f"{least} to {most} channels" if least < most else f"{most or 'no'} channels"
 
 
 def settings_of(variables: Mapping[str, str]) -> Choice:

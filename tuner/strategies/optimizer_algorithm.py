@@ -67,5 +67,10 @@ class OptimizerAlgorithm(Strategy):
         return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        name = type(job.optimizer).__name__.lower()
-        return {"algorithm": name if job.plan.optimizer.algorithm else None}
+        """The algorithm whose step has run: its class holds the parameters, and its state is theirs."""
+        from steptune.tuner.training.optimizers.exchange import algorithm_that_ran
+        from steptune.tuner.training.sharding import holder_of_states
+
+        if job.plan.optimizer.algorithm is None:
+            return {"algorithm": None}
+        return {"algorithm": algorithm_that_ran(holder_of_states(job.optimizer))}

@@ -97,6 +97,7 @@ def assemble(
         user_flags=update.built.user_flags,
         user_layouts=user_layouts,
         names=update.built.names,
+        user_rates=update.built.user_rates,
         mesh=mesh,
         loader=loader,
     )

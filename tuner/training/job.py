@@ -62,6 +62,7 @@ class TrainingJob:
         user_flags: Sequence[Mapping[str, Any]] | None = None,
         user_layouts: Mapping[str, Layout] | None = None,
         names: Sequence[str] = (),
+        user_rates: Sequence[float] | None = None,
         mesh: Mesh | None = None,
     ) -> None:
         import torch
@@ -87,6 +88,8 @@ class TrainingJob:
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._user_layouts = user_layouts or {}
         self._optimizer_names = names
+        self._user_rates = user_rates
+        self._samples = 0
         self.local_sgd = local_sgd_of(model)
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
@@ -109,6 +112,7 @@ class TrainingJob:
         Returns:
             The loss, detached, still on the device (reading it synchronises).
         """
+        self._samples = max(self._samples, batch_length(batch) or 0)
         batch = self.to_device(batch)
         for begin in self.plan.step.beginnings:
             begin()
@@ -250,6 +254,38 @@ class TrainingJob:
     def steps_per_round(self) -> int:
         """After so many steps everything that a step does was done: not every one averages the models of ranks."""
         return self.local_sgd.every if self.local_sgd else 1
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Of the largest step so far, over all ranks; None before the first, and of batches that cannot be counted."""
+        return self._samples * self._world_size() or None
+
+    @property
+    def samples_drawn(self) -> int | None:
+        """That the loader puts into a batch, of all ranks; None where its sampling does not say."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        order = getattr(sampler, "batches", None)
+        if order:
+            return len(order[0])
+        size = getattr(sampler, "batch_size", None) or getattr(self.loader, "batch_size", None)
+        return None if size is None else int(size) * self._world_size()
+
+    def _world_size(self) -> int:
+        import torch.distributed as dist
+
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+    @property
+    def rate_factors(self) -> tuple[float, ...] | None:
+        """By how much the learning rate of each group began larger than the user's; None where a scheduler changes
+        rates and does not say what it began with.
+        """
+        groups = self.optimizer.param_groups
+        known = self.scheduler is None or all("initial_lr" in group for group in groups)
+        if self._user_rates is None or not known:
+            return None
+        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        return tuple(rate / own for rate, own in zip(rates, self._user_rates, strict=True) if own)
 
     # --- state --------------------------------------------------------------------------------
 

@@ -29,12 +29,14 @@ class BuiltOptimizer:
         flat: The buffers that it runs over, or None.
         user_flags: How each group would run without the plan; checkpoints have these.
         names: Parameters as the user's optimizer has them in order, by the user's names.
+        user_rates: Learning rate of each group without the plan's factor; None where a group has none.
     """
 
     optimizer: torch.optim.Optimizer
     flat: FlatParameters | None
     user_flags: list[dict[str, Any]]
     names: list[str]
+    user_rates: list[float] | None
 
 
 def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
@@ -66,6 +68,8 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
         optimizer = _rebuilt(optimizer, flat.groups, {})
     if arguments.implementation == "fused":
         _check_dense(optimizer)
+    rated = all("lr" in group for group in optimizer.param_groups)
+    user_rates = [float(group["lr"]) for group in optimizer.param_groups] if rated else None
     if arguments.rate_factor != 1.0:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * arguments.rate_factor
@@ -77,7 +81,7 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
         optimizer.register_load_state_dict_pre_hook(_lay_out_loaded)
     if arguments.implementation == "fused" and workload.has_custom_step:
         optimizer.register_step_pre_hook(_lay_out_gradients)  # elsewhere autograd does that
-    return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags, names=names)
+    return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags, names=names, user_rates=user_rates)
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:

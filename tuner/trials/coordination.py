@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.emulation import ranks_per_device
+from steptune.tuner.network.choices_log import VARIABLES as NCCL_LOG_VARIABLES
 from steptune.tuner.training.hosts import emulate_for_nccl
 from steptune.tuner.trials.host_networks import enter_host_network
 from steptune.tuner.trials.messages import Channel
@@ -27,13 +28,28 @@ process, which looks like a crash."""
 
 
 class Coordinator:
-    """The process groups of a trial or of its reference, and the broadcast of decisions."""
+    """The process groups of a trial or of its reference, and the broadcast of decisions.
 
-    def __init__(self, rank: int, num_ranks: int, channel: Channel, directory: Path, device: torch.device) -> None:
+    Args:
+        keeps_nccl_log: Rank 0 has NCCL write what it chooses into the directory.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        channel: Channel,
+        directory: Path,
+        device: torch.device,
+        *,
+        keeps_nccl_log: bool = False,
+    ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         self._channel = channel
         self.group: Any = None
+        if keeps_nccl_log and rank == 0 and device.type == "cuda":
+            os.environ.update(NCCL_LOG_VARIABLES, NCCL_DEBUG_FILE=str(directory / "nccl.log"))
         if num_ranks > 1:
             self._join(directory, device)
 

@@ -142,7 +142,14 @@ class TrialRun:
         self._workload = self._load()
         self._device = rank_device(spec.device, self.rank, spec.memory_limit_bytes)
         meeting = self._files.trial_directory(spec.trial_id) / spec.run_id
-        self._coordinator = Coordinator(self.rank, spec.num_ranks, self._channel, meeting, self._device)
+        self._coordinator = Coordinator(
+            self.rank,
+            spec.num_ranks,
+            self._channel,
+            meeting,
+            self._device,
+            keeps_nccl_log="nccl_settings" in spec.candidate.choices,
+        )
         torch.manual_seed(spec.seed)
         self._order = self._files.order(self.rank, spec.num_ranks)
         self._job = assemble(

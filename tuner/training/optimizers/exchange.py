@@ -27,6 +27,15 @@ CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 """By the names that the strategy `optimizer_algorithm` has for them."""
 
+STATE: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "lars": ("velocity",),
+    "adafactor": ("row_var", "variance"),
+    "sm3": ("axis_0", "momentum"),
+}
+"""Names of the state that a step of the algorithm leaves, any of them for a parameter."""
+
 _SHARED: Mapping[str, tuple[str, ...]] = {
     "adamw": ("weight_decay", "betas", "amsgrad", "maximize", "differentiable"),
     "lamb": ("weight_decay", "betas"),
@@ -86,3 +95,18 @@ def _group(
     if learning_rate is not None:
         rate = learning_rate * (rate / defaults["lr"] if defaults.get("lr") else 1.0)
     return {**own, **shared, "lr": rate}
+
+
+def algorithm_that_ran(optimizer: torch.optim.Optimizer) -> str | None:
+    """The algorithm that has updated an optimizer's parameters: by its class, and by the state that its step has left
+    there, which is not zero. None where none of them has.
+    """
+    name = next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
+    held = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
+    kept = [state[key] for state in held for key in STATE.get(name or "", ()) if key in state]
+    return name if any(bool(torch.count_nonzero(local(value))) for value in kept) else None
+
+
+def local(value: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that is here."""
+    return value.to_local() if hasattr(value, "to_local") else value

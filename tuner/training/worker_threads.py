@@ -1,0 +1,99 @@
+"""The threads that torch's operators run on, as the system sees them: a pool's size and binding are read back from
+whoever set them, and prove nothing.
+
+Source: proc(5): `schedstat` (nanoseconds on a core), `status` (Cpus_allowed_list), `stat` (the core that it ran on).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+TASKS = Path("/proc/self/task")
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+ELEMENTS = 1 << 21
+"""Of the operator: enough for every thread of a pool to get a part."""
+LONG_ENOUGH_NS = 30_000_000
+"""Of the busiest thread: the system accounts a thread's time at ticks of up to 10 ms, or when it stops."""
+LIMIT_S = 2.0
+REPEATS, SETTLE_S = 20, 0.005
+TAKES_PART = 0.1
+"""Of the time that the busiest thread ran."""
+
+
+class WorkerThread(NamedTuple):
+    """One that took part.
+
+    Attributes:
+        allowed: Cores that it may use.
+        core: That it ran on last.
+    """
+
+    allowed: tuple[int, ...]
+    core: int
+
+
+def threads_of_an_operator() -> list[WorkerThread]:
+    """Those of this process that an operator is run on now; empty where the system does not tell.
+
+    Another thread that is busy meanwhile counts as well.
+    """
+    import torch
+
+    values = torch.ones(ELEMENTS)
+    torch.add(values, values, out=values)  # begins the pool
+    before = _times()
+    ran: dict[str, int] = {}
+    began = time.monotonic()
+    while before and max(ran.values(), default=0) < LONG_ENOUGH_NS and time.monotonic() - began < LIMIT_S:
+        for _ in range(REPEATS):
+            torch.mul(values, 0.5, out=values)
+        time.sleep(SETTLE_S)
+        ran = {task: ns - before.get(task, 0) for task, ns in _times().items()}
+    busiest = max(ran.values(), default=0)
+    found = [_thread(task) for task, ns in ran.items() if busiest and ns > TAKES_PART * busiest]
+    return [thread for thread in found if thread is not None]
+
+
+def are_bound(threads: list[WorkerThread]) -> bool:
+    """Whether each may use one physical core only, and they share none while there are others."""
+    places = [set(thread.allowed) for thread in threads]
+    return all(place <= _siblings(min(place)) for place in places) and len(
+        {min(_siblings(min(p))) for p in places}
+    ) == len(places)
+
+
+def _times() -> dict[str, int]:
+    """Nanoseconds on a core, by thread."""
+    try:
+        return {task.name: int((task / "schedstat").read_text().split()[0]) for task in TASKS.iterdir()}
+    except (OSError, ValueError, IndexError):
+        return {}
+
+
+def _thread(task: str) -> WorkerThread | None:
+    try:
+        lines = (TASKS / task / "status").read_text().splitlines()
+        allowed = next(line.split(":")[1] for line in lines if line.startswith("Cpus_allowed_list:"))
+        after_name = (TASKS / task / "stat").read_text().rpartition(")")[2].split()
+    except (OSError, StopIteration):  # it has ended
+        return None
+    return WorkerThread(allowed=tuple(sorted(_listed(allowed))), core=int(after_name[36]))
+
+
+def _siblings(core: int) -> set[int]:
+    """Logical cores of the physical one."""
+    try:
+        return _listed(Path(SIBLINGS.format(core)).read_text())
+    except OSError:
+        return {core}
+
+
+def _listed(text: str) -> set[int]:
+    """Of a list as "0-3,8"."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

@@ -36,6 +36,7 @@ from steptune.service.event_hub import EventHub
 from steptune.service.pages import ROUTERS
 from steptune.service.queue import open_queue
 from steptune.service.settings import Settings
+from steptune.service.stream_limits import StreamLimits
 from steptune.service.uploads import UploadSpace
 
 RESOURCES = (
@@ -95,6 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
         queue=queue,
         artifacts=open_artifacts(settings),
         events=EventHub(engine, settings.event_poll_s),
+        streams=StreamLimits(settings),
         uploads=UploadSpace(settings.data_directory / "uploads"),
     )
     for module in RESOURCES:

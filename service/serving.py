@@ -24,6 +24,7 @@ from steptune.service.app import create_app
 from steptune.service.connections import create_engine_for
 from steptune.service.database import check_schema, open_engine
 from steptune.service.settings import Settings
+from steptune.service.slow_heads import PromptHeads
 from steptune.service.worker.machine import WHOLE_GPUS
 from steptune.service.worker.supervisor import Supervisor
 from steptune.tuner.emulation import refuse_parts
@@ -127,6 +128,7 @@ class Server(uvicorn.Server):
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=PromptHeads,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -72,6 +72,8 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="Largest uploaded workload, file or archive.")
     event_poll_s: float = Field(default=0.25, gt=0, description="Seconds between looks at the database for new events.")
     max_event_streams: int = Field(default=1000, gt=0, description="Event streams that one server process keeps open.")
+    max_user_event_streams: int = Field(default=32, gt=0, description="Of these, those of one user.")
+    max_study_event_streams: int = Field(default=128, gt=0, description="Of these, those that follow one study.")
     metrics_token: SecretStr | None = Field(
         default=None,
         description="Bearer token for /metrics. Without it, /metrics is closed, but for `insecure_no_auth`.",

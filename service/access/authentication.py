@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
 from steptune.service.access.audit import AuditLog
+from steptune.service.access.concurrency import Concurrency
 from steptune.service.access.cookies import SAFE_METHODS, session_cookie
 from steptune.service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
 from steptune.service.access.known import KnownTokens
@@ -54,6 +55,12 @@ class Access:
         self._codes = LoginCodes()
         self._engine = engine
         self._requests = RateLimit("requests", settings.requests_per_minute)
+        self.open_of_user = Concurrency(
+            "requests of one user", settings.max_user_requests, "STEPTUNE_MAX_USER_REQUESTS"
+        )
+        self.open_of_client = Concurrency(
+            "requests from one address", settings.max_client_requests, "STEPTUNE_MAX_CLIENT_REQUESTS"
+        )
         self._failures = RateLimit("failed-logins", settings.failed_logins_per_minute)
 
     def authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:

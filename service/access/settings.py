@@ -73,6 +73,17 @@ class AccessSettings(BaseModel):
     requests_per_minute: int = Field(
         default=1200, gt=0, description="Requests a minute of one user, for each API process."
     )
+    max_user_requests: int = Field(
+        default=64,
+        gt=0,
+        description="Requests of one user that are at work at once, streams among them, in one process.",
+    )
+    max_client_requests: int = Field(
+        default=256,
+        gt=0,
+        description="Requests from one address that are at work at once, in one process. Behind a proxy that is not "
+        "trusted all users have the proxy's address.",
+    )
     failed_logins_per_minute: int = Field(
         default=20, gt=0, description="Refused tokens a minute from one address, for each API process."
     )

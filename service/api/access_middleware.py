@@ -21,6 +21,7 @@ from steptune.service.access.cookies import SAFE_METHODS
 from steptune.service.access.errors import AccessError, HostRefused, NotAuthenticated, TooManyRequests
 from steptune.service.access.open_access import check_host_header
 from steptune.service.access.principal import Principal
+from steptune.service.access.rate_limits import client_of
 from steptune.service.api.problems import Refusal, problem_response
 from steptune.tuner.errors import StoreError
 
@@ -42,9 +43,13 @@ class AccessMiddleware:
             if self._access.settings.insecure_no_auth:
                 check_host_header(HTTPConnection(scope))
         except HostRefused as error:
-            request = Request(scope)
-            response = problem_response(request, Refusal(error.status, error.code, error.detail))
-            await response(scope, receive, send)
+            await _refuse(error, scope, receive, send)
+            return
+        client = client_of(self._access.proxies.client_address(HTTPConnection(scope)))
+        try:
+            self._access.open_of_client.enter(client)
+        except TooManyRequests as error:
+            await _refuse(error, scope, receive, send)
             return
         state: dict[str, Any] = scope.setdefault("state", {})
 
@@ -54,7 +59,12 @@ class AccessMiddleware:
                 await self._audit(scope, state, message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_noted)
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            self._access.open_of_client.leave(client)
+            if "open_of_user" in state:
+                self._access.open_of_user.leave(state["open_of_user"])
 
     async def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
         principal: Principal | None = state.get("principal")
@@ -90,6 +100,11 @@ class AccessMiddleware:
             )
         except StoreError:  # what was done is done; the answer must still say so
             log.exception("an entry of the audit log could not be written: %s %s", scope["method"], scope["path"])
+
+
+async def _refuse(error: AccessError, scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = Refusal(error.status, error.code, error.detail, headers=error.headers, context=error.members)
+    await problem_response(Request(scope), refusal)(scope, receive, send)
 
 
 def _is_worth_an_entry(is_change: bool, principal: Principal | None, refusal: AccessError | None) -> bool:

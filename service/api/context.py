@@ -13,6 +13,7 @@ from steptune.service.artifacts import ArtifactStore
 from steptune.service.event_hub import EventHub
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
+from steptune.service.stream_limits import StreamLimits
 from steptune.service.uploads import UploadSpace
 
 
@@ -26,6 +27,7 @@ class Services:
     queue: StudyQueue
     artifacts: ArtifactStore
     events: EventHub
+    streams: StreamLimits
     uploads: UploadSpace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -108,7 +108,7 @@ def study_events(
     if known is not None and queries.is_over(service.engine, study_id, known):
         return Response(status_code=204)
     return _stream(
-        request, service, Followed(study_id=study_id, owner_id=None, visible_to=visible_to, after=known or 0)
+        request, service, principal, Followed(study_id=study_id, owner_id=None, visible_to=visible_to, after=known or 0)
     )
 
 
@@ -134,7 +134,9 @@ def all_events(
     if not _wants_stream(request):
         return _event_page(request, service, page, study_id=None, owner_id=owner_id, after=known or 0)
     begin = _NOW if known is None else known
-    return _stream(request, service, Followed(study_id=None, owner_id=owner_id, visible_to=owner_id, after=begin))
+    return _stream(
+        request, service, principal, Followed(study_id=None, owner_id=owner_id, visible_to=owner_id, after=begin)
+    )
 
 
 _NOW = -1
@@ -165,21 +167,18 @@ def _event_page(
     return answer(request, EventPage(items=events, next_cursor=next_cursor))  # type: ignore[arg-type]
 
 
-def _stream(request: Request, service: Services, followed: Followed) -> Response:
-    if service.events.num_subscriptions >= service.settings.max_event_streams:
-        raise Refusal(
-            503,
-            "too-many-streams",
-            f"{service.settings.max_event_streams} event streams are open already: try again later, or read pages",
-            headers={"Retry-After": "10"},
-        )
-    return EventStream(request, service, followed)
+def _stream(request: Request, service: Services, principal: Principal, followed: Followed) -> Response:
+    slots = [(service.streams.of_user, principal.user_id)]
+    slots += [] if followed.study_id is None else [(service.streams.of_study, followed.study_id)]
+    return EventStream(request, service, followed, service.streams.taken([*slots, (service.streams.of_all, "")]))
 
 
 class EventStream(StreamingResponse):
     """The response: what the database has first, then what the hub finds."""
 
-    def __init__(self, request: Request, service: Services, followed: Followed) -> None:
+    def __init__(
+        self, request: Request, service: Services, followed: Followed, leave: Callable[[], None] = lambda: None
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._lines(), media_type="text/event-stream", headers=headers)
         self._request = request
@@ -187,6 +186,7 @@ class EventStream(StreamingResponse):
         self._engine = service.engine
         self._gauge = service.metrics.event_streams
         self._followed = followed
+        self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: object) -> None:
@@ -197,6 +197,8 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
         except* TimeoutError:
             pass  # the server closes the connection of a response that is not complete
+        finally:
+            self._leave()
 
     async def _lines(self) -> AsyncIterator[bytes]:
         followed = self._followed

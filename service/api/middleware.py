@@ -5,6 +5,7 @@ Plain ASGI, so that streams pass through unbuffered.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -24,6 +25,8 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 UNMATCHED = "(none)"
 PREFIX = "/api/v1"
 UPLOADS = f"{PREFIX}/workloads"
+BODY_GRACE_S = 30.0
+SLOWEST_BYTES_PER_S = 16 << 10
 _log = logging.getLogger(LOGGER)
 
 SAFETY_HEADERS = {
@@ -108,7 +111,9 @@ _INTERNAL = Refusal(500, "internal-error", "the service made a mistake; its log 
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies that are too large: at once by their `Content-Length`, else while they arrive."""
+    """Refuses bodies that are too large: at once by their `Content-Length`, else while they arrive; and those that do
+    not arrive.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_upload_bytes: int) -> None:
         self._app = app
@@ -126,12 +131,21 @@ class BodyLimitMiddleware:
         if refusal is not None:
             await _send_problem(scope, send, refusal)
             return
-        received = 0
+        received, began_s, is_complete = 0, time.monotonic(), False
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            """A piece of the body; after the last one the client's going away, for which nothing limits the time."""
+            nonlocal received, is_complete
+            if is_complete:
+                return await receive()
+            left_s = began_s + BODY_GRACE_S + received / SLOWEST_BYTES_PER_S - time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, left_s)):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow() from None
             received += len(message.get("body", b""))
+            is_complete = not message.get("more_body", False)
             if received > limit:
                 raise _too_large(limit)
             return message
@@ -157,6 +171,14 @@ def _refused_length(length: str, limit: int) -> Refusal | None:
 def _too_large(limit: int) -> Refusal:
     detail = f"the body is larger than the limit of {limit} bytes"
     return Refusal(413, "content-too-large", detail, headers={"Connection": "close"})
+
+
+def _too_slow() -> Refusal:
+    detail = (
+        f"the body did not arrive in time: within {BODY_GRACE_S:g} s, and {SLOWEST_BYTES_PER_S >> 10} KiB in each "
+        "second beyond; send it faster"
+    )
+    return Refusal(408, "request-timeout", detail, headers={"Connection": "close"})
 
 
 async def _send_problem(scope: Scope, send: Send, refusal: Refusal) -> None:

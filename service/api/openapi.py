@@ -92,6 +92,7 @@ _MEANINGS = {
     404: "It does not exist, or belongs to somebody else.",
     405: "The method is not possible here; `Allow` lists what is.",
     406: "None of the accepted media types can be had.",
+    408: "The request did not arrive in time.",
     409: "The state of the thing does not allow this, or the same request is at work.",
     410: "It is recorded, but the file itself is not kept any more.",
     412: "It changed since the client read it (`If-Match`).",

@@ -77,6 +77,9 @@ class _Authorised(SecurityBase):
                 csrf_token = await csrf_token_of(request)
                 principal = await run_in_threadpool(access.authenticate, request, csrf_token)
             request.state.principal = principal
+            if not hasattr(request.state, "open_of_user"):
+                access.open_of_user.enter(principal.user_id)
+                request.state.open_of_user = principal.user_id  # until the answer is sent: AccessMiddleware
             request.state.rate_limit = access.limit(principal)
             for scope in self._scopes:
                 check_scope(principal, scope)

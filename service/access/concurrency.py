@@ -1,0 +1,53 @@
+"""How much one user, client or study may have open at once, in the memory of one API process."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from steptune.service.access.errors import TooManyRequests
+
+RETRY_AFTER_S = 5
+
+
+class Concurrency:
+    """So many at once for each key.
+
+    Args:
+        what: Is counted, with whose it is: "event streams of one user".
+        limit: At once.
+        setting: That changes the limit.
+    """
+
+    def __init__(self, what: str, limit: int, setting: str) -> None:
+        self._what = what
+        self._limit = limit
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._open: Counter[str] = Counter()
+
+    def enter(self, key: str) -> None:
+        """Counts one more, until `leave`.
+
+        Raises:
+            TooManyRequests: As many are open as may be. Nothing was counted.
+        """
+        with self._lock:
+            if self._open[key] < self._limit:
+                self._open[key] += 1
+                return
+        raise TooManyRequests(
+            f"{self._limit} {self._what} are open already, as many as {self._setting} allows: end some, or wait",
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+            members={"limit": self._limit, "setting": self._setting},
+        )
+
+    def leave(self, key: str) -> None:
+        """One less. A key without any takes no room."""
+        with self._lock:
+            self._open[key] -= 1
+            if self._open[key] <= 0:
+                del self._open[key]
+
+    def num_open(self, key: str) -> int:
+        return self._open[key]

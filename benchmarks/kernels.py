@@ -84,7 +84,7 @@ class Layer:
             bias = bias.masked_fill(self.mask[:, None], float("-inf"))
         bias = functional.pad(bias.reshape(1, -1, 49, 49), (0, 7))[..., :49].expand(self.batch, -1, -1, -1)
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
-        return self._map(out.view(-1, self.heads, 49, self.channels // self.heads))
+        return self._map(out.reshape(-1, self.heads, 49, self.channels // self.heads))
 
     def _windows(self, qkv: Tensor) -> Tensor:
         if self.shift:

@@ -142,7 +142,9 @@ def _backward(
 
     qkv = launch.dense_map(qkv)
     grad_out = launch.dense_map(grad_out)
-    grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
+    grid, sizes, constants = launch.plan(
+        qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed, backward=True
+    )
     heads, num_tokens = table.shape[1], window[0] * window[1]
     grad_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     parts: dict[str, Any] = {"dtype": torch.float32, "device": qkv.device}

@@ -37,6 +37,8 @@ def plan(
     cosine: bool,
     has_bias: bool,
     seed: Tensor | None,
+    *,
+    backward: bool = False,
 ) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
     """Choose the grid (programs, heads), the sizes that vary and the constants of the kernels."""
     rows, columns, shift_rows, shift_columns = window
@@ -64,7 +66,7 @@ def plan(
         "BLOCK_I": block_j if num_tokens <= ONE_BLOCK else 32,
         "BLOCK_J": block_j,
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "num_warps": 4 if num_tokens <= ONE_BLOCK else 8,
+        "num_warps": 8 if backward or num_tokens > ONE_BLOCK else 4,  # backward holds eight tiles of N x N in registers
     }
     grid = (-(-num_windows // per_program), heads)
     return grid, (height, width, windows_y, windows_x, num_windows), constants

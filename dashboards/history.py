@@ -14,8 +14,9 @@ import plotly.graph_objects as go
 from steptune.dashboards import theme, units
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import reference_results, results
-from steptune.tuner.estimates import log_rate, log_ratio, units_per_s
+from steptune.tuner.estimates import log_rate, units_per_s
 from steptune.tuner.records import Decision, Purpose, SampleUnit, Trial, TrialResult, TrialState
+from steptune.tuner.trial_figures import gain_over
 
 COLUMNS = ("number", "trial_id", "label", "candidate", "purpose", "outcome", "gain", "units_per_s", "note")
 
@@ -64,7 +65,7 @@ def get_history_info(source: TrialSource, study_id: str) -> pd.DataFrame:
             trial.candidate.label,
             trial.purpose.value,
             outcome_of(trial, verdicts.get(trial.trial_id)),
-            _gain(trial.result, references, level),
+            gain_over(trial.result, references, level),
             units_per_s(trial.result) if trial.result and trial.result.clean_windows else math.nan,
             note_on(trial),
         )
@@ -112,20 +113,6 @@ def note_on(trial: Trial) -> str:
     if result.guard is not None and not result.guard.passed:
         return result.guard.reason
     return "others used the machine while it was measured" if result.contended else ""
-
-
-def _gain(result: TrialResult | None, references: list[TrialResult], level: float) -> float:
-    """
-    Args:
-        level: Mean logarithm of the rates of the references.
-    """
-    if result is None or not result.ok or not references:
-        return math.nan
-    in_turns = [r for r in references if r.group == result.group and r.candidate != result.candidate]
-    paired = log_ratio(result, in_turns[0]) if in_turns else None
-    if paired is not None:
-        return math.exp(paired.mean)
-    return math.exp(log_rate(result).mean - level)
 
 
 def plot_history(info: pd.DataFrame, unit: SampleUnit) -> go.Figure:

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 PLOTLY = f"plotly-{get_plotlyjs_version()}.min.js"
@@ -26,6 +27,7 @@ class Site:
         csrf_token: What scripts of the page send with a change; empty where none is asked for.
         may_submit: Studies may be submitted, paused, cancelled.
         trials: In a file, the trials whose pages are in it.
+        reader_opening: Stands where `reader` would, in a page that several readers get.
     """
 
     base_path: str = ""
@@ -34,6 +36,15 @@ class Site:
     csrf_token: str = ""
     may_submit: bool = False
     trials: frozenset[str] = frozenset()
+    reader_opening: Markup | None = None
+
+    @property
+    def reader(self) -> Markup:
+        """Who reads, for the head of a page: the only place where a page of the service names its reader."""
+        if self.reader_opening is not None or not self.user:
+            return self.reader_opening or Markup()
+        csrf = Markup(' data-csrf="{}"').format(self.csrf_token) if self.csrf_token else ""
+        return Markup('<a class="user" href="{}"{}>{}</a>').format(self.url("/login"), csrf, self.user)
 
     def url(self, path: str) -> str:
         """Of a page or resource of the service, from its path."""

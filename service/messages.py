@@ -152,6 +152,7 @@ class TrialSummary(Record):
         step_time_ns: Mean over its clean windows; null without any.
         units_per_s: Samples or tokens per second over its clean windows; null without any.
         num_windows: Its clean windows.
+        gain: Speed over the reference's when it completed, by rounds where they took turns; null if not measured.
     """
 
     trial_id: str
@@ -168,6 +169,7 @@ class TrialSummary(Record):
     step_time_ns: float | None
     units_per_s: float | None
     num_windows: int
+    gain: float | None
 
 
 class TrialPage(Record):

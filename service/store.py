@@ -38,6 +38,7 @@ from steptune.tuner.records import (
     Decision,
     Event,
     HardwareProfile,
+    Purpose,
     Recommendation,
     Study,
     StudyState,
@@ -48,6 +49,7 @@ from steptune.tuner.records import (
     Verdict,
 )
 from steptune.tuner.store_rules import decode, encode
+from steptune.tuner.trial_figures import figures_of
 
 
 class SqlStudyStore:
@@ -135,6 +137,7 @@ class SqlStudyStore:
         with self._writing(*held, num_lost=0) as session:
             for result in results:
                 _complete(session, result, self._lease)
+            _summarise(session, results)
 
     def lose_running_trials(self, study_id: str) -> int:
         with self._writing(study_id) as session:
@@ -264,7 +267,7 @@ class SqlStudyStore:
         Args:
             again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.
         """
-        with self._writing(study_id, version=QueueEntryRow.version) as session:  # no change of the study itself
+        with self._writing(study_id, pages_change=False, version=QueueEntryRow.version) as session:
             if not again or _newest_data(session, study_id, kind) != json.decode(json.encode(data)):
                 write_event(session, study_id, kind, data)
 
@@ -306,10 +309,11 @@ class SqlStudyStore:
             write_event(session, study_id, "state", {"state": state.value, "message": message})
 
     @contextmanager
-    def _writing(self, *study_ids: str, **changes: Any) -> Iterator[Session]:
+    def _writing(self, *study_ids: str, pages_change: bool = True, **changes: Any) -> Iterator[Session]:
         """One writing transaction on these studies, which their lease still allows.
 
         Args:
+            pages_change: What is written shows on pages of the studies.
             changes: To the queue entry, where there is a lease.
 
         Raises:
@@ -319,6 +323,8 @@ class SqlStudyStore:
             if self._lease is not None:
                 for study_id in study_ids:
                     hold(session, self._lease, study_id, **changes)
+            if pages_change:
+                count_change(session, StudyRow.study_id.in_(study_ids))
             yield session
 
 
@@ -383,6 +389,32 @@ def _replace_decisions(session: Session, study_id: str, decisions: Sequence[Deci
     session.execute(delete(DecisionRow).where(DecisionRow.study_id == study_id))
     session.add_all(rows.decision_row(study_id, decision) for decision in decisions)
     session.flush()
+
+
+def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
+    """Fills the columns of trials that completed together, and counts the change of their studies."""
+    completed = TrialRow.trial_id.in_([result.trial_id for result in results])
+    for study_id in session.scalars(select(TrialRow.study_id).where(completed).distinct()).all():
+        query = select(TrialRow.result).where(TrialRow.study_id == study_id, TrialRow.result.is_not(None))
+        starts = query.where(TrialRow.purpose == Purpose.BASELINE.value).order_by(TrialRow.sequence)
+        measured = [start for text in session.scalars(starts) if (start := decode(text or "", TrialResult)).ok]
+        today = [r for r in results if measured and r.ok and r.candidate == measured[0].candidate]
+        references = [*measured, *(r for r in today if r.purpose is not Purpose.BASELINE)]
+        count_change(session, StudyRow.study_id == study_id)
+        for result in results:
+            figures = figures_of(result, references)._asdict()
+            of_study = TrialRow.study_id == study_id
+            session.execute(update(TrialRow).where(TrialRow.trial_id == result.trial_id, of_study).values(figures))
+
+
+def count_change(session: Session, changed: ColumnElement[bool]) -> None:
+    """Pages of these studies show something else from this transaction on."""
+    session.execute(
+        update(StudyRow)
+        .where(changed)
+        .values(revision=StudyRow.revision + 1)
+        .execution_options(synchronize_session=False)
+    )
 
 
 def _write_strategies(session: Session, recommendation: Recommendation) -> None:

@@ -111,7 +111,8 @@ const steptune = (() => {
   // A request of the interface: with what proves that it comes from this page.
   function call(method, path, content, more = {}) {
     const headers = {"Accept": "application/json", ...more};
-    if (body.dataset.csrf) headers["X-CSRF-Token"] = body.dataset.csrf;
+    const csrf = document.querySelector("header.site .user")?.dataset.csrf;
+    if (csrf) headers["X-CSRF-Token"] = csrf;
     if (content !== undefined && !(content instanceof FormData)) {
       headers["Content-Type"] = "application/json";
       content = JSON.stringify(content);

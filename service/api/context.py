@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Path, Request
@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from steptune.service.api.metrics import Metrics
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.event_hub import EventHub
+from steptune.service.page_copies import PageCopies
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
@@ -29,6 +30,7 @@ class Services:
     events: EventHub
     streams: StreamLimits
     uploads: UploadSpace
+    copies: PageCopies = field(default_factory=PageCopies)
 
 
 def services(request: Request) -> Services:

@@ -8,6 +8,7 @@ goes here are rows; `steptune.service.artifacts.collection` removes the files.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Engine, Select, and_, delete, false, func, or_, select, true, union
@@ -24,6 +25,7 @@ from steptune.service.models import (
     WorkloadSourceRow,
 )
 from steptune.service.settings import Settings
+from steptune.service.store import count_change
 from steptune.tuner.records import BASELINE, StudyState
 
 TRACE = "trace"
@@ -152,7 +154,7 @@ def _shed_some(engine: Engine, scope: _Scope, excess_bytes: int) -> int:
             chosen.append(artifact_id)
             users[digest] -= 1
             excess_bytes -= size if users[digest] == 0 else 0
-        session.execute(delete(ArtifactRow).where(ArtifactRow.artifact_id.in_(chosen)))
+        _delete(session, chosen)
     return len(chosen)
 
 
@@ -170,5 +172,12 @@ def _num_references(session: Session, scope: _Scope, digests: set[str]) -> Count
 def _forget(engine: Engine, traces: Select[int, str, int]) -> int:
     with writing(engine) as session:
         chosen = [artifact_id for artifact_id, _, _ in session.execute(traces).all()]
-        session.execute(delete(ArtifactRow).where(ArtifactRow.artifact_id.in_(chosen)))
+        _delete(session, chosen)
         return len(chosen)
+
+
+def _delete(session: Session, chosen: Sequence[int]) -> None:
+    """Deletes rows of artifacts; the pages that offer them change."""
+    of_chosen = ArtifactRow.artifact_id.in_(chosen)
+    count_change(session, StudyRow.study_id.in_(select(ArtifactRow.study_id).where(of_chosen)))
+    session.execute(delete(ArtifactRow).where(of_chosen))

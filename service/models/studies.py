@@ -61,6 +61,7 @@ class StudyRow(Base):
         Index(None, "workload_id", "study_id"),
         Index(None, "workload", "study_id"),
         Index(None, "hardware_fingerprint", "study_id"),
+        Index("ix_studies_owner_id_state_revision", "owner_id", "state", "revision"),
     )
 
     study_id: Mapped[str] = mapped_column(primary_key=True)
@@ -75,10 +76,14 @@ class StudyRow(Base):
     state: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(index=True)
     record: Mapped[str]
+    revision: Mapped[int] = mapped_column(server_default="0")
+    """Grows with every change of the study, its trials, decisions, answer and files: pages are kept until it does."""
 
 
 class TrialRow(Base):
-    """One trial. `record` is the trial as it began; `state` and `result` are what came of it."""
+    """One trial. `record` is the trial as it began; `state` and `result` are what came of it, and what lists show of it
+    stands in columns, worked out once, when it completes (`steptune.tuner.trial_figures`).
+    """
 
     __tablename__ = "trials"
     __table_args__ = (UniqueConstraint("study_id", "sequence"), Index(None, "study_id", "state", "sequence"))
@@ -94,6 +99,10 @@ class TrialRow(Base):
     failure_kind: Mapped[str | None]
     record: Mapped[str]
     result: Mapped[str | None]
+    step_time_ns: Mapped[float | None]
+    units_per_s: Mapped[float | None]
+    num_windows: Mapped[int] = mapped_column(server_default="0")
+    gain: Mapped[float | None]
 
 
 class TrialAttemptRow(Base):

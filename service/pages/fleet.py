@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from steptune.dashboards.fleet import fleet_context
+from steptune.dashboards.site import Site
 from steptune.service.api.context import services
-from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.fleet import fleet_parts, fleet_studies
+from steptune.service.queries.versions import fleet_version
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -18,5 +22,16 @@ def fleet_page(request: Request, principal: Reader) -> Response:
     """Everybody's for administrators, one's own for others."""
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
-    context = fleet_context(fleet_studies(service.engine, owner_id), fleet_parts(service.engine, owner_id))
-    return page(request, site_of(request, principal), "fleet.html", title="Fleet", current="/fleet", **context)
+
+    def context(site: Site) -> dict[str, Any]:
+        found = fleet_context(fleet_studies(service.engine, owner_id), fleet_parts(service.engine, owner_id))
+        return {**found, "title": "Fleet", "current": "/fleet"}
+
+    return shared_page(
+        request,
+        site_of(request, principal),
+        "fleet.html",
+        key=owner_id,
+        version=fleet_version(service.engine, owner_id),
+        context=context,
+    )

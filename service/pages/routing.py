@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -24,14 +25,14 @@ from steptune.service.access.principal import Method, Principal
 from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import csrf_token_for
 from steptune.service.api.answers import is_known
+from steptune.service.api.context import services
 from steptune.service.api.problems import KNOWN_ERRORS, known_error
 from steptune.service.api.security import Requires
+from steptune.service.page_copies import LEVEL, opening
 
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-LEVEL = 5
-"""Of gzip: a page of 200 trials is a tenth of its size after 5 ms."""
 
 
 class PageRoute(APIRoute):
@@ -87,6 +88,40 @@ def page(request: Request, site: Site, template: str, **context: Any) -> Respons
     if accepts_gzip(request):
         body, headers["Content-Encoding"] = gzip.compress(body, LEVEL, mtime=0), "gzip"
     return HTMLResponse(body, headers=headers)
+
+
+def shared_page(
+    request: Request,
+    site: Site,
+    template: str,
+    *,
+    key: Hashable,
+    version: Hashable,
+    context: Callable[[Site], Mapping[str, Any]],
+    last_event: int = 0,
+) -> Response:
+    """A page of which all readers get one rendered copy, until what it shows has another version.
+
+    Args:
+        key: What the page is of; what `site` says of the reader's rights is added to it.
+        version: Read before the context is.
+        context: What the template shows, made only where there is no copy of this version.
+        last_event: The page follows the events after it.
+    """
+    shared = replace(site, user="", csrf_token="", reader_opening=opening("reader"))
+
+    def make() -> str:
+        return render(template, shared, **{**context(shared), "last_event": opening("last_event")})
+
+    copy = services(request).copies.get((template, key, shared), version, make)
+    fillings = {"reader": site.reader, "last_event": str(last_event)}
+    tag = copy.tag(fillings)
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie, Accept-Encoding"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=headers)
+    if accepts_gzip(request):
+        return HTMLResponse(copy.packed(fillings), headers={**headers, "Content-Encoding": "gzip"})
+    return HTMLResponse(copy.plain(fillings), headers=headers)
 
 
 def accepts_gzip(request: Request) -> bool:

@@ -9,13 +9,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from steptune.dashboards.report import render_report
+from steptune.dashboards.site import Site
 from steptune.dashboards.study_page import ENDED, study_context
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.ownership import check_study
 from steptune.service.api.problems import not_found
-from steptune.service.pages.routing import PageRoute, Reader, accepts_gzip, page, site_of
+from steptune.service.pages.routing import PageRoute, Reader, accepts_gzip, shared_page, site_of
 from steptune.service.queries.events import newest_number
 from steptune.service.queries.studies import find_study
+from steptune.service.queries.versions import study_version
 from steptune.service.queue.records import BEGUN
 from steptune.service.store import SqlStudyStore
 from steptune.service.trial_source import KeptTrials
@@ -29,13 +31,21 @@ def study_page(request: Request, principal: Reader, study_id: StudyId) -> Respon
     service = services(request)
     check_study(service.engine, study_id, principal)
     last_event = newest_number(service.engine, study_id)  # what happens while the page is made is told again
-    site = site_of(request, principal)
-    context = study_context(SqlStudyStore(service.engine), study_id, site)
-    return page(
+    version = study_version(service.engine, study_id)
+    queue = _in_queue(service, study_id)
+
+    def context(site: Site) -> dict[str, Any]:
+        found = study_context(SqlStudyStore(service.engine), study_id, site)
+        return {**found, **queue, "scripts": ("live.js", "study.js")}
+
+    return shared_page(
         request,
-        site,
+        site_of(request, principal),
         "study.html",
-        **{**context, **_in_queue(service, study_id), "last_event": last_event, "scripts": ("live.js", "study.js")},
+        key=study_id,
+        version=(version, queue["waits_for"]),
+        context=context,
+        last_event=last_event,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from steptune.dashboards.site import Site
 from steptune.dashboards.trial_page import trial_context
 from steptune.service.api.context import TrialId, services
 from steptune.service.api.ownership import check_trial
-from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.events import newest_number
+from steptune.service.queries.versions import trial_version
 from steptune.service.store import SqlStudyStore
 from steptune.service.trial_source import KeptTrials
 
@@ -21,7 +25,17 @@ def trial_page(request: Request, principal: Reader, trial_id: TrialId) -> Respon
     """Where the time of a trial went; of a running one, until it has ended, that it runs."""
     service = services(request)
     check_trial(service.engine, trial_id, principal)
-    store = SqlStudyStore(service.engine)
-    last_event = newest_number(service.engine, store.trial(trial_id).study_id)
-    context = trial_context(KeptTrials(store, service.artifacts), trial_id)
-    return page(request, site_of(request, principal), "trial.html", **{**context, "last_event": last_event})
+    study_id, version = trial_version(service.engine, trial_id)
+
+    def context(site: Site) -> dict[str, Any]:
+        return trial_context(KeptTrials(SqlStudyStore(service.engine), service.artifacts), trial_id)
+
+    return shared_page(
+        request,
+        site_of(request, principal),
+        "trial.html",
+        key=trial_id,
+        version=version,
+        context=context,
+        last_event=newest_number(service.engine, study_id),
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sqlalchemy import Engine, Float, Integer, Select, bindparam, cast, func, select
+from sqlalchemy import Engine, Integer, Select, bindparam, select
 
 from steptune.service.connections import querying, reading
 from steptune.service.messages import TrialAttempt, TrialDetail, TrialSummary
-from steptune.service.models import StudyRow, TrialAttemptRow, TrialRow, WindowRow
+from steptune.service.models import StudyRow, TrialAttemptRow, TrialRow
 from steptune.service.queries.packed import packed_rows
 from steptune.service.queries.stored import iso, iso_or_none, parts_of, value_of
 from steptune.service.queries.studies import Owner
@@ -28,6 +28,10 @@ _COLUMNS = (
     TrialRow.state,
     TrialRow.failure_kind,
     TrialRow.record,
+    TrialRow.step_time_ns,
+    TrialRow.units_per_s,
+    TrialRow.num_windows,
+    TrialRow.gain,
 )
 
 
@@ -90,30 +94,7 @@ _ATTEMPTS = (
 )
 
 
-def _measured(trials: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
-    """Trials, in the order in which they began, with sums over their clean windows after their columns."""
-    found = trials.cte("found")
-    sums = (
-        select(
-            WindowRow.trial_id,
-            func.count().label("num_windows"),
-            *(
-                cast(func.sum(column), Float).label(column.name)
-                for column in (WindowRow.num_steps, WindowRow.num_units, WindowRow.duration_ns)
-            ),
-        )
-        .where(WindowRow.trial_id.in_(select(found.c.trial_id)), WindowRow.void.is_(None))
-        .group_by(WindowRow.trial_id)
-        .subquery("sums")
-    )
-    return (
-        select(found, sums.c.num_windows, sums.c.num_steps, sums.c.num_units, sums.c.duration_ns)
-        .outerjoin(sums, sums.c.trial_id == found.c.trial_id)
-        .order_by(found.c.sequence)
-    )
-
-
-_TRIAL = _measured(select(TrialRow.result, *_COLUMNS).where(TrialRow.trial_id == bindparam("trial_id")))
+_TRIAL = select(TrialRow.result, *_COLUMNS).where(TrialRow.trial_id == bindparam("trial_id"))
 
 
 @functools.cache
@@ -124,7 +105,7 @@ def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
         query = query.where(TrialRow.state == bindparam("state"))
     if "after" in given:
         query = query.where(TrialRow.sequence > bindparam("after"))
-    return _measured(query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer)))
+    return query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer))
 
 
 def _summary(
@@ -138,12 +119,12 @@ def _summary(
     state: str,
     failure_kind: str | None,
     stored_record: str,
-    num_windows: int | None,
-    num_steps: float | None,
-    num_units: float | None,
-    duration_ns: float | None,
+    step_time_ns: float | None,
+    units_per_s: float | None,
+    num_windows: int,
+    gain: float | None,
 ) -> dict[str, Any]:
-    """Of the columns of `_COLUMNS`, in their order, and the sums of `_measured`, which are None without windows."""
+    """Of the columns of `_COLUMNS`, in their order."""
     record = parts_of(stored_record)
     return {
         "trial_id": trial_id,
@@ -157,9 +138,10 @@ def _summary(
         "state": state,
         "failure_kind": failure_kind,
         "started_at": record["started_at"],
-        "step_time_ns": duration_ns / num_steps if duration_ns and num_steps else None,
-        "units_per_s": num_units * 1e9 / duration_ns if duration_ns and num_units is not None else None,
-        "num_windows": num_windows or 0,
+        "step_time_ns": step_time_ns,
+        "units_per_s": units_per_s,
+        "num_windows": num_windows,
+        "gain": gain,
     }
 
 

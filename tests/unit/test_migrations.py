@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from builders import STUDY_ID, TRIAL_ID
+from msgspec.structs import replace
 from old_schemas import REVISIONS, Rows, fill, reflected
+from page_builders import large_story
 from sqlalchemy import Engine, delete, inspect, select, update
 
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import _alembic_config, migrate
-from steptune.service.models import Base, RecommendationRow
+from steptune.service.models import Base, RecommendationRow, TrialRow
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import StudyState, TrialState, Verdict
 
@@ -142,3 +145,31 @@ class TestAnswersWithoutAGain:
 
 def certificate(ended: str) -> dict[str, object]:
     return {"remaining_bound": 0.1, "status": "estimated", "noise": 0.02, "ended": ended}
+
+
+def test_stored_trials_get_the_figures_that_are_worked_out_for_new_ones(engine):
+    """Also those whose gain comes from taking turns with today's settings, and those without one."""
+    migrate(engine)
+    store = SqlStudyStore(engine)
+    study, trials, _, _ = large_story(30)
+    store.create_study(study)
+    trials = [replace(t, group=f"group{number // 2}") for number, t in enumerate(trials)]
+    for first, second in zip(trials[::2], trials[1::2], strict=True):
+        store.begin_trials([replace(t, state=TrialState.RUNNING, result=None) for t in (first, second)])
+        store.complete_trials([replace(t.result, group=t.group) for t in (first, second)])
+    figures = select(
+        TrialRow.sequence, TrialRow.step_time_ns, TrialRow.units_per_s, TrialRow.num_windows, TrialRow.gain
+    )
+    with reading(engine) as session:
+        expected = session.execute(figures.order_by(TrialRow.sequence)).all()
+    with writing(engine) as session:
+        config = _alembic_config()
+        config.attributes["connection"] = session.connection()
+        command.downgrade(config, "0006")
+    migrate(engine)
+    with reading(engine) as session:
+        found = session.execute(figures.order_by(TrialRow.sequence)).all()
+    assert len({row.gain is None for row in expected}) == 2
+    for one, other in zip(found, expected, strict=True):
+        assert [value is None for value in one] == [value is None for value in other]
+        assert [v for v in one if v is not None] == pytest.approx([v for v in other if v is not None], rel=1e-9)

@@ -1,0 +1,59 @@
+"""Versions of what pages show: equal ones mean that nothing on the page has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from sqlalchemy import Engine, bindparam, case, func, select
+
+from steptune.service.connections import querying
+from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow, TrialRow
+from steptune.tuner.records import StudyState
+
+_COLUMNS = (StudyRow.revision, StudyRow.state, QueueEntryRow.version, QueueEntryRow.device_seconds)
+_STUDY = (
+    select(*_COLUMNS)
+    .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+    .where(StudyRow.study_id == bindparam("study_id"))
+)
+_TRIAL = (
+    select(TrialRow.study_id, *_COLUMNS)
+    .join(StudyRow, StudyRow.study_id == TrialRow.study_id)
+    .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+    .where(TrialRow.trial_id == bindparam("trial_id"))
+)
+_UNDER_WAY = (StudyState.QUEUED.value, StudyState.RUNNING.value)
+_settled = case((StudyRow.state.in_(_UNDER_WAY), 0), else_=StudyRow.revision)
+_FLEET = select(StudyRow.state, func.count(), func.sum(_settled)).group_by(StudyRow.state).order_by(StudyRow.state)
+_OWN_FLEET = _FLEET.where(StudyRow.owner_id == bindparam("owner_id"))
+_NUM_PROFILES = select(func.count()).select_from(HardwareProfileRow)
+
+
+def study_version(engine: Engine, study_id: str) -> Hashable:
+    """Of a study's page: its revision, which the store counts, and its place in the queue."""
+    with querying(engine) as connection:
+        row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
+        return None if row is None else tuple(row)
+
+
+def trial_version(engine: Engine, trial_id: str) -> tuple[str, Hashable]:
+    """The study of a trial, which exists, and the version of the trial's page, which is that of its study."""
+    with querying(engine) as connection:
+        study_id, *version = connection.execute(_TRIAL, {"trial_id": trial_id}).one()
+        return study_id, tuple(version)
+
+
+def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
+    """Of the overview of a user's studies, or of all, from an index alone.
+
+    An overview shows states, answers and costs. A study under way has no answer, so its revisions do not count: that it
+    comes, goes on, or ends does.
+    """
+    newest = select(func.max(StudyRow.study_id))
+    with querying(engine) as connection:
+        if owner_id is None:
+            states = connection.execute(_FLEET).all()
+        else:
+            states = connection.execute(_OWN_FLEET, {"owner_id": owner_id}).all()
+            newest = newest.where(StudyRow.owner_id == owner_id)
+        return (*map(tuple, states), connection.scalar(newest), connection.scalar(_NUM_PROFILES))

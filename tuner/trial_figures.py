@@ -1,0 +1,63 @@
+"""What lists show of a trial, worked out once, when it completes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from steptune.tuner.estimates import log_rate, log_ratio
+from steptune.tuner.records import TrialResult
+
+
+class TrialFigures(NamedTuple):
+    """Measurements of one trial over its clean windows.
+
+    Attributes:
+        step_time_ns: Mean; None without clean windows.
+        units_per_s: Samples or tokens; None without clean windows.
+        num_windows: Clean ones.
+        gain: Speed over the reference's; None where either was not measured.
+    """
+
+    step_time_ns: float | None
+    units_per_s: float | None
+    num_windows: int
+    gain: float | None
+
+
+def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialFigures:
+    """Work out the figures of a result.
+
+    Args:
+        references: Measured starts of the reference, those that took turns with it included.
+    """
+    windows = result.clean_windows
+    num_steps, num_units, duration_ns = (
+        sum(getattr(window, name) for window in windows) for name in ("num_steps", "num_units", "duration_ns")
+    )
+    level = statistics.fmean(log_rate(r).mean for r in references) if references else math.nan
+    gain = gain_over(result, references, level)
+    return TrialFigures(
+        step_time_ns=duration_ns / num_steps if duration_ns and num_steps else None,
+        units_per_s=num_units * 1e9 / duration_ns if duration_ns else None,
+        num_windows=len(windows),
+        gain=gain if math.isfinite(gain) else None,
+    )
+
+
+def gain_over(result: TrialResult | None, references: Sequence[TrialResult], level: float) -> float:
+    """Speed over that of the reference: by rounds over a start of it that took turns with the trial where there is one,
+    else over the mean of all its starts; NaN where the trial was not measured.
+
+    Args:
+        level: Mean logarithm of the rates of the references.
+    """
+    if result is None or not result.ok or not references:
+        return math.nan
+    in_turns = [r for r in references if r.group == result.group and r.candidate != result.candidate]
+    paired = log_ratio(result, in_turns[0]) if in_turns else None
+    if paired is not None:
+        return math.exp(paired.mean)
+    return math.exp(log_rate(result).mean - level)

@@ -44,7 +44,8 @@ def postgresql_plan(connection: Connection, statement: str, parameters) -> list[
 
 def unsound(step: str) -> bool:
     """Whether a step reads a whole table."""
-    read_whole = step.startswith("SCAN") and "INDEX" not in step and step != "SCAN packed"  # rows that were found
+    found = step in ("SCAN packed", "SCAN CONSTANT ROW")  # rows that were read before, or none
+    read_whole = step.startswith("SCAN") and "INDEX" not in step and not found
     return read_whole or "Seq Scan" in step
 
 

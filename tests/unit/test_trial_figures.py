@@ -57,7 +57,7 @@ def test_a_list_has_what_the_results_say(tmp_path) -> None:
     store.begin_trials([replace(t, state=TrialState.RUNNING, result=None) for t in trials])
     store.complete_trials([t.result for t in trials if t.result is not None])
     listed = list_trials(engine, study.study_id, state=None, limit=1000, after=None)
-    starts = [t.result for t in trials if t.result and t.result.ok and t.purpose is Purpose.BASELINE]
+    starts = [t.result for t in trials if t.result and t.result.ok and t.candidate == BASELINE]
     assert starts
     assert any(row.gain is not None and row.gain > 1.1 for row in listed)
     for row, trial in zip(listed, trials, strict=True):

@@ -25,9 +25,9 @@ from steptune.service.isolation import Level
 from steptune.service.places import this_place
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
-from steptune.tuner.errors import RunnerError, StorageFull, StoreError
+from steptune.tuner.errors import RunnerError, StorageFull, StoreError, StudyNotFound
 from steptune.tuner.export import OWN
-from steptune.tuner.protocols import StudyStore
+from steptune.tuner.protocols import ProgressListener, StudyStore
 from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.space import check_names
@@ -62,8 +62,8 @@ class Results:
     exports: tuple[Path, ...]
 
 
-def begin_study(workload: str, settings: StudySettings, store: StudyStore, service_settings: Settings) -> Study:
-    """Checks what can be checked without running anything, and records a new study.
+def new_study(workload: str, settings: StudySettings, service_settings: Settings) -> Study:
+    """A study that is not recorded yet, after checks of all that needs no other process.
 
     Raises:
         WorkloadError: The workload's file or class does not exist.
@@ -73,7 +73,7 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
     check_names(settings.only, settings.skip)
     study_id = new_id()
     directory = (service_settings.data_directory / "studies" / study_id).resolve()
-    study = Study(
+    return Study(
         study_id=study_id,
         workload=format_reference(reference),
         settings=settings,
@@ -82,8 +82,18 @@ def begin_study(workload: str, settings: StudySettings, store: StudyStore, servi
         source_digest=source_digest(reference),
         steptune_version=steptune.__version__,
     )
-    store.create_study(study)
-    return study
+
+
+@contextlib.contextmanager
+def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]:
+    """Leaves no directory behind of a study that was not recorded in the end."""
+    try:
+        yield
+    finally:
+        try:
+            store.get_study(study.study_id)
+        except StudyNotFound:
+            shutil.rmtree(study.directory, ignore_errors=True)
 
 
 def check_writable(folder: Path) -> None:
@@ -117,20 +127,18 @@ def run_study(
     study: Study,
     store: StudyStore,
     service_settings: Settings,
+    runner: LocalRunner,
     *,
     on_change: Callable[[StudyView], None] = lambda view: None,
-    python: str | None = None,
-    level: Level | None = None,
 ) -> Recommendation:
     """Runs what is left of a study, keeps the profiles that matter, and cleans up.
 
     Args:
-        level: How its trials are isolated; by default as the settings say, or not at all.
+        runner: From `local_runner`.
     """
     try:
-        with local_runner(study, service_settings, python=python, level=level) as runner:
-            driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
-            recommendation = driver.run()
+        driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
+        recommendation = driver.run()
     except RunnerError as error:
         store.set_state(study.study_id, StudyState.FAILED, str(error))
         raise
@@ -147,8 +155,13 @@ def local_runner(
     level: Level | None = None,
     python: str | None = None,
     variables: Mapping[str, str] | None = None,
+    listener: ProgressListener = lambda progress: None,
 ) -> Iterator[LocalRunner]:
-    """A runner for a study on this machine, closed at the end."""
+    """A runner for a study on this machine, closed at the end.
+
+    Args:
+        level: How its trials are isolated; by default as the settings say, or not at all.
+    """
     settings = study.settings
     with isolated_runner(
         workload=study.workload,
@@ -161,6 +174,7 @@ def local_runner(
         memory_limit_bytes=settings.memory_limit_bytes,
         python=python,
         variables=variables or {},
+        listener=listener,
         task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
     ) as runner:
         yield runner

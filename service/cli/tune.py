@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.inspect_study import resolve
@@ -33,7 +34,10 @@ from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from steptune.service.isolation import Level
+    from steptune.tuner.trials.runner import LocalRunner
 
 RESULTS = Path("steptune-results")
 """Holds a folder for each study that was given none."""
@@ -102,7 +106,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training."""
-    from steptune.service.studies import begin_study
+    from steptune.service.studies import new_study
 
     check_platform()
     settings = StudySettings(
@@ -121,8 +125,7 @@ def tune(
     )
     way = _way(database, isolation, python, output_folder, as_json=as_json)
     with opened_store(way.settings) as store:
-        study = begin_study(workload, settings, store, way.settings)
-        _run(study, store, way)
+        _run(new_study(workload, settings, way.settings), store, way, is_new=True)
 
 
 def resume(
@@ -145,7 +148,7 @@ def resume(
             raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
         check_unchanged(study)
         StudyQueue(store.engine).take_over(study.study_id)
-        _run(study, store, way)
+        _run(study, store, way, is_new=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,26 +175,39 @@ def _way(
     return _Way(settings=settings, level=level, python=interpreter, folder=folder, as_json=as_json)
 
 
-def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
+def _run(study: Study, store: SqlStudyStore, way: _Way, *, is_new: bool) -> None:
     from steptune.service.artifacts import open_artifacts
     from steptune.service.deleting import run_by_this_command
-    from steptune.service.studies import run_study, write_results
+    from steptune.service.studies import discarded_unless_recorded, local_runner, run_study, write_results
     from steptune.service.trial_source import KeptTrials
 
-    say(f"study {study.study_id}", style="dim")
-    try:
-        with run_by_this_command(study), interruptible(), live_progress(errors, quiet=way.as_json) as progress:
-            recommendation = run_study(
-                study, store, way.settings, on_change=progress, python=way.python, level=way.level
-            )
-    except KeyboardInterrupt:
-        before = "before there was an answer"
-        if store.recommendation(study.study_id) is not None:
-            before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
-        say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
-        raise typer.Exit(INTERRUPTED) from None
-    except StorageFull as error:
-        raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
+    status = errors.status("starting")
+    with (
+        discarded_unless_recorded(study, store),
+        run_by_this_command(study),
+        interruptible(),
+        local_runner(
+            study,
+            way.settings,
+            python=way.python,
+            level=way.level,
+            listener=lambda progress: status.update(escape(progress.text)),
+        ) as runner,
+    ):
+        if is_new:
+            _begin(study, store, runner, status)
+        say(f"study {study.study_id}", style="dim")
+        try:
+            with live_progress(errors, quiet=way.as_json) as progress:
+                recommendation = run_study(study, store, way.settings, runner, on_change=progress)
+        except KeyboardInterrupt:
+            before = "before there was an answer"
+            if store.recommendation(study.study_id) is not None:
+                before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
+            say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
+            raise typer.Exit(INTERRUPTED) from None
+        except StorageFull as error:
+            raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
     pages = KeptTrials(store, open_artifacts(way.settings))
     results = write_results(study.study_id, pages, recommendation, way.folder or RESULTS / study.study_id)
     if way.as_json:
@@ -200,3 +216,10 @@ def _run(study: Study, store: SqlStudyStore, way: _Way) -> None:
         from steptune.service.cli.answer import print_answer
 
         print_answer(output, store, study.study_id, results)
+
+
+def _begin(study: Study, store: SqlStudyStore, runner: LocalRunner, status: Status) -> None:
+    """Records a study, once its workload could be loaded here."""
+    with status:
+        runner.check()
+    store.create_study(study)

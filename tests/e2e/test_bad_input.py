@@ -54,16 +54,13 @@ def test_wrong_arguments_are_refused_before_anything_runs(inside, arguments, sai
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
-        ("NotAWorkload", [], ["NotAWorkload is not a workload", "subclass steptune.Workload"]),
         ("NanLoss", [], ["the loss of the first batch is nan", "check its data"]),
         ("SmallerThanABatch", [], ["5 samples, fewer than one batch of 8", "smaller global_batch"]),
         ("DetachedLoss", [], ["does not depend on the model's parameters", "without detach()"]),
-        ("UnknownChoice", [], ["num_wrokers", "num_workers"]),
         ("RaisingWorker", [], ["ValueError: this sample is damaged", "flawed.py, line ", "worker process"]),
         ("EndlessStep", ["--phase-timeout", "2s"], ["did not end within 2 s", "--phase-timeout"]),
         ("HugeModel", ["--memory-limit", "2g"], ["does not fit into memory", "smaller global_batch or model"]),
         ("SlowStep", ["--budget", "10s"], ["the budget of 10 s is too short", "larger --budget"]),
-        ("Fine", ["--device", "cuda"], ["no CUDA device", "--device cpu"]),
     ],
 )
 def test_a_workload_that_cannot_be_tuned_is_refused_and_remembered(steptune, inside, workload, options, said):
@@ -76,6 +73,23 @@ def test_a_workload_that_cannot_be_tuned_is_refused_and_remembered(steptune, ins
     assert entry["study"]["state"] == "failed"
     assert entry["study"]["message"] == message
     assert entry["recommendation"] is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "said"),
+    [
+        ("flawed.py:NotAWorkload", [], ["NotAWorkload is not a workload", "subclass steptune.Workload"]),
+        ("flawed.py:Fine", ["--device", "cuda"], ["no CUDA device", "--device cpu"]),
+        ("scripts/imports.py:Line", [], ["No module named 'package_that_nobody_has'", "imports.py, line "]),
+        ("scripts/trains.py:Line", [], ["trains.py, line ", "trains while it is imported", "__main__"]),
+    ],
+)
+def test_what_loading_shows_is_refused_before_a_study_exists(steptune, inside, workload, options, said):
+    message = steptune.refused("tune", WORKLOADS / workload, *options, variables={"CUDA_VISIBLE_DEVICES": ""})
+    for part in said:
+        assert part in message
+    assert inside("list", "--json").json == []
+    assert not list(Path(".steptune", "studies").glob("*"))
 
 
 def test_a_class_that_the_file_does_not_have_is_named_with_those_that_it_has(steptune):

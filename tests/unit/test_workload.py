@@ -11,9 +11,9 @@ from tiny_workloads import Everything, Line, TinyViT
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from steptune.tuner.errors import ChoiceError, WorkloadRejected
+from steptune.tuner.errors import ChoiceError, WorkloadNotFound, WorkloadRejected
 from steptune.tuner.trials.dataset_look import look_at_dataset
-from steptune.tuner.trials.inspection import InspectRequest, inspect_workload
+from steptune.tuner.trials.inspection import CheckRequest, InspectRequest, check_workload, inspect_workload
 from steptune.tuner.workloads.workload import Workload, first_length, validate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -289,6 +289,30 @@ class TestLooking:
             dataset = iter_only(dataset)
         with pytest.raises(WorkloadRejected, match=message):
             look_at_dataset(Line(), dataset, 0)
+
+
+class TestChecking:
+    """What loading shows, before a study exists."""
+
+    @staticmethod
+    def check(name: str, **fields: Any) -> bool:
+        request = CheckRequest(workload=f"test_workload:{name}", device="cpu", **fields)
+        return check_workload(request, Ignored())  # type: ignore[arg-type]
+
+    def test_a_workload_that_can_be_loaded_passes(self) -> None:
+        assert self.check("Line", num_ranks=2)
+
+    @pytest.mark.parametrize(
+        ("name", "fields", "message"),
+        [
+            ("Line", {"num_ranks": 3}, "cannot be split over 3 ranks"),
+            ("UnknownStrategy", {}, "no strategy 'warp_drive'"),
+            ("Lnie", {}, r"has no class Lnie: did you mean 'Line'"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, name: str, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises((WorkloadRejected, WorkloadNotFound, ChoiceError), match=message):
+            self.check(name, **fields)
 
 
 class TestTimeOfASample:

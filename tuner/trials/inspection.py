@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import ChoiceError, WorkloadRejected
+from steptune.tuner.hardware import default_device
 from steptune.tuner.records import (
     Choice,
     DatasetFacts,
@@ -63,6 +64,36 @@ class InspectRequest(Record):
     memory_limit_bytes: int | None = None
 
 
+class CheckRequest(Record):
+    """Ask whether a workload can be loaded and its device is there. An empty device lets torch choose."""
+
+    workload: str
+    device: str = ""
+    num_ranks: int = 1
+    memory_limit_bytes: int | None = None
+
+
+def check_workload(request: CheckRequest, channel: Channel) -> bool:
+    """Load a workload and check what that shows, in a moment: before a study of it exists.
+
+    Raises:
+        WorkloadError: Names the piece that is missing or wrong, its value, and the way out.
+        ChoiceError: The device is not there, or `current` names what does not exist.
+    """
+    if request.device == "cuda" and default_device() != "cuda":
+        raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
+    limit_host_memory(request.memory_limit_bytes, request.device or default_device())
+
+    def say(text: str) -> None:
+        channel.send(TaskProgress(text=text))
+
+    say("loading the workload")
+    workload = load_workload(request.workload, say)
+    _checked_current(workload)
+    _check_splits(workload, request.num_ranks)
+    return True
+
+
 def inspect_workload(request: InspectRequest, rank: int, num_ranks: int, channel: Channel) -> WorkloadFacts:
     """Loads, prepares and tries a workload; writes the study's shared files.
 
@@ -87,7 +118,7 @@ class _Inspection:
         limit_host_memory(self._request.memory_limit_bytes, self._request.device)
         self._say("loading the workload")
         with self._importing():
-            workload = load_workload(self._request.workload)
+            workload = load_workload(self._request.workload, self._say)
         current = with_nccl(_checked_current(workload), self._request)
         self._say("preparing its data")
         dataset = self._prepared_dataset(workload)
@@ -191,13 +222,16 @@ class _Inspection:
             raise WorkloadRejected(
                 f"the dataset gave no batch of {workload.global_batch}: give more data or set a smaller global_batch"
             )
-        if self._request.num_ranks > 1 and workload.global_batch % self._request.num_ranks:
-            raise WorkloadRejected(
-                f"global_batch {workload.global_batch} cannot be split over {self._request.num_ranks} ranks: "
-                "choose a multiple"
-            )
+        _check_splits(workload, self._request.num_ranks)
         self._files.save_guard_batches(batches)
         return batches
+
+
+def _check_splits(workload: Workload, num_ranks: int) -> None:
+    if workload.global_batch % num_ranks:
+        raise WorkloadRejected(
+            f"global_batch {workload.global_batch} cannot be split over {num_ranks} ranks: choose a multiple"
+        )
 
 
 def _checked_current(workload: Workload) -> dict[str, Choice]:

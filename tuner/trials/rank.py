@@ -87,6 +87,12 @@ def _inspect(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any
     return inspect_workload(msgspec.msgpack.decode(payload, type=InspectRequest), rank, num_ranks, channel)
 
 
+def _check(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
+    from steptune.tuner.trials.inspection import CheckRequest, check_workload
+
+    return check_workload(msgspec.msgpack.decode(payload, type=CheckRequest), channel)
+
+
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
     from steptune.tuner.errors import PlatformError
     from steptune.tuner.hardware import default_device, describe_environment
@@ -119,6 +125,7 @@ def _topology(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> An
 
 
 _TASKS: dict[str, Callable[[bytes, int, int, Channel], Any]] = {
+    "check": _check,
     "inspect": _inspect,
     "describe": _describe,
     "reference": _reference,

@@ -38,7 +38,7 @@ from steptune.tuner.records import (
 from steptune.tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
 from steptune.tuner.trials.failures import repeats_after
 from steptune.tuner.trials.group import GroupRun
-from steptune.tuner.trials.inspection import InspectRequest
+from steptune.tuner.trials.inspection import CheckRequest, InspectRequest
 from steptune.tuner.trials.jobs import Job, JobBoard
 from steptune.tuner.trials.memory import CONTEXT_BYTES
 from steptune.tuner.trials.messages import Preload, TaskDone, TaskProgress
@@ -119,6 +119,22 @@ class LocalRunner:
         if self._device == "cuda":
             self._device_memory_bytes = environment.hardware.devices[0].memory_bytes
         return environment
+
+    def check(self) -> None:
+        """Loads the workload, which takes a moment, and says what is wrong with it or with the device.
+
+        Raises:
+            WorkloadError: It cannot be loaded, or the device is not there.
+        """
+        self._task(
+            "check",
+            CheckRequest(
+                workload=self._workload,
+                device=self._device,
+                num_ranks=self._num_ranks,
+                memory_limit_bytes=self._memory_limit,
+            ),
+        )
 
     def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
         if self._num_ranks == 1:

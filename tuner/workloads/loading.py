@@ -5,17 +5,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.arguments import parameters_of
+from steptune.tuner.workloads.importing import noticing_scripts
 from steptune.tuner.workloads.reference import WorkloadReference, parse_reference
 from steptune.tuner.workloads.workload import Workload, validate
 
 
-def load_workload(reference: str | WorkloadReference) -> Workload:
+def load_workload(reference: str | WorkloadReference, say: Callable[[str], None] | None = None) -> Workload:
     """Imports the module that a reference names and makes the workload.
+
+    Args:
+        say: Told what takes long while the module is imported.
 
     Raises:
         WorkloadNotFound: The module, class or zoo entry does not exist.
@@ -28,9 +34,11 @@ def load_workload(reference: str | WorkloadReference) -> Workload:
 
         factory: Any = zoo_entry(parsed.name)
     else:
-        module = _import_file(parsed) if parsed.kind == "file" else _import_module(parsed.source)
+        with noticing_scripts(say):
+            module = _import_file(parsed) if parsed.kind == "file" else _import_module(parsed.source)
         if not hasattr(module, parsed.name):
-            raise WorkloadNotFound(f"{parsed.source} has no class {parsed.name}: {_workloads_in(module)}")
+            advice = which_of(parsed.name, _workloads_in(module), _counted_workloads(module))
+            raise WorkloadNotFound(f"{parsed.source} has no class {parsed.name}: {advice}")
         factory = getattr(module, parsed.name)
     if isinstance(factory, Workload):
         return validate(factory)
@@ -43,12 +51,16 @@ def load_workload(reference: str | WorkloadReference) -> Workload:
     return validate(factory(**parsed.arguments))
 
 
-def _workloads_in(module: ModuleType) -> str:
-    names = [
+def _workloads_in(module: ModuleType) -> list[str]:
+    return [
         name
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, Workload) and value is not Workload
     ]
+
+
+def _counted_workloads(module: ModuleType) -> str:
+    names = _workloads_in(module)
     return f"its workloads are {', '.join(names)}" if names else "it has no workload at all"
 
 

@@ -1,0 +1,25 @@
+"""A script without a `__main__` guard: trains as soon as it is imported."""
+
+import torch
+
+import steptune
+
+
+class Line(steptune.Workload):
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def dataset(self):
+        return torch.utils.data.TensorDataset(torch.randn(64, 1), torch.randn(64, 1))
+
+    def loss(self, model, batch):
+        return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+
+def main():
+    model = torch.nn.Linear(1, 1)
+    while True:
+        model(torch.randn(4, 1)).sum().backward()
+
+
+main()

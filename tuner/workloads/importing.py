@@ -1,0 +1,119 @@
+"""Importing a user's file that may have been written as a script.
+
+A script without `if __name__ == "__main__":` trains, reads its arguments or starts processes as soon as it is imported.
+That is noticed when it happens and named with its line; anything else that takes long is named while it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import multiprocessing.process
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.user_code import is_users, place_of
+
+SLOW_S = 5.0
+"""How long one statement of a module may run, imports excepted, until it is named."""
+SAMPLE_S = 0.5
+WAY_OUT = (
+    'Steptune imports the file: put what should only run in a script under `if __name__ == "__main__":`, and leave '
+    "the workload's class outside of it"
+)
+
+
+@contextmanager
+def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Refuses what only a script does, while a module of the user's is imported within.
+
+    Args:
+        say: Told once, while it runs, which statement of a module takes long.
+
+    Raises:
+        WorkloadRejected: The module trains, starts processes by spawning, or ends Python.
+    """
+    import torch
+
+    backward, start = torch.autograd.backward, multiprocessing.process.BaseProcess.start
+
+    def guarded_backward(*arguments: Any, **options: Any) -> Any:
+        _refuse("trains")
+        return backward(*arguments, **options)
+
+    def guarded_start(process: Any) -> None:
+        method = process._start_method or multiprocessing.get_start_method()
+        if method != "fork":
+            _refuse(f"starts a process by {method}, which would import the file once more,")
+        start(process)
+
+    with (
+        mock.patch.object(torch.autograd, "backward", guarded_backward),
+        mock.patch.object(multiprocessing.process.BaseProcess, "start", guarded_start),
+        nullcontext() if say is None else _watched(say),
+    ):
+        try:
+            yield
+        except SystemExit as error:
+            place = place_of(error) or "the workload's module"
+            raise WorkloadRejected(
+                f"{place}, ends Python (SystemExit: {error}) while it is imported. {WAY_OUT}"
+            ) from error
+
+
+def _refuse(what: str) -> None:
+    """Refuses what the module that is being imported does, if that is the user's own and not a library's."""
+    frame = _module_frame(sys._getframe(1))
+    if frame is not None:
+        place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+        raise WorkloadRejected(f"{place}, {what} while it is imported. {WAY_OUT}")
+
+
+def _module_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost module whose code is running, if it is the user's."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame if frame is not None and is_users(frame.f_code.co_filename) else None
+
+
+@contextmanager
+def _watched(say: Callable[[str], None]) -> Iterator[None]:
+    """Samples what this thread runs, from another one."""
+    ended, thread = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        statement, since = None, 0
+        while not ended.wait(SAMPLE_S):
+            frame = _module_frame(sys._current_frames().get(thread))
+            found = None if frame is None else _statement(frame)
+            statement, since = found, since + 1 if found == statement else 0
+            if statement is not None and since * SAMPLE_S >= SLOW_S:
+                say(f"importing {statement}, which has run for {SLOW_S:g} s. {WAY_OUT}")
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _statement(frame: FrameType) -> str | None:
+    """The module's statement that runs, as `file, line 12`; None for an import, which may take long."""
+    path = frame.f_code.co_filename
+    try:
+        body = ast.parse("".join(linecache.getlines(path))).body
+    except SyntaxError:
+        return None
+    running = next((node for node in body if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno)), None)
+    if running is None or isinstance(running, ast.Import | ast.ImportFrom):
+        return None
+    return f"{path}, line {running.lineno}"

@@ -1,6 +1,9 @@
 """The analysis of one trace and of the traces of several ranks, from files."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,6 +11,7 @@ import pytest
 from trace_events import Event, event, launched, operator, runtime, step, write_trace
 from traces import NAMES, needs_traces, trace_file
 
+from steptune.tuner.profiling import analysis as analysis_module
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
 from steptune.tuner.profiling.trace import TraceError
 from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
@@ -102,6 +106,34 @@ def test_a_bad_file_among_several_is_named_across_processes(tmp_path):
     bad.write_text("")
     with pytest.raises(TraceError, match=r"bad\.json: the file is empty"):
         analyse_traces([good, bad])
+
+
+def test_a_script_without_a_main_guard_analyses_several_traces(tmp_path):
+    files = [write_trace(tmp_path / f"{n}.json", rank_events(30, 50), **world(n)) for n in (0, 1)]
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import pathlib, steptune\n"
+        f"found = steptune.analyse_traces([pathlib.Path(name) for name in {[str(file) for file in files]}])\n"
+        "print(len(found.ranks))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL, probably for lack of memory"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"killed by SIGSEGV$"),
+        ("raise SystemExit('no such module')", "ended with status 1: no such module"),
+    ],
+)
+def test_a_process_that_dies_is_told_from_one_that_lacks_memory(tmp_path, monkeypatch, program, said):
+    files = [write_trace(tmp_path / f"{n}.json", rank_events(30, 50), **world(n)) for n in (0, 1)]
+    monkeypatch.setattr(analysis_module, "_APART", program)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(TraceError, match=said):
+        analyse_traces(files)
 
 
 def test_the_variation_of_steps_is_that_of_a_sample(tmp_path):

@@ -11,11 +11,13 @@ this needs the usual `if __name__ == "__main__":`.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,6 +46,15 @@ from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import Finding, TrialProfile
 from steptune.tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, TraceAnalysis
+
+_APART = """
+import pickle, sys
+path, *arguments = pickle.load(sys.stdin.buffer)
+sys.path[:] = path
+from steptune.tuner.profiling.analysis import answer_apart
+answer_apart(*arguments)
+"""
+"""The program of a process that reads a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,17 +229,48 @@ def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, t
     num_processes = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if num_processes < 2:
         return [analyse_file(path, unprofiled_step_time_ns, top) for path in paths]
-    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(analyse_file, path, unprofiled_step_time_ns, top) for path in paths]
+    with ThreadPoolExecutor(num_processes) as pool:
+        futures = [pool.submit(_analyse_apart, path, unprofiled_step_time_ns, top) for path in paths]
         try:
             return [future.result() for future in futures]
-        except BrokenProcessPool:
-            raise TraceError(
-                f"a process that read one of {len(paths)} traces died, probably for lack of memory: give fewer at once"
-            ) from None
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _analyse_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) -> RankResult:
+    """As `analyse_file`, in an interpreter of its own.
+
+    It does not import the caller's main module again, as a spawned process of `multiprocessing` does: a script that
+    analyses its traces needs no `__main__` guard.
+
+    Raises:
+        TraceError: As `analyse_file`; or the process was killed, or could not start.
+    """
+    request = pickle.dumps((sys.path, path, unprofiled_step_time_ns, top))
+    done = subprocess.run([sys.executable, "-c", _APART], input=request, capture_output=True, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        cause = ", probably for lack of memory: give fewer traces at once" if name == "SIGKILL" else ""
+        raise TraceError(f"the process that read {path} was killed by {name}{cause}")
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise TraceError(f"the process that read {path} ended with status {done.returncode}: {said}")
+    result, error = pickle.loads(done.stdout)
+    if error is not None:
+        raise error
+    assert isinstance(result, RankResult)
+    return result
+
+
+def answer_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) -> None:
+    """The other end of `_analyse_apart`: what came of a trace, pickled, on standard output."""
+    answer: tuple[RankResult | None, Exception | None]
+    try:
+        answer = analyse_file(path, unprofiled_step_time_ns, top), None
+    except Exception as error:
+        answer = None, error
+    pickle.dump(answer, sys.stdout.buffer)
 
 
 def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[str]) -> list[RankResult]:

@@ -15,6 +15,8 @@ from steptune.service.client import Client
 from steptune.service.quantities import parse_bytes, parse_duration_s
 from steptune.tuner.errors import ChoiceError, WorkloadNotFound
 from steptune.tuner.records import MeasureSettings
+from steptune.tuner.workloads.reference import imported_modules, parse_reference
+from steptune.tuner.workloads.zoo import known_reference
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
@@ -90,6 +92,8 @@ def submit(
     }
     with connected(url, token, token_file) as client:
         study = client.submit(**_given(client, workload, folder), **request)
+        if not as_json:
+            say(f"page {client.url}/studies/{study.study_id}")
         if watch:
             say(f"study {study.study_id}", style="dim")
             follow_to_its_end(client, study.study_id, errors, as_json=as_json)
@@ -97,12 +101,18 @@ def submit(
             print_json(study)
         else:
             output.print(study.study_id)
-            say(f"waiting for a worker: `steptune watch {study.study_id}` shows it")
+            say(f"Waiting for a worker. Follow it with `steptune watch {study.study_id}`.")
 
 
 def _given(client: Client, workload: str, folder: Path | None) -> dict[str, str]:
     """The fields that name the workload; a file, an archive or a folder is sent first."""
     path, entry = _local(workload)
+    if workload.startswith("zoo:"):
+        known_reference(workload)
+    if path is not None and entry:
+        parse_reference(workload)  # the file and its class
+        if folder is None:
+            _check_alone(path)
     if folder is not None:
         if path is None or not entry:
             raise ChoiceError(f"--folder goes with a file in it, like {folder}/train.py:MyWorkload, not {workload!r}")
@@ -115,6 +125,20 @@ def _given(client: Client, workload: str, folder: Path | None) -> dict[str, str]
     sent = client.upload(path, entry=entry)
     say(f"sent {sent.name} ({sent.size_bytes:,} bytes): {sent.entry}", style="dim")
     return {"workload_id": sent.workload_id}
+
+
+def _check_alone(path: Path) -> None:
+    """Refuses to send a file without the modules beside it that it imports.
+
+    Raises:
+        ChoiceError: Names the first one, and how to send it.
+    """
+    for name in imported_modules(path):
+        top = name.partition(".")[0]
+        if (path.parent / f"{top}.py").is_file() or (path.parent / top / "__init__.py").is_file():
+            raise ChoiceError(
+                f"{path} imports {top}, which lies beside it and would not be sent: add --folder {path.parent}"
+            )
 
 
 def _local(workload: str) -> tuple[Path | None, str]:

@@ -204,6 +204,7 @@ def test_a_file_is_sent_and_tuned_from_the_command_line(service, client):
     assert states == ["queued", "running", "completed"]
     [study] = [line.split()[1] for line in ended.err.splitlines() if line.startswith("study ")]
     assert study in ended.out
+    assert f"page {service.url}/studies/{study}" in ended.err
     found = client.study(study)
     assert (found.state, found.workload) == (StudyState.COMPLETED, "flawed.py:Fine")
     assert found.num_trials["completed"] >= 1

@@ -136,7 +136,6 @@ class Study:
         *,
         batches: list[Any] | None = None,
         unit_roundoff: float = FP32,
-        exact: bool = False,
         lossy: bool = False,
     ) -> dict[str, GuardCheck]:
         """Runs the protocol and compares, as a trial does."""
@@ -151,7 +150,6 @@ class Study:
             curve,
             update,
             unit_roundoff=unit_roundoff,
-            exact=exact,
             lossy=lossy,
             rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
         )

@@ -100,6 +100,7 @@ class Machine(FakeRunner):
         seed: int = 0,
         paired: bool = False,
         device_gb: float = math.inf,
+        reference_gb: float = 0.0,
         broken: Mapping[tuple[str, int], FailureKind] | None = None,
         compile_s: Mapping[str, float] | None = None,
         start_s: float = 0.0,
@@ -107,7 +108,9 @@ class Machine(FakeRunner):
         interrupt_at: int | None = None,
         facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
     ) -> None:
-        super().__init__(surface, noise_sd=noise_sd, seed=seed, paired=paired, device_gb=device_gb)
+        super().__init__(
+            surface, noise_sd=noise_sd, seed=seed, paired=paired, device_gb=device_gb, reference_gb=reference_gb
+        )
         self.broken = dict(broken or {})
         self.compile_s = dict(compile_s or {})
         self.start_s = start_s

@@ -12,8 +12,10 @@ from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Environment,
+    Failure,
     FailureKind,
     Numerics,
+    Phase,
     Purpose,
     StudyState,
     Topology,
@@ -221,6 +223,28 @@ class TestTrouble:
         first = study.decisions[0]
         assert (first.candidate, first.verdict) == (candidate(), "failed")
         assert "out_of_memory" in first.reason
+
+    def test_where_only_the_guard_s_reference_does_not_fit_gains_are_over_today_s_settings(self):
+        """The reference holds more than a step: it is made of a candidate that needs less."""
+        study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=13.0), reference_gb=2.0))
+        answer = study.run()
+        assert answer.verdict is Verdict.FASTER
+        assert "recompute" not in answer.candidate.choices
+        true_gain = TOO_LARGE.total_ms(candidate()) / TOO_LARGE.total_ms(answer.candidate)
+        assert answer.gain.interval.low < true_gain < answer.gain.interval.high
+        assert study.decisions[0].verdict == "measured"
+        assert study.driver().run().verdict is Verdict.FASTER
+
+    @pytest.mark.parametrize("kind", [FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.WORKLOAD_ERROR])
+    def test_a_baseline_that_fails_otherwise_is_not_said_to_run_out_of_memory(self, kind):
+        class BrokenBaseline(Machine):
+            def _break(self, result):
+                broken = Failure(kind=kind, phase=Phase.WARM_UP, message="broken on purpose")
+                return replace(result, failure=broken, windows=()) if result.candidate.is_baseline else result
+
+        study = StudyRun(BrokenBaseline(replaced(TOO_LARGE, cap_gb=13.0), reference_gb=2.0))
+        with pytest.raises(BaselineFailed, match="broken on purpose"):
+            study.run()
 
     def test_the_baseline_that_does_not_fit_is_run_once(self):
         study = StudyRun(Machine(TOO_LARGE))

@@ -115,7 +115,7 @@ class TestOneTrial:
         assert startup.compile_ns == 0, "nothing was compiled"
 
     def test_the_guard_finds_the_baseline_to_be_itself(self, study: Prepared) -> None:
-        (result,) = study.run(study.spec(exact=True, profile=False, checks_loader=True))
+        (result,) = study.run(study.spec(profile=False, checks_loader=True))
         assert result.guard is not None
         assert result.guard.passed
         assert result.guard.losses == result.guard.reference_losses

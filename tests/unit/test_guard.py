@@ -51,17 +51,17 @@ def study(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 class TestSame:
     def test_the_unchanged_workload_is_exactly_the_reference(self, study: Study) -> None:
-        checks = study.checks(study.job(), exact=True)
+        checks = study.checks(study.job())
         assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE]
         for name in (LOSS, NORM, SIZE, DIRECTION):
-            assert (checks[name].observed, checks[name].tolerance, checks[name].passed) == (0.0, 0.0, True)
+            assert (checks[name].observed, checks[name].passed) == (0.0, True)
+            assert checks[name].tolerance > 0, "another process may round the last bit otherwise"
         assert checks[CURVE].passed
 
-    def test_another_order_of_summation_passes_as_rounding_and_not_as_exact(self, study: Study) -> None:
+    def test_another_order_of_summation_passes_as_rounding(self, study: Study) -> None:
         """Two half batches give the gradient of the whole one, rounded differently."""
         halves = {"micro_batch": {"num_micro_batches": 2}}
         assert study.failed(study.job(**halves)) == []
-        assert study.failed(study.job(**halves), exact=True) != []
 
     def test_float64_products_pass_as_rounding(self, study: Study) -> None:
         """FP32 figures of a computation that itself rounds much less."""
@@ -195,7 +195,7 @@ class TestAnother:
         assert not check.passed
         assert check.observed > 0.7, "most of the reference's fall in loss is missing"
 
-    @pytest.mark.parametrize("options", [{}, {"exact": True}, {"lossy": True}, {"unit_roundoff": BF16}])
+    @pytest.mark.parametrize("options", [{}, {"lossy": True}, {"unit_roundoff": BF16}])
     def test_nan_never_passes(self, study: Study, options: dict[str, Any]) -> None:
         class Broken(Guarded):
             def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -216,7 +216,7 @@ class TestAnother:
 
 class TestProtocol:
     def test_the_reference_repeats_itself(self, study: Study) -> None:
-        """Two runs of one seed on one machine: nothing differs, so `exact` means bit for bit."""
+        """Two runs of one seed in one process."""
         repetition = study.reference.repetition
         assert set(repetition.loss) == set(repetition.gradient_norm) == {0.0}
         assert repetition.update_norm == repetition.update_direction == 0.0
@@ -258,7 +258,7 @@ class TestProtocol:
     def test_skipped_steps_are_repeated_so_that_curves_stay_aligned(self, study: Study) -> None:
         """As a loss scaler does while it looks for its scale."""
         job = SkippingJob(study.job(), skips={0: 2, 3: 1})
-        checks = study.checks(job, exact=True)  # type: ignore[arg-type]
+        checks = study.checks(job)  # type: ignore[arg-type]
         assert [name for name, check in checks.items() if not check.passed] == []
         assert job.skipped_steps == 3
 
@@ -329,12 +329,11 @@ class TestCurve:
             protocol=Protocol(num_pointwise=1, num_curve=2, num_horizon=0, randomness="switchable"),
             curve=Curve(**figures, curve_losses=(11.0, 10.9)),
             repetition=Tolerance(**nothing),
-            bitwise=False,
             rounding={roundoff.hex(): Tolerance(**nothing, curve_loss=rounding) for roundoff in (FP32, BF16)},
             seed_means=(10.95, 10.9503, 10.9497, 10.9502),
         )
         curve = Curve(**figures, curve_losses=(11.0 + change, 10.9 + change))
-        checks = compare(reference, {}, curve, {}, unit_roundoff=unit_roundoff, exact=False, lossy=False)
+        checks = compare(reference, {}, curve, {}, unit_roundoff=unit_roundoff, lossy=False)
         (found,) = [check for check in checks if check.name == CURVE]
         return found.passed
 
@@ -396,7 +395,7 @@ class TestTolerances:
             losses = list(reference.curve.losses)
             losses[2] *= 1 + factor * limit
             curve = msgspec.structs.replace(reference.curve, losses=tuple(losses))
-            checks = compare(reference, update, curve, update, unit_roundoff=FP32, exact=False, lossy=False)
+            checks = compare(reference, update, curve, update, unit_roundoff=FP32, lossy=False)
             assert checks[0].passed == passes
 
     def test_deviations_are_relative_and_of_the_step(self) -> None:
@@ -422,7 +421,7 @@ class TestTolerances:
         norms = (math.nan, *reference.curve.gradient_norms[1:])
         curve = msgspec.structs.replace(reference.curve, gradient_norms=norms)
         update = {"w": torch.ones(4)}
-        checks = compare(reference, update, curve, update, unit_roundoff=BF16, exact=False, lossy=False)
+        checks = compare(reference, update, curve, update, unit_roundoff=BF16, lossy=False)
         assert [check.name for check in checks if not check.passed] == [NORM]
 
     @pytest.mark.parametrize(("losses", "mean"), [([4.0], 4.0), ([9.0, 1.0], 1.0), ([9.0] * 6 + [1.0, 3.0], 2.0)])
@@ -451,11 +450,26 @@ class TestVerdict:
         return Coordinator(0, 1, None, tmp_path, torch.device("cpu"))  # type: ignore[arg-type]
 
     def test_says_for_how_many_steps_training_was_the_same(self, study: Study, coordinator: Coordinator) -> None:
-        verdict = run_guard(study.job(), study.files, self.spec(study, exact=True), 0, coordinator)
+        verdict = run_guard(study.job(), study.files, self.spec(study), 0, coordinator)
         assert verdict.passed
         assert verdict.reason == "same for 29 steps"
         assert verdict.losses[:5] == verdict.reference_losses[:5]
         assert len(verdict.losses) == len(verdict.reference_losses) == 29
+
+    def test_the_reference_s_own_settings_pass_whatever_they_show_and_widen_what_others_may(
+        self, tmp_path: Path, coordinator: Coordinator
+    ) -> None:
+        """A training that differs from process to process: its losses are as far off as no rounding is."""
+        own = make_study(tmp_path / "study")
+        shifted = msgspec.structs.replace(
+            own.reference.curve, losses=tuple(x * 1.01 for x in own.reference.curve.losses)
+        )
+        off = msgspec.structs.replace(own.reference, curve=shifted)
+        own.files.reference.write_bytes(msgspec.json.encode(off))
+        other = self.spec(own, choices={**off.choices, "cpu_threads": {"num_threads": 3}})
+        assert not run_guard(own.job(), own.files, other, 0, coordinator).passed
+        assert run_guard(own.job(), own.files, self.spec(own, choices=off.choices), 0, coordinator).passed
+        assert run_guard(own.job(), own.files, other, 0, coordinator).passed
 
     def test_names_the_check_that_failed_and_by_how_much(self, study: Study, coordinator: Coordinator) -> None:
         verdict = run_guard(study.job(Unclipped()), study.files, self.spec(study), 0, coordinator)

@@ -137,8 +137,8 @@ class TestReference:
         assert found is not None
         assert found.update_norm == pytest.approx(4 * 2.0**-24 * 508.5, rel=0.1)
         assert found.loss[0] == 0.0 < found.loss[-1]
-        assert study.reference.repetition.is_zero
-        assert study.failed(study.job(), exact=True) == []
+        assert study.reference.repetition.update_norm < found.update_norm / 10
+        assert study.failed(study.job()) == []
 
     def test_nothing_is_measured_where_no_candidate_counts_on_the_device(self, tmp_path: Path) -> None:
         short = replace(POINTWISE, num_pointwise=2)

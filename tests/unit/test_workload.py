@@ -42,6 +42,10 @@ class TestValidate:
         with pytest.raises(WorkloadRejected, match=rf"Partial lacks {missing}\(self"):
             validate(type("Partial", (Workload,), members)())
 
+    def test_a_number_is_not_taken_for_a_mistyped_mapping(self) -> None:
+        members = {name: getattr(Complete, name) for name in ("model", "dataset", "loss")}
+        validate(type("Own", (Workload,), {**members, "learning_rate": 0.1})())
+
     @pytest.mark.parametrize(
         ("name", "meant"),
         [

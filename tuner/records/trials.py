@@ -92,7 +92,6 @@ class TrialSpec(Record):
     """A choice is lossy or a recipe: the guard judges the loss curve over its longer horizon."""
     unit_roundoff: float = 2.0**-24
     """Of the coarsest arithmetic that a `rounding` choice asks for; selects the tolerance."""
-    exact: bool = False
     checks_loader: bool = False
     profile: bool = True
     keep_trace: bool = False

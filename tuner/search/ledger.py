@@ -116,4 +116,5 @@ class Ledger:
 
 def _says_nothing(trial: Trial, result: TrialResult) -> bool:
     """Whether a baseline was ended by its environment: a study that is resumed measures it again."""
-    return trial.purpose is Purpose.BASELINE and result.failure is not None and repeats_after(result.failure) > 0
+    is_baseline = trial.purpose is Purpose.BASELINE or trial.candidate.is_baseline
+    return is_baseline and result.failure is not None and repeats_after(result.failure) > 0

@@ -213,8 +213,8 @@ class Preparation:
                 memory.ran_out_with(candidate, pieces_of(space, candidate))
                 candidate = _next_on(ladder, memory, space)
         raise BaselineFailed(
-            f"the workload does not fit into memory, as it is or with less of it kept: {problem}. Use a smaller "
-            "global_batch or model, or a machine with more memory",
+            "the workload does not fit into memory when the guard's reference is made, as it is or with less of it "
+            f"kept: {problem}. Use a smaller global_batch or model, or a machine with more memory",
             out_of_memory=True,
         )
 

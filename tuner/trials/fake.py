@@ -157,6 +157,7 @@ class FakeRunner:
     Args:
         paired: Whether trials may live at the same time.
         device_gb: Memory that all trials which live at the same time share.
+        reference_gb: Memory that the guard's reference takes beside that of its candidate.
     """
 
     def __init__(
@@ -167,8 +168,10 @@ class FakeRunner:
         seed: int = 0,
         paired: bool = False,
         device_gb: float = math.inf,
+        reference_gb: float = 0.0,
     ) -> None:
         self.surface = surface
+        self._reference_gb = reference_gb
         self._device_gb = device_gb
         self.num_trials = 0
         self._noise_sd = noise_sd
@@ -186,9 +189,10 @@ class FakeRunner:
 
     def make_reference(self, request: Any) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
-        if not self.surface.fits(levels):
+        needed_gb = self.surface.needed_gb(levels) + self._reference_gb
+        if needed_gb > self.surface.cap_gb:
             raise BaselineFailed(
-                f"{self.surface.needed_gb(levels):g} GB are needed and {self.surface.cap_gb:g} GB are there",
+                f"{needed_gb:g} GB are needed and {self.surface.cap_gb:g} GB are there",
                 out_of_memory=True,
             )
 

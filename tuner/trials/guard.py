@@ -15,8 +15,8 @@ Tolerances are measured, not chosen: the reference is repeated with the same see
 deterministic shows itself) and disturbed by one unit roundoff of the arithmetic that a candidate
 computes with (what rounding does to this model shows itself). A candidate may differ by `FACTOR` times
 that. A candidate whose update computes its bias corrections in FP32, and no other, may also differ by what that
-does at most. An `exact` candidate may not differ at all where repetition gives the same bits; elsewhere it may
-differ as rounding at the baseline's own precision does. NaN never passes.
+does at most. Nobody is held to equal bits: runs of the same settings may differ in the last one from process to
+process, on a CPU, too. What the reference's own settings show is repetition, whatever it is. NaN never passes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steptune.tuner.records import GuardCheck, GuardVerdict, Record, TrialSpec
+from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, TrialSpec
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.coordination import Coordinator
@@ -94,10 +95,6 @@ class Tolerance(Record):
     curve_loss: float = 0.0
     """Of the mean loss of the curve part, with the same dropout."""
 
-    @property
-    def is_zero(self) -> bool:
-        return not any((*self.loss, *self.gradient_norm, self.update_norm, self.update_direction, self.curve_loss))
-
 
 class GuardReference(Record):
     """The reference of a study."""
@@ -105,10 +102,7 @@ class GuardReference(Record):
     protocol: Protocol
     curve: Curve
     repetition: Tolerance
-    """Between runs of the same seed."""
-    bitwise: bool
-    """Runs of the same seed agree bit for bit: on one rank on a CPU, where they did. Accelerators add in any order, and
-    so do collectives."""
+    """Between runs of the same seed and settings, in one process and, once it was seen, from process to process."""
     rounding: dict[str, Tolerance]
     """By unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None
@@ -117,6 +111,8 @@ class GuardReference(Record):
     """Mean loss of the curve part for each seed."""
     horizon_ends: tuple[float, ...] = ()
     """Mean loss of the last quarter of the horizon for each reference run."""
+    choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
+    """Settings of the reference."""
 
 
 # --- the protocol -----------------------------------------------------------------------------
@@ -298,7 +294,6 @@ def compare(
     update: dict[str, torch.Tensor],
     *,
     unit_roundoff: float,
-    exact: bool,
     lossy: bool,
     rounds_bias_corrections: bool = False,
 ) -> list[GuardCheck]:
@@ -319,7 +314,7 @@ def compare(
     rounding = _rounding(reference, unit_roundoff)
     if rounds_bias_corrections and reference.bias_corrections is not None:
         rounding = widened(rounding, reference.bias_corrections)
-    checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, exact, rounding)
+    checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, rounding)
     if reference.seed_means:
         checks.append(_check_curve(reference, curve, unit_roundoff, rounding))
     return checks
@@ -331,13 +326,10 @@ def _check_pointwise(
     curve: Curve,
     update: dict[str, torch.Tensor],
     unit_roundoff: float,
-    exact: bool,
-    rounding: Tolerance,
+    allowed: Tolerance,
 ) -> list[GuardCheck]:
     found = deviations(curve, update, reference.curve, reference_update)
-    bitwise = exact and reference.bitwise
-    allowed = reference.repetition if bitwise else rounding
-    floor = 0.0 if bitwise else max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
+    floor = max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
     pairs = {
         "loss": (found.loss, allowed.loss),
         "gradient norm": (found.gradient_norm, allowed.gradient_norm),
@@ -429,13 +421,16 @@ def run_guard(
     seed = reference.protocol.seed
     curve, update = run_protocol(job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None)
     curve = averaged(curve, coordinator)
+    if spec.choices == reference.choices and curve.finite:
+        reference = _with_repetition(reference, deviations(curve, update, reference.curve, reference_update))
+        if rank == 0:
+            _replace_file(files.reference, msgspec.json.encode(reference))
     checks = compare(
         reference,
         reference_update,
         curve,
         update,
         unit_roundoff=spec.unit_roundoff,
-        exact=spec.exact,
         lossy=spec.lossy,
         rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
     )
@@ -456,6 +451,18 @@ def run_guard(
         ),
         skipped_steps=curve.skipped_steps,
     )
+
+
+def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:
+    """With what another run of the reference's own settings, in another process, differed by."""
+    return msgspec.structs.replace(reference, repetition=widest([reference.repetition, seen]))
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    """At one stroke: another trial may read it at this moment."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
 def averaged(curve: Curve, coordinator: Coordinator) -> Curve:

@@ -96,11 +96,11 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         protocol=request.protocol,
         curve=reference,
         repetition=repeated,
-        bitwise=request.device == "cpu" and num_ranks == 1 and repeated.is_zero,
         rounding=rounding,
         bias_corrections=corrections,
         seed_means=runs.seed_means(reference),
         horizon_ends=runs.horizon_ends(max(request.unit_roundoffs)),
+        choices=request.choices,
     )
     if rank == 0:
         save_tensors(files.reference_update, update, {})

@@ -288,6 +288,8 @@ def _check_names(workload: Workload) -> None:
     known = [name for name in vars(Workload) if not name.startswith("_")]
     for name in sorted(own.difference(known)):
         meant = [close for close in near(name, known, MISTYPED) if close not in own]
+        if isinstance(getattr(workload, name), int | float):  # `learning_rate = 0.1` is no mistyped `learning_rates`
+            meant = [close for close in meant if not isinstance(getattr(Workload, close), Mapping)]
         if meant:
             raise WorkloadRejected(
                 f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is a "

@@ -25,7 +25,7 @@ import steptune.tuner.errors
 from steptune.service.app import create_app
 from steptune.service.cli.console import INTERRUPTED
 from steptune.service.cli.main import USER_ERROR, app
-from steptune.service.probing import workload_with_everything
+from steptune.service.described import MACHINES, WORKLOADS
 from steptune.service.settings import Settings
 from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
@@ -33,10 +33,7 @@ from steptune.tuner.profiling.diagnosis import BUSY, RULES, SKEW_THRESHOLDS, Rul
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.records import (
     Choice,
-    Device,
-    Environment,
     FailureKind,
-    HardwareProfile,
     Scalar,
     choice_label,
 )
@@ -279,16 +276,21 @@ STRATEGIES_TEXT = """\
 
 As the code has them. What each strategy does, and when it helps or hurts, is on [its page](../strategies/README.md).
 
-"Tried" lists the choices that a search considers for a workload to which every strategy applies (map-style
-dataset of samples of different lengths, convolutions, attention with a class token, experts, twelve blocks, AdamW, a
-batch of 32 that may grow to 128) that runs PyTorch's defaults today, on a CPU with 8 cores and on a CUDA device beside
-8 cores. `steptune strategies` says what is tried on your machine, and `steptune strategies --workload ...` for your
+The tables list the choices that a search considers where PyTorch's defaults run today, judged for four machines (a
+CPU with 8 cores, one GPU, four GPUs of one host, two hosts of four) and four workloads: {workloads}. "Legal on" names
+the machines on which at least one of the workloads can have the choice, "needs" why other machines and workloads
+cannot. `steptune strategies` says what is tried on your machine, and `steptune strategies --workload ...` for your
 workload.
 """
 
 
 def strategies() -> str:
-    parts = [STRATEGIES_TEXT, *(_strategy(strategy) for strategy in STRATEGIES), _combinations()]
+    names = ", ".join(facts.name for facts in WORKLOADS)
+    parts = [
+        STRATEGIES_TEXT.format(workloads=names),
+        *(_strategy(strategy) for strategy in STRATEGIES),
+        _combinations(),
+    ]
     return "\n".join(parts).rstrip()
 
 
@@ -307,26 +309,34 @@ def _strategy(strategy: Strategy) -> str:
             f"*{strategy.summary}*\n",
             f"Attacks: {attacks}{'; saves memory' if strategy.memory else ''}.\n",
             parameters + "\n",
-            _table(("tried", "numerics", "on a CPU", "on CUDA"), _tried(strategy)) + "\n",
+            _table(("choice", "numerics", "legal on", "needs: refused elsewhere because"), _tried(strategy)) + "\n",
         ]
     )
 
 
 def _tried(strategy: Strategy) -> list[tuple[str, ...]]:
-    """Every choice that differs from the defaults, and where it is legal."""
-    verdicts: dict[str, tuple[Choice, dict[str, str]]] = {}
-    for kind in ("cpu", "cuda"):
-        environment, facts = _environment(kind), workload_with_everything()
-        for choice in strategy.choices(environment, facts):
-            difference = strategy.difference(choice, facts)
-            if difference:
-                support = strategy.supports(choice, environment, facts)
-                verdict = support.reason if isinstance(support, Unsupported) else "yes"
-                verdicts.setdefault(choice_label(difference), (choice, {}))[1][kind] = verdict
-    return [
-        (label, strategy.numerics(choice).value, where.get("cpu", "no"), where.get("cuda", "no"))
-        for label, (choice, where) in verdicts.items()
-    ]
+    """Every choice that differs from the defaults, where it is legal, and why elsewhere it is not."""
+    verdicts: dict[str, tuple[Choice, dict[tuple[str, str], str]]] = {}
+    for machine, environment in MACHINES.items():
+        for facts in WORKLOADS:
+            for choice in strategy.choices(environment, facts):
+                difference = strategy.difference(choice, facts)
+                if difference:
+                    support = strategy.supports(choice, environment, facts)
+                    refusal = support.reason if isinstance(support, Unsupported) else ""
+                    verdicts.setdefault(choice_label(difference), (choice, {}))[1][machine, facts.name] = refusal
+    return [(label, strategy.numerics(choice).value, *_where(found)) for label, (choice, found) in verdicts.items()]
+
+
+def _where(refusals: Mapping[tuple[str, str], str]) -> tuple[str, str]:
+    """The machines on which a choice is legal, and the refusals elsewhere, each once: first those of other machines,
+    then those of other workloads where it is legal. One that only says what runs today is left out.
+    """
+    legal = list(dict.fromkeys(machine for (machine, _), refusal in refusals.items() if not refusal))
+    elsewhere = [refusal for (machine, _), refusal in refusals.items() if refusal and machine not in legal]
+    beside = [refusal for (machine, _), refusal in refusals.items() if refusal and machine in legal]
+    reasons = [r for r in dict.fromkeys([*elsewhere, *beside]) if not r.startswith("already ")]
+    return ", ".join(legal), "; ".join(reasons)
 
 
 def _combinations() -> str:
@@ -343,20 +353,6 @@ def _combinations() -> str:
             "Tried at once:\n",
             _table(("strategies", "reason"), together),
         ]
-    )
-
-
-def _environment(kind: str) -> Environment:
-    return Environment(
-        hardware=HardwareProfile(
-            devices=(Device(kind=kind, name=kind, memory_bytes=64 << 30),),
-            num_cores=8,
-            cpu_name="cpu",
-            memory_bytes=64 << 30,
-        ),
-        compiler="g++",
-        free_disk_bytes=1 << 40,
-        free_memory_bytes=64 << 30,
     )
 
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from steptune.service.described import WORKLOADS
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.protocols import ProgressListener, StudyStore
-from steptune.tuner.records import (
-    DatasetFacts,
-    Environment,
-    ModelFacts,
-    OptimizerFacts,
-    SampleUnit,
-    Topology,
-    WorkloadFacts,
-)
+from steptune.tuner.records import Environment, Topology, WorkloadFacts
 from steptune.tuner.search.preparation import LONGEST_LINKS_S
 from steptune.tuner.workloads.reference import format_reference
 from steptune.tuner.workloads.zoo import known_reference
 
 
-def look_here(workload: str | None, device: str | None) -> tuple[Environment, WorkloadFacts]:
-    """The environment, and the facts of a workload; without one, of a workload that has everything."""
+def look_here(workload: str | None, device: str | None) -> tuple[Environment, tuple[WorkloadFacts, ...]]:
+    """The environment, and the facts of a workload; without one, of several that together have something for every
+    strategy.
+    """
     reference = format_reference(known_reference(workload)) if workload else "zoo:synthetic"
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
         settings = Settings()
@@ -33,7 +28,7 @@ def look_here(workload: str | None, device: str | None) -> tuple[Environment, Wo
             workload=reference, directory=Path(folder), settings=settings, level=level, device=device or ""
         ) as runner:
             environment = runner.describe()
-            return environment, runner.inspect() if workload else workload_with_everything()
+            return environment, (runner.inspect(),) if workload else WORKLOADS
 
 
 def measure_links(
@@ -84,44 +79,3 @@ def measure_links(
     if topology != known:
         store.save_topology(topology)
     return topology
-
-
-def workload_with_everything() -> WorkloadFacts:
-    """A workload to which every strategy applies, so that only the machine limits them."""
-    return WorkloadFacts(
-        reference="",
-        name="a workload that has everything",
-        signature="",
-        global_batch=32,
-        sample_unit=SampleUnit.SAMPLE,
-        dataset=DatasetFacts(
-            kind="map",
-            length=1 << 20,
-            sample_bytes=1,
-            sample_ns=1,
-            deterministic=True,
-            splits=True,
-            load_deterministic=True,
-            padding_share=0.4,
-        ),
-        model=ModelFacts(
-            num_parameters=1,
-            parameter_bytes=4,
-            num_parameter_tensors=1,
-            module_types={"Conv2d": 1, "Linear": 1, "LayerNorm": 1},
-            num_blocks=12,
-            uses_attention=True,
-            expert_implementations=("looped", "batched", "grouped"),
-            expert_implementation="looped",
-            unaligned_linears={"8": 1, "64": 1},
-            unaligned_flops={"8": 0.5, "64": 0.5},
-            has_class_token=True,
-        ),
-        optimizer=OptimizerFacts(
-            name="AdamW",
-            module="torch.optim",
-            implementation="default",
-            implementations=("for_loop", "foreach", "fused"),
-        ),
-        max_global_batch=128,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -50,7 +51,7 @@ def strategies(
     workload: Annotated[
         str | None,
         typer.Option(
-            "--workload", "-w", help="Judge for this workload, not for one that has everything.", show_default=False
+            "--workload", "-w", help="Judge for this workload (default: several typical ones).", show_default=False
         ),
     ] = None,
     device: Device = None,
@@ -60,14 +61,18 @@ def strategies(
     from steptune.service.probing import look_here
 
     with errors.status("looking at this machine"):
-        environment, facts = look_here(workload, device)
-    rows = [_row(strategy, environment, facts) for strategy in STRATEGIES]
+        environment, workloads = look_here(workload, device)
+    rows = [_row(strategy, environment, workloads) for strategy in STRATEGIES]
     if as_json:
         print_json(rows)
         return
     for row in rows:
         _print_strategy(row)
-    output.print(f"judged for {environment.hardware.label}; {facts.name}", style="dim", markup=False)
+    output.print(
+        f"judged for {environment.hardware.label}; {' or '.join(facts.name for facts in workloads)}",
+        style="dim",
+        markup=False,
+    )
 
 
 def _print_strategy(row: dict[str, Any]) -> None:
@@ -89,23 +94,25 @@ def _grouped(choices: list[dict[str, Any]], by: str) -> list[tuple[str, str]]:
     return [(key, "; ".join(values)) for key, values in labels.items()]
 
 
-def _row(strategy: Strategy, environment: Environment, facts: WorkloadFacts) -> dict[str, Any]:
-    choices: list[dict[str, Any]] = []
-    unsupported: list[dict[str, Any]] = []
-    for choice in strategy.choices(environment, facts):
-        difference = strategy.difference(choice, facts)
-        if not difference:
-            continue
-        entry = {"choice": difference, "numerics": strategy.numerics(choice).value}
-        support = strategy.supports(choice, environment, facts)
-        if isinstance(support, Unsupported):
-            unsupported.append({**entry, "reason": support.reason})
-        else:
-            choices.append(entry)
+def _row(strategy: Strategy, environment: Environment, workloads: Sequence[WorkloadFacts]) -> dict[str, Any]:
+    """A choice is legal here where it is for one of the workloads."""
+    legal: dict[str, dict[str, Any]] = {}
+    refused: dict[str, dict[str, Any]] = {}
+    for facts in workloads:
+        for choice in strategy.choices(environment, facts):
+            difference = strategy.difference(choice, facts)
+            if not difference:
+                continue
+            label, entry = choice_label(difference), {"choice": difference, "numerics": strategy.numerics(choice).value}
+            support = strategy.supports(choice, environment, facts)
+            if isinstance(support, Unsupported):
+                refused.setdefault(label, {**entry, "reason": support.reason})
+            else:
+                legal.setdefault(label, entry)
     return {
         "name": strategy.name,
         "summary": strategy.summary,
-        "neutral": strategy.neutral(facts),
-        "choices": choices,
-        "unsupported": unsupported,
+        "neutral": strategy.neutral(workloads[0]),
+        "choices": list(legal.values()),
+        "unsupported": [entry for label, entry in refused.items() if label not in legal],
     }

@@ -38,7 +38,7 @@ def test_strategies_are_listed_with_what_is_unsupported_and_why(steptune):
     assert all(len(line) <= 80 for line in listed.splitlines())
     for strategy in STRATEGIES:
         assert re.search(rf"^{strategy.name}  ", listed, re.MULTILINE)
-    assert re.search("not here, needs CUDA: .*cudnn_benchmark=on", listed)
+    assert re.search("not here, requires a CUDA device: .*cudnn_benchmark=on", listed)
 
 
 def test_strategies_are_judged_for_a_workload(steptune):

@@ -78,7 +78,7 @@ class TestSizes:
         }
         assert tried == {1, 5, 25, 50}
         small = strategy.supports({**strategy.defaults, "bucket_cap_mb": 5}, TWO, replace(LARGE, model=MODEL))
-        assert small == Unsupported("the first bucket holds all gradients, now as then")
+        assert small == Unsupported("no effect: all gradients already fit into the first bucket")
 
 
 class TestUnusedParameters:

@@ -146,10 +146,10 @@ class TestCompression:
 @pytest.mark.parametrize(
     ("num_ranks", "num_hosts", "reason"),
     [
-        (1, 1, "nobody to communicate with"),
+        (1, 1, "requires more than one rank"),
         (4, 1, "all ranks are on one host"),
-        (4, 3, "3 hosts cannot have as many of 4 ranks each"),
-        (2, 2, "every host has one rank"),
+        (4, 3, "same number of ranks on every host: 4 ranks on 3 hosts"),
+        (2, 2, "more than one rank on each host"),
         (4, 2, None),
     ],
 )

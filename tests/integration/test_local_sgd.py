@@ -298,10 +298,10 @@ def test_what_does_not_go_together_is_refused(other: dict[str, Any], reason: str
 @pytest.mark.parametrize(
     ("choice", "environment", "facts", "reason"),
     [
-        ({"every": 4}, {"num_ranks": 1}, {}, "nobody to communicate with"),
+        ({"every": 4}, {"num_ranks": 1}, {}, "requires more than one rank"),
         ({"every": 4}, {}, {"custom_step": True}, "training_step"),
-        ({"every": 4, "inside": True}, {}, {}, "nothing would be local"),
-        ({"every": 4, "inside": True}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 on 4"),
+        ({"every": 4, "inside": True}, {}, {}, "no step is local"),
+        ({"every": 4, "inside": True}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 ranks on 4 hosts"),
         ({"every": 4, "inside": True}, {"num_ranks": 4, "num_hosts": 2}, {}, None),
         ({"every": 4}, {}, {}, None),
     ],

@@ -497,16 +497,16 @@ def test_buckets_mean_nothing_without_ddp() -> None:
 @pytest.mark.parametrize(
     ("choice", "environment", "facts", "reason"),
     [
-        ({"mode": "zero1"}, {"num_ranks": 1}, {}, "nobody to communicate with"),
+        ({"mode": "zero1"}, {"num_ranks": 1}, {}, "requires more than one rank"),
         ({"mode": "full"}, {}, {"custom_step": True}, "training_step"),
-        ({"mode": "full", "reshard": False}, {}, {}, "is grad_op"),
-        ({"mode": "full", "prefetch": 2}, {}, {}, "other units have none"),
-        ({"mode": "full", "wrap": "block", "prefetch": 16}, {}, {}, "never 16 ahead"),
-        ({"mode": "full", "wrap": "block", "backward_prefetch": 16}, {}, {}, "never 16 ahead"),
-        ({"mode": "full", "cpu_offload": True}, {"device_kind": "cpu"}, {}, "in the CPU's memory already"),
-        ({"mode": "full", "cpu_offload": True, "ignored": "norms"}, {}, {}, "stays on the device"),
-        ({"mode": "hybrid"}, {}, {}, "would be full sharding"),
-        ({"mode": "hybrid"}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 on 4"),
+        ({"mode": "full", "reshard": False}, {}, {}, "is mode grad_op"),
+        ({"mode": "full", "prefetch": 2}, {}, {}, "the order of other units is unknown"),
+        ({"mode": "full", "wrap": "block", "prefetch": 16}, {}, {}, "16 blocks ahead requires more"),
+        ({"mode": "full", "wrap": "block", "backward_prefetch": 16}, {}, {}, "16 blocks ahead requires more"),
+        ({"mode": "full", "cpu_offload": True}, {"device_kind": "cpu"}, {}, "already in CPU memory"),
+        ({"mode": "full", "cpu_offload": True, "ignored": "norms"}, {}, {}, "stay on the device"),
+        ({"mode": "hybrid"}, {}, {}, "is full sharding"),
+        ({"mode": "hybrid"}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 ranks on 4 hosts"),
     ],
 )
 def test_what_cannot_be_tried_gives_the_reason(

@@ -414,7 +414,7 @@ class TestTookEffect:
         finally:
             torch.set_float32_matmul_precision(before)
         assert effect.took
-        assert f"products seen: {products}" in effect.detail
+        assert f"matmuls observed: {products}" in effect.detail
 
     def test_a_workload_that_leaves_autocast_computes_in_fp32_at_o1(self) -> None:
         class Leaves(Task):
@@ -426,7 +426,7 @@ class TestTookEffect:
         job.step(next(iter(job)))
         effect = effect_of(job, "O1", "bfloat16")
         assert not effect.took
-        assert "products seen: 5 in float32" in effect.detail
+        assert "matmuls observed: 5 in float32" in effect.detail
 
     def test_a_workload_with_autocast_of_its_own_is_not_fp32(self) -> None:
         class Enters(Task):
@@ -438,7 +438,7 @@ class TestTookEffect:
         job.step(next(iter(job)))
         effect = effect_of(job, "fp32", None)
         assert not effect.took
-        assert "products seen: 5 in bfloat16" in effect.detail
+        assert "matmuls observed: 5 in bfloat16" in effect.detail
 
     def test_norms_in_16_bits_are_not_o2(self) -> None:
         job = build(Task(), "O2", "bfloat16")
@@ -462,7 +462,7 @@ class TestTookEffect:
         job = build(Own(), level, dtype)
         job.step(next(iter(job)))
         effect = effect_of(job, level, dtype)
-        assert "no product was seen: no loss was computed by the job" in effect.detail
+        assert "no matmul was observed: the job computed no loss" in effect.detail
         assert effect.took == (level == "fp32")
 
     def test_compiled_code_shows_autocast_only(self) -> None:
@@ -480,7 +480,8 @@ class TestTookEffect:
         effect = effect_of(job, **O1_BF16)
         assert effect.took
         assert (
-            "no product was seen (compiled or recomputed code does not show its own), autocast to bf" in effect.detail
+            "no matmul was observed (compiled or recomputed code does not show its own), autocast to bf"
+            in effect.detail
         )
 
     def test_a_kernel_of_tf32_is_named_where_one_ran(self) -> None:

@@ -46,7 +46,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 
 class ActivationCheckpointing(Strategy):
     name = "activation_checkpointing"
-    summary = "recompute every k-th block, or all but its dear operators, instead of keeping its activations"
+    summary = "recompute every k-th block, or all except its expensive operators, instead of keeping its activations"
     defaults: ClassVar[Choice] = {"every": None, "save": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "every": (None, range(1, 1025)),
@@ -70,7 +70,7 @@ class ActivationCheckpointing(Strategy):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["every"] is not None and workload.model.num_blocks < int(choice["every"]):
             return Unsupported(
-                f"the model has {workload.model.num_blocks} repeated blocks; name them in Workload.blocks"
+                f"requires more repeated blocks than {workload.model.num_blocks}: name them in Workload.blocks"
             )
         if choice["every"] is not None and workload.model.block_state:
             return Unsupported(

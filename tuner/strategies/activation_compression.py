@@ -45,7 +45,7 @@ class ActivationCompression(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["kept_as"] in LOSSLESS and not workload.model.module_types.get("ReLU"):
-            return Unsupported("the model has no ReLU module")
+            return Unsupported("requires a ReLU module; the model has none")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

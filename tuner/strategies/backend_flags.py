@@ -55,14 +55,12 @@ class BackendFlags(Strategy):
             if isinstance(found, Unsupported):
                 return found
         if choice["flush_denormals"] and environment.hardware.device_kind != "cpu":
-            return Unsupported(
-                "denormals slow down the arithmetic of CPUs only, and the model trains on another device"
-            )
+            return Unsupported("requires training on the CPU: only its arithmetic is slowed by denormals")
         has_conv = any("Conv" in name for name in workload.model.module_types)
         if choice["cudnn_benchmark"] and not has_conv:
-            return Unsupported("the model has no convolution")
+            return Unsupported("requires a convolution; the model has none")
         if choice["cudnn_benchmark"] and workload.varying_shapes:
-            return Unsupported("batches vary in shape: cuDNN would time its algorithms again and again")
+            return Unsupported("requires batches of one shape: cuDNN would benchmark every new shape again")
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:

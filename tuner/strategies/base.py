@@ -208,11 +208,11 @@ def needs_cuda(environment: Environment) -> Support:
     """Support of a choice that exists on CUDA devices only."""
     if environment.hardware.device_kind == "cuda":
         return Supported()
-    return Unsupported("needs CUDA")
+    return Unsupported("requires a CUDA device")
 
 
 def needs_ranks(environment: Environment) -> Support:
     """Support of a choice that changes how ranks communicate."""
     if environment.num_ranks > 1:
         return Supported()
-    return Unsupported("one rank has nobody to communicate with")
+    return Unsupported("requires more than one rank")

@@ -91,7 +91,7 @@ class Compile(Strategy):
         if environment.compiler is None:
             return Unsupported("torch.compile needs a C++ compiler: install g++ or clang++, or set CXX")
         if choice["scope"] == "regional" and workload.model.num_blocks < 2:
-            return Unsupported("the model has no repeated blocks; name them in Workload.blocks")
+            return Unsupported("requires repeated blocks: name them in Workload.blocks")
         if choice["mode"] in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
             return needs_cuda(environment)
         return Supported()

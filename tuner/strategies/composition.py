@@ -266,7 +266,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["parallel_mesh"]["pipeline"] != 1 and c["activation_compression"]["kept_as"] is not None
         ),
-        reason="stages send what others would unpack",
+        reason="saved-tensor hooks cannot cross pipeline-stage boundaries",
     ),
     Conflict(
         strategies=("parallel_mesh", "precision"),
@@ -276,7 +276,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("parallel_mesh", "precision"),
         applies=lambda c, e, w: _meshed(c) and c["precision"]["level"] in ("O2", "O3"),
-        reason="masters, and gradients of 16 bits, are not put together from the parts of ranks: use O1",
+        reason="sharded master weights and 16-bit gradients are not supported with a device mesh: use O1",
     ),
     Conflict(
         strategies=("parallel_mesh", "compile"),
@@ -333,7 +333,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["local_sgd"]["every"] != 1 and c["precision"]["dtype"] == "float16" and c["precision"]["level"] != "O3"
         ),
-        reason="each rank's loss scaler would skip other steps, and schedulers would part: use bfloat16",
+        reason="ranks' loss scalers would skip different steps and their LR schedules would diverge: use bfloat16",
     ),
     Conflict(
         strategies=("activation_compression", "compile"),

@@ -53,7 +53,7 @@ class CpuThreads(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if environment.hardware.device_kind != "cpu" and choice["bind"]:
-            return Unsupported("binding matters where operators run on the CPU")
+            return Unsupported("requires training on the CPU")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

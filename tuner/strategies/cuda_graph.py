@@ -45,13 +45,13 @@ class CudaGraph(Strategy):
         if choice["scope"] is None:
             return Supported()
         if workload.custom_step:
-            return Unsupported("the workload has its own training_step, of which nothing is known")
+            return Unsupported("not supported with a custom training_step, which cannot be recorded")
         if workload.varying_shapes:
-            return Unsupported("batches vary in shape: a graph holds one")
+            return Unsupported("requires batches of one shape: a CUDA graph holds one shape")
         if not workload.optimizer.capturable:
-            return Unsupported(f"{workload.optimizer.name} has no capturable form: it decides on the host")
+            return Unsupported(f"{workload.optimizer.name} does not support capturable=True")
         if environment.num_ranks > 1:
-            return Unsupported("graphs of several ranks, with their collectives, are not offered")
+            return Unsupported("requires a single rank: recording collectives in a CUDA graph is not supported")
         return needs_cuda(environment)
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -82,7 +82,7 @@ class DataLoading(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["pin_memory"] and environment.hardware.device_kind != "cuda":
-            return Unsupported("pinned memory needs CUDA")
+            return Unsupported("pinned memory requires a CUDA device")
         if workload.dataset.kind == "iterable" and int(choice["num_workers"] or 0) > 1:
             return Unsupported(
                 "an iterable dataset gives every worker the whole stream unless it splits it by "

@@ -48,7 +48,7 @@ class DatasetCache(Strategy):
         if choice["where"] is None:
             return Supported()
         if data.kind != "map" or data.length is None:
-            return Unsupported("the dataset is iterable: samples have no index to be cached under")
+            return Unsupported("requires a map-style dataset: samples of an iterable one have no index to cache by")
         if not (data.load_deterministic or data.deterministic):
             return Unsupported(
                 "dataset[i] draws random numbers: split it into load(index) and augment(sample), "
@@ -58,7 +58,7 @@ class DatasetCache(Strategy):
         needed = copies * data.length * (data.sample_bytes or 0)
         free = environment.free_memory_bytes if choice["where"] == "memory" else environment.free_disk_bytes
         if needed > MEMORY_SHARE * free:
-            return Unsupported(f"the decoded data take {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free")
+            return Unsupported(f"requires {needed / 1e9:.1f} GB for the decoded data; {free / 1e9:.1f} GB are free")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

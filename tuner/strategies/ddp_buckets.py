@@ -77,14 +77,12 @@ class DdpBuckets(Strategy):
             return alone
         cap, first = int(choice["bucket_cap_mb"] or 0), int(choice["first_bucket_mb"] or 0)
         if first > cap:
-            return Unsupported(f"the first bucket ({first} MiB) is meant to be no larger than the others ({cap} MiB)")
+            return Unsupported(f"first_bucket_mb ({first}) must not exceed bucket_cap_mb ({cap})")
         unused = workload.model.num_unused_parameters
         if unused and not choice["find_unused"] and not choice["static_graph"]:
-            return Unsupported(
-                f"{unused} parameters get no gradient: DDP must find them in every step, or know a static graph"
-            )
+            return Unsupported(f"{unused} parameters get no gradient: requires find_unused or static_graph")
         if choice["static_graph"] and workload.custom_step:
-            return Unsupported("the workload has its own training_step, whose graph may change from step to step")
+            return Unsupported("not supported with a custom training_step: its graph may change from step to step")
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
@@ -93,11 +91,11 @@ class DdpBuckets(Strategy):
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
             return Supported()
         if all(total <= int(c["first_bucket_mb"] or 0) for c in (choice, today)):
-            return Unsupported("the first bucket holds all gradients, now as then")
+            return Unsupported("no effect: all gradients already fit into the first bucket")
         cap, others = int(choice["bucket_cap_mb"] or 0), (*CAPS_MB, int(today["bucket_cap_mb"] or 0))
         enough = min((size for size in others if total <= size), default=cap)
         if cap > enough:
-            return Unsupported(f"buckets of {enough} MiB hold all {total:.1f} MiB of gradients already")
+            return Unsupported(f"no effect: all {total:.1f} MiB of gradients already fit into buckets of {enough} MiB")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -44,7 +44,7 @@ class DevicePrefetch(Strategy):
         if not choice["ahead"]:
             return Supported()
         if choice["as_bytes"] and not workload.byte_form:
-            return Unsupported("the workload has no byte form: define byte_dataset and from_bytes")
+            return Unsupported("requires Workload.byte_dataset and Workload.from_bytes")
         return needs_cuda(environment)
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -81,9 +81,11 @@ class GradientCompression(Strategy):
         if choice["method"] == "dgc":
             optimizer = workload.optimizer
             if optimizer.name != "SGD" or not optimizer.module.startswith("torch.optim"):
-                return Unsupported(f"momentum correction is defined for torch.optim.SGD, not for {optimizer.name}")
+                return Unsupported(
+                    f"requires torch.optim.SGD, for which momentum correction is defined, not {optimizer.name}"
+                )
             if workload.custom_step:
-                return Unsupported("the workload has its own training_step, which may clip what was clipped already")
+                return Unsupported("not supported with a custom training_step, which may clip gradients a second time")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

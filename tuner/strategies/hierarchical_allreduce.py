@@ -48,11 +48,11 @@ class HierarchicalAllreduce(Strategy):
             return alone
         ranks, hosts = environment.num_ranks, environment.num_hosts
         if hosts == 1:
-            return Unsupported("all ranks are on one host: between none of them is there a slower network")
+            return Unsupported("all ranks are on one host; there is no slower inter-host link")
         if ranks % hosts:
-            return Unsupported(f"{hosts} hosts cannot have as many of {ranks} ranks each")
+            return Unsupported(f"requires the same number of ranks on every host: {ranks} ranks on {hosts} hosts")
         if ranks == hosts:
-            return Unsupported("every host has one rank: there is nothing to reduce inside")
+            return Unsupported("requires more than one rank on each host")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -74,16 +74,16 @@ class LargerGlobalBatch(Strategy):
             return Supported()
         limit, wanted = workload.max_global_batch, factor * workload.global_batch
         if limit is None:
-            return Unsupported("say with Workload.max_global_batch how many samples a step may have")
+            return Unsupported("set Workload.max_global_batch to the largest batch that you accept")
         if wanted > limit:
-            return Unsupported(f"{wanted} samples a step are more than Workload.max_global_batch, {limit}")
+            return Unsupported(f"a global batch of {wanted} exceeds Workload.max_global_batch ({limit})")
         length = workload.dataset.length
         if length is not None and length < wanted:
-            return Unsupported(f"the dataset has {length} samples, fewer than a batch of {wanted}")
+            return Unsupported(f"the dataset has only {length} samples; the batch needs {wanted}")
         if workload.dataset.kind == "iterable" and (workload.varying_shapes or not workload.batch_splittable):
-            return Unsupported("batches of this iterable dataset cannot be put together for the guard")
+            return Unsupported("the guard cannot concatenate batches of this iterable dataset")
         if workload.custom_step:
-            return Unsupported("the workload has its own training_step, which may count on its batch")
+            return Unsupported("not supported with a custom training_step, which may rely on its batch size")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -54,20 +54,23 @@ class LengthBalancing(Strategy):
         if pool == 0:
             return Supported()
         if workload.dataset.kind == "iterable":
-            return Unsupported("an iterable dataset decides its own order")
+            return Unsupported("requires a map-style dataset: an iterable one decides its own order")
         if workload.sampling == "batch_sampler":
-            return Unsupported("the workload's own batch_sampler decides which samples meet")
+            return Unsupported("not supported with a custom batch_sampler, which decides which samples form a batch")
         if workload.sampling == "sampler" and environment.num_ranks > 1:
-            return Unsupported("whether the workload's own sampler gives all samples or a rank's part is not known")
+            return Unsupported(
+                "not supported with a custom sampler on several ranks: whether it yields all samples or a rank's part "
+                "is unknown"
+            )
         if workload.dataset.padding_share is None:
             return Unsupported(
-                "the lengths of samples are not known: implement Workload.length, or give the dataset `lengths`"
+                "requires the lengths of samples: implement Workload.length, or give the dataset `lengths`"
             )
         if workload.dataset.padding_share == 0:
-            return Unsupported("no batch that was looked at has padding: the samples are of one length")
+            return Unsupported("no effect: no inspected batch has padding")
         seconds = pool * workload.sample_step_ns / 1e9
         if seconds > MAX_POOL_S and pool > POOLS[0]:
-            return Unsupported(f"a window would take {seconds:.0f} s: it spans a whole pool")
+            return Unsupported(f"a timing window must span a whole pool and would take {seconds:.0f} s")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -57,14 +57,18 @@ class LocalSgd(Strategy):
         if isinstance(alone, Unsupported) or choice["every"] == 1:
             return alone
         if workload.custom_step:
-            return Unsupported("the workload has its own training_step, whose updates are not counted")
+            return Unsupported("not supported with a custom training_step, whose updates cannot be counted")
         if not choice["inside"]:
             return Supported()
         ranks, hosts = environment.num_ranks, environment.num_hosts
         if hosts == 1:
-            return Unsupported("all ranks are on one host: with gradients averaged inside it nothing would be local")
+            return Unsupported(
+                "requires more than one host: with gradients averaged inside the only host, no step is local"
+            )
         if ranks % hosts or ranks == hosts:
-            return Unsupported(f"that needs several ranks on every host, as many on each: {ranks} on {hosts}")
+            return Unsupported(
+                f"requires the same number of ranks, more than one, on every host: {ranks} ranks on {hosts} hosts"
+            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

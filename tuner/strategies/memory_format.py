@@ -55,7 +55,7 @@ class MemoryFormat(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["layout"] != self.defaults["layout"] and not workload.model.module_types.get("Conv2d"):
-            return Unsupported("the model has no 2-d convolution")
+            return Unsupported("requires a Conv2d layer; the model has none")
         if choice["batch_second"] and not workload.model.can_be_batch_second:
             return Unsupported(
                 "the repeated blocks are not nn.MultiheadAttention with batch_first=True among modules of torch that "

@@ -50,11 +50,13 @@ class MicroBatch(Strategy):
         if choice["num_micro_batches"] == 1:
             return Supported()
         if workload.custom_step:
-            return Unsupported("the workload has its own training_step")
+            return Unsupported("not supported with a custom training_step")
         if not workload.batch_splittable:
-            return Unsupported("the tensors of a batch have no common first dimension to cut along")
+            return Unsupported("requires batches whose tensors share their first dimension")
         if workload.model.has_batch_statistics:
-            return Unsupported("batch normalisation would see the statistics of smaller batches")
+            return Unsupported(
+                "not supported with batch normalisation: its statistics would be those of smaller batches"
+            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -69,11 +69,11 @@ class ModelRecipe(Strategy):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         multiple = choice["pad_multiple"]
         if multiple == 8 and not workload.model.unaligned_linears.get("8"):
-            return Unsupported("the sizes of all linear layers are multiples of 8")
+            return Unsupported("no effect: all linear layers are multiples of 8")
         if multiple == 64 and not workload.model.unaligned_linears.get("64"):
-            return Unsupported("padding to 64 changes no linear layer more than padding to 8 does")
+            return Unsupported("no effect beyond padding to 8: no linear layer needs padding to 64")
         if choice["pooled_classifier"] and not workload.model.has_class_token:
-            return Unsupported("where a class token goes is not known; name it in Workload.class_token if there is one")
+            return Unsupported("set Workload.class_token to the name of the class-token parameter")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -45,11 +45,11 @@ class MoeExperts(Strategy):
         if name is None:
             return Supported()
         if name not in model.expert_implementations:
-            return Unsupported(
-                f"the model offers no {name} experts (it offers: {', '.join(model.expert_implementations) or 'none'})"
-            )
+            offered = ", ".join(model.expert_implementations)
+            has = f"the model's experts support: {offered}" if offered else "the model has no mixture-of-experts layers"
+            return Unsupported(f"requires {name} experts; {has}")
         if name == model.expert_implementation:
-            return Unsupported("is what the workload runs today")
+            return Unsupported("already the current setting")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

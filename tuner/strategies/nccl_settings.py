@@ -99,7 +99,7 @@ class NcclSettings(Strategy):
             if choice[name] in (None, OWN):
                 return _unchosen(name, choice[name])
         if environment.num_hosts == 1 and set(changed) & set(SOCKETS):
-            return Unsupported("all ranks are on one host: no socket lies between them")
+            return Unsupported("requires more than one host: no sockets connect the ranks of one")
         return _within_limits(choice)
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -203,18 +203,18 @@ def _value(name: str, text: str) -> Scalar:
 def _unchosen(name: str, value: Scalar) -> Unsupported:
     variable = VARIABLES[name]
     if value == OWN:
-        return Unsupported(f"{variable} has no value of your own today that could be kept")
-    return Unsupported(f"{variable} is set today, which a trial cannot undo: unset it where Steptune is started")
+        return Unsupported(f"{variable} is not set, so there is no value to keep")
+    return Unsupported(f"{variable} is already set; unset it before starting Steptune")
 
 
 def _within_limits(choice: Choice) -> Support:
     """Of what is known: a limit on what is left to NCCL, or is the user's own, is not checked."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
-        return Unsupported(f"at least {least} channels are more than at most {most}")
+        return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")
     threads, sockets = (choice[name] for name in SOCKETS)
     if isinstance(threads, int) and isinstance(sockets, int) and threads * sockets > MAX_SOCKETS:
         return Unsupported(
-            f"{threads} threads of {sockets} sockets are more than NCCL's {MAX_SOCKETS} for a connection"
+            f"{threads} threads of {sockets} sockets exceed NCCL's limit of {MAX_SOCKETS} sockets per connection"
         )
     return Supported()

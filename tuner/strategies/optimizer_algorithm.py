@@ -53,7 +53,7 @@ class OptimizerAlgorithm(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["algorithm"] == workload.optimizer.name.lower():
-            return Unsupported("that is what the workload trains with today")
+            return Unsupported("already the workload's optimizer")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -59,7 +59,7 @@ class OptimizerImplementation(Strategy):
             available = ", ".join(optimizer.implementations) or "none"
             return Unsupported(f"{optimizer.name} has no {wanted} implementation (it has: {available})")
         if wanted == optimizer.implementation and not choice["contiguous"]:
-            return Unsupported("that is what the optimizer runs today")
+            return Unsupported("already the optimizer's implementation")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -98,11 +98,11 @@ class OptimizerImplementation(Strategy):
 def _supports_contiguous(workload: WorkloadFacts) -> Support:
     optimizer = workload.optimizer
     if workload.custom_step:
-        return Unsupported("the workload has its own training_step, which may read gradients")
+        return Unsupported("not supported with a custom training_step, which may read gradients")
     if not optimizer.module.startswith("torch.optim"):
         return Unsupported(
-            f"{optimizer.name} is not of torch.optim: whether it treats every element alike is not known"
+            f"{optimizer.name} is not from torch.optim: whether it updates element by element is unknown"
         )
     if optimizer.name not in ELEMENT_WISE:
-        return Unsupported(f"{optimizer.name} looks at the shape or norm of parameters, which contiguous ones have not")
+        return Unsupported(f"{optimizer.name} needs per-parameter shapes or norms, which flattened parameters lose")
     return Supported()

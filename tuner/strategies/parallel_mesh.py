@@ -93,17 +93,17 @@ class ParallelMesh(Strategy):
             return alone
         ranks, needed = environment.num_ranks, model_ranks(choice)
         if ranks % needed:
-            return Unsupported(f"{ranks} ranks are no whole number of replicas of {needed}")
+            return Unsupported(f"the number of ranks ({ranks}) must be a multiple of {needed}")
         if workload.custom_step:
-            return Unsupported("the workload has its own training_step, which sees parts of the model")
+            return Unsupported("not supported with a custom training_step, which would see parts of the model")
         if not workload.batch_splittable or workload.varying_shapes:
-            return Unsupported("ranks put their shares of a batch together, whose tensors have to be of one shape")
+            return Unsupported("requires batches of one shape, which ranks concatenate")
         if workload.model.has_batch_statistics:
-            return Unsupported("batch normalisation would see the statistics of other batches")
+            return Unsupported("not supported with batch normalisation: its statistics would be those of other batches")
         optimizer = workload.optimizer
         if not optimizer.module.startswith("torch.optim") or optimizer.name not in ELEMENT_WISE:
             return Unsupported(
-                f"whether {optimizer.name} treats every element alike is not known, and a rank has parts"
+                f"requires an element-wise optimizer from torch.optim; {optimizer.name} is not known to be one"
             )
         support = self._supports_pipeline(choice, environment, workload)
         if isinstance(support, Unsupported):
@@ -118,11 +118,11 @@ class ParallelMesh(Strategy):
         if degree == 1:
             return Supported()
         if model_ranks(choice) > degree:
-            return Unsupported("experts are laid over ranks beside data parallelism only")
+            return Unsupported("expert parallelism can be combined with data parallelism only")
         if not experts:
-            return Unsupported("the model has no experts that can be on other ranks")
+            return Unsupported("requires mixture-of-experts layers whose experts can be sharded")
         if experts % degree:
-            return Unsupported(f"{experts} experts cannot be shared evenly by {degree} ranks")
+            return Unsupported(f"{experts} experts cannot be divided evenly among {degree} ranks")
         return Supported()
 
     def _supports_pipeline(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
@@ -132,16 +132,16 @@ class ParallelMesh(Strategy):
         chunks = 2 if choice["schedule"] == "interleaved" else 1
         blocks = workload.model.num_blocks
         if blocks < degree * chunks:
-            return Unsupported(f"{blocks} repeated blocks are too few for {degree * chunks} stages")
+            return Unsupported(f"{degree * chunks} stages require as many repeated blocks; the model has {blocks}")
         if workload.model.chain_refusal:
             return Unsupported(f"the model cannot be cut between its blocks: {workload.model.chain_refusal}")
         if pieces < degree:
-            return Unsupported(f"{pieces} micro-batches would never keep {degree} ranks at work at once")
+            return Unsupported(f"{pieces} micro-batches cannot keep {degree} pipeline ranks busy at once")
         if chunks > 1 and pieces % degree:
-            return Unsupported(f"interleaved stages take micro-batches in rounds of {degree}, not {pieces}")
+            return Unsupported(f"interleaved stages require a multiple of {degree} micro-batches, not {pieces}")
         batch = workload.global_batch * model_ranks(choice) // environment.num_ranks
         if batch % pieces:
-            return Unsupported(f"the {batch} samples of a replica are no {pieces} micro-batches of one size")
+            return Unsupported(f"a replica's batch of {batch} cannot be divided evenly into {pieces} micro-batches")
         return Supported()
 
     def _supports_tensor(self, degree: int, environment: Environment, workload: WorkloadFacts) -> Support:
@@ -149,12 +149,12 @@ class ParallelMesh(Strategy):
             return Supported()
         units = workload.model.tensor_units
         if not units:
-            return Unsupported(f"the model's products cannot be shared out: {workload.model.tensor_refusal}")
+            return Unsupported(f"the model's matmuls cannot be sharded: {workload.model.tensor_refusal}")
         if units % degree:
-            return Unsupported(f"{degree} ranks cannot share {units} heads or inner columns evenly")
+            return Unsupported(f"{units} heads or inner columns cannot be divided evenly among {degree} ranks")
         inside = environment.num_ranks // max(1, environment.num_hosts)
         if degree > inside or inside % degree:
-            return Unsupported(f"activations are summed inside a host, which has {inside} ranks, not {degree}")
+            return Unsupported(f"tensor parallelism of {degree} requires as many ranks on a host, which has {inside}")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

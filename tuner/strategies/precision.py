@@ -248,12 +248,12 @@ def _saved_communication(
 
 def _products_seen(evidence: Mapping[str, Any]) -> str:
     if not evidence.get("looked"):
-        return "no product was seen: no loss was computed by the job"
+        return "no matmul was observed: the job computed no loss"
     products = evidence.get("products") or {}
     counts = ", ".join(f"{count} in {name}" for name, count in sorted(products.items()))
     hidden = "compiled or recomputed code does not show its own" if evidence.get("hidden") else ""
     autocast = f", autocast to {evidence['autocast']}" if evidence.get("autocast") else ""
-    seen = f"products seen: {counts}" if counts else "no product was seen"
+    seen = f"matmuls observed: {counts}" if counts else "no matmul was observed"
     return f"{seen}{f' ({hidden})' if hidden else ''}{autocast}"
 
 

@@ -107,10 +107,12 @@ class Sharding(Strategy):
             return alone
         optimizer = workload.optimizer
         if workload.custom_step:
-            return Unsupported("the workload has its own training_step, which sees parts of parameters or of states")
+            return Unsupported(
+                "not supported with a custom training_step, which would see sharded parameters or states"
+            )
         if not optimizer.module.startswith("torch.optim") or optimizer.name not in ELEMENT_WISE:
             return Unsupported(
-                f"whether {optimizer.name} treats every element alike is not known, and a rank has parts"
+                f"requires an element-wise optimizer from torch.optim; {optimizer.name} is not known to be one"
             )
         if choice["mode"] == "zero1":
             return Supported()
@@ -118,26 +120,29 @@ class Sharding(Strategy):
 
     def _supports_fsdp(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["mode"] == "full" and not choice["reshard"]:
-            return Unsupported("full sharding that frees nothing after the forward pass is grad_op")
+            return Unsupported("mode full without freeing parameters after the forward pass is mode grad_op")
         if choice["wrap"] == "block" and workload.model.num_blocks < 2:
-            return Unsupported("the model has no repeated blocks; name them in Workload.blocks")
+            return Unsupported("requires repeated blocks: name them in Workload.blocks")
         depth = max(int(choice["prefetch"] or 1), int(choice["backward_prefetch"] or 1))
         if depth > 1 and choice["wrap"] != "block":
-            return Unsupported("blocks are gathered ahead in their order; other units have none that is known")
+            return Unsupported("prefetching requires wrap=block: the order of other units is unknown")
         if 1 < depth >= workload.model.num_blocks:
-            return Unsupported(f"of {workload.model.num_blocks} blocks there are never {depth} ahead")
+            return Unsupported(
+                f"prefetching {depth} blocks ahead requires more than {workload.model.num_blocks} blocks"
+            )
         if choice["cpu_offload"] and environment.hardware.device_kind == "cpu":
-            return Unsupported("parameters are in the CPU's memory already")
+            return Unsupported("no effect: parameters are already in CPU memory")
         if choice["cpu_offload"] and choice["ignored"]:
-            return Unsupported("what is left out of sharding stays on the device, where the rest is not updated")
+            return Unsupported("not supported with CPU offload: ignored parameters stay on the device")
         if choice["mode"] != "hybrid":
             return Supported()
         ranks, hosts = environment.num_ranks, environment.num_hosts
         if hosts == 1:
-            return Unsupported("all ranks are on one host: hybrid sharding would be full sharding")
+            return Unsupported("requires more than one host: on one host hybrid sharding is full sharding")
         if ranks % hosts or ranks == hosts:
             return Unsupported(
-                f"hybrid sharding needs several ranks on every host, as many on each: {ranks} on {hosts}"
+                "hybrid sharding requires the same number of ranks, more than one, on every host: "
+                f"{ranks} ranks on {hosts} hosts"
             )
         return Supported()
 

@@ -46,7 +46,7 @@ def test_strategies_are_judged_for_a_workload(steptune):
     assert list(rows) == [strategy.name for strategy in STRATEGIES]
     [layout] = rows["memory_format"]["unsupported"]
     assert layout["choice"] == {"layout": "channels_last"}
-    assert "convolution" in layout["reason"]
+    assert "Conv2d" in layout["reason"]
     assert rows["data_loading"]["neutral"]["num_workers"] == 0
     assert {"num_workers": 2, "persistent_workers": True} in [c["choice"] for c in rows["data_loading"]["choices"]]
 

@@ -459,6 +459,55 @@ class TestQuality:
         assert breakdown.quality.missing_share == pytest.approx(0.98)
         assert breakdown.quality.problems == ("98% of the launches have no recorded device work",)
 
+    @pytest.mark.parametrize("calls_too", [False, True], ids=["work lost", "work and calls lost"])
+    def test_lost_replays_of_a_graph_are_said(self, tmp_path: Path, calls_too: bool) -> None:
+        """A replay is one call of many operations: 18 of 20 lost are much, beside a thousand other launches."""
+        events = self.replays(20, others=50, lost=range(1, 19), calls_too=calls_too)
+        (breakdown,) = analyse(trace_of(tmp_path, events))
+        (problem,) = breakdown.quality.problems
+        assert breakdown.quality.problem_names == ("missing",)
+        if not calls_too:
+            assert problem == "18 of 20 replays of CUDA graphs have not all of their device work in the trace"
+
+    def test_a_replay_that_lost_half_of_its_kernels_is_said(self, tmp_path: Path) -> None:
+        events = self.replays(4, others=0)
+        events = [
+            e for e in events if not (e["name"] == "graphed" and e["args"]["correlation"] == 1001 and e["ts"] % 2)
+        ]
+        (breakdown,) = analyse(trace_of(tmp_path, events))
+        assert breakdown.quality.problems == (
+            "1 of 4 replays of CUDA graphs have not all of their device work in the trace",
+        )
+
+    def test_whole_replays_and_graphs_of_different_sizes_are_no_problem(self, tmp_path: Path) -> None:
+        """As the trees of graphs of mode reduce-overhead have them."""
+        events = self.replays(4, others=3) + [
+            e
+            for number in range(4)
+            for e in (
+                runtime("cudaGraphLaunch", number * 1000 + 900, number * 1000 + 901, 2000 + number),
+                kernel("graphed", number * 1000 + 950, number * 1000 + 951, 2000 + number),
+            )
+        ]
+        (breakdown,) = analyse(trace_of(tmp_path, events))
+        assert breakdown.quality.problems == ()
+
+    def replays(self, num_steps: int, *, others: int, lost: range = range(0), calls_too: bool = False) -> list[Event]:
+        """Steps of 1 ms: other launches, then a replayed graph of 100 operations."""
+        events = []
+        for number in range(num_steps):
+            at = number * 1000
+            events.append(step(number, at, at + 1000))
+            if not (calls_too and number in lost):
+                for other in range(others):
+                    call = at + 2 + 2 * other
+                    events += launched("sgemm", call, call + 1, call + 2, number * 100 + other + 5000)
+                events.append(runtime("cudaGraphLaunch", at + 300, at + 310, 1000 + number))
+            if number not in lost:
+                starts = range(at + 320, at + 420)
+                events += [kernel("graphed", start, start + 1, 1000 + number) for start in starts]
+        return events
+
     def test_a_profiler_that_changed_the_step_is_said(self, tmp_path: Path) -> None:
         events = [step(1, 0, 100), operator("aten::mm", 10, 90)]
         slowed, fair = (analyse(trace_of(tmp_path, events), ns)[0].quality for ns in (25_000, 90_000))

@@ -1,15 +1,17 @@
 """Every rule fires on the breakdown made for it, and not on its neighbour."""
 
 import dataclasses
+import re
 
 import msgspec
 import pytest
-from profiled import breakdown_of, situation
+from profiled import STEP_NS, breakdown_of, situation
 
 from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, busiest, diagnose, diagnose_ranks
 from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import (
     Calibration,
     CaptureQuality,
@@ -18,6 +20,9 @@ from steptune.tuner.records import (
     InputActivity,
     KernelStats,
     ModelFacts,
+    Stall,
+    Stalls,
+    StepFacts,
 )
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
@@ -30,6 +35,15 @@ FP32 = {"precision": {"level": "fp32"}}
 
 def small_model(flops: int) -> ModelFacts:
     return ModelFacts(num_parameters=10, parameter_bytes=40, num_parameter_tensors=1, flops_per_step=flops)
+
+
+FACTS = {
+    "idle_tensor_cores": lambda share: StepFacts(matmul_dtype="float32", faster_dtypes=("tf32", "bfloat16", "float16")),
+    "layout_conversions": lambda share: StepFacts(layout_ns=share * STEP_NS),
+}
+"""What has to be known of a step, beside its shares, for a rule to speak."""
+OF_TRACES = ("idle_tensor_cores", "unsteady_steps")
+"""Rules that look at what only the analysis of a trace has."""
 
 
 def neutral_rest(rule: Rule) -> Category:
@@ -75,8 +89,12 @@ def made_for(rule: Rule, share: float, *, device_kind: str | None = None, catego
     """A step in which one of the rule's categories (its first) has this share and the rule's condition holds."""
     kind = device_kind or rule.devices[-1]
     category = category or next(iter(rule.categories), C.QUEUED)
+    breakdown = breakdown_of({category: share if rule.categories else 0.0}, device=kind, rest=neutral_rest(rule))
+    breakdown = msgspec.structs.replace(breakdown, facts=FACTS.get(rule.name, lambda share: StepFacts())(share))
+    if rule.name in OF_TRACES:
+        return Evidence(analysis=msgspec.structs.replace(details(rule, share), breakdowns=(breakdown,)))
     found = situation(
-        breakdown_of({category: share if rule.categories else 0.0}, device=kind, rest=neutral_rest(rule)),
+        breakdown,
         device_kind=kind,
         choices=FP32 if rule.name == "single_precision" else {"precision": {"level": "O1"}},
         calibration=FASTER_IN_BF16
@@ -110,7 +128,7 @@ class TestEveryRule:
         share = min(rule.thresholds[2] + 0.05, 0.99)
         finding = next(f for f in findings_of(made_for(rule, share)) if f.rule == rule.name)
         assert f"{share:.0%}" in finding.message
-        if rule.measure is None:
+        if rule.categories:
             assert finding.bound == pytest.approx(rule.reach * share)
             assert finding.evidence[f"{rule.categories[0].value}_ms"] == pytest.approx(share), "of a step of 1 ms"
         else:
@@ -189,9 +207,21 @@ class TestFindings:
         breakdown = breakdown_of({C.DATA_WAIT: 0.9})
         for problem in PROBLEMS:
             quality = CaptureQuality(num_events=1, num_steps=1, problems=("it is bad",), problem_names=(problem.name,))
-            (finding,) = findings_of(situation(msgspec.structs.replace(breakdown, quality=quality)))
+            traced = msgspec.structs.replace(breakdown, quality=quality)
+            (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(traced,))))
             assert (finding.advice, finding.evidence) == (problem.advice, {"problem": problem.name})
         assert len({problem.advice for problem in PROBLEMS}) == len(PROBLEMS)
+
+    @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+    def test_nobody_is_told_how_to_record_what_steptune_recorded(self, problem) -> None:
+        """Of a trial, and of its trace where that is analysed later."""
+        quality = CaptureQuality(num_events=1, num_steps=1, problems=("it is bad",), problem_names=(problem.name,))
+        breakdown = msgspec.structs.replace(breakdown_of({C.DATA_WAIT: 0.9}), quality=quality)
+        kept = msgspec.structs.replace(breakdown, facts=StepFacts(own_capture=True))
+        for evidence in (Evidence(situation=situation(breakdown)), Evidence(analysis=analysis(breakdowns=(kept,)))):
+            (finding,) = diagnose(evidence)
+            assert finding.advice == problem.own_advice
+            assert not re.search(r"with_stack|record_shapes|ProfilerActivity|schedule|warm up", finding.advice)
 
     def test_rules_have_names_of_their_own(self) -> None:
         assert len({rule.name for rule in RULES}) == len(RULES)
@@ -220,12 +250,12 @@ class TestInputCauses:
     def test_makers_that_compute_are_preprocessing(self) -> None:
         finding = self.finding(self.activity(BUSY + 0.01))
         assert finding.evidence["cause"] == "preprocessing"
-        assert "worker processes compute for 81% of their time" in finding.message
+        assert "num_workers=2: the worker processes are CPU-bound (81% of the time)" in finding.message
 
     def test_makers_that_sleep_wait_for_storage(self) -> None:
         finding = self.finding(self.activity(0.3, workers=0))
         assert finding.evidence["cause"] == "storage"
-        assert "the main process, which makes the batches itself, sleeps for 70%" in finding.message
+        assert "num_workers=0: loading runs in the main process and is idle for 70% of the time" in finding.message
         assert "20 MB/s" in finding.message
         assert "cpu_threads" not in finding.strategies
 
@@ -236,6 +266,14 @@ class TestInputCauses:
 
     def test_without_a_measurement_no_cause_is_claimed(self) -> None:
         assert "cause" not in self.finding(None).evidence
+        assert "load with worker processes" in self.finding(None).advice
+
+    def test_a_loader_with_workers_is_not_told_to_use_workers(self) -> None:
+        breakdown = breakdown_of({C.DATA_WAIT: 0.5}, rest=C.UNKNOWN)
+        breakdown = msgspec.structs.replace(breakdown, facts=StepFacts(loader="workers"))
+        (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,))))
+        assert "worker processes load already, but do not keep up" in finding.message
+        assert "load with worker processes" not in finding.advice
 
 
 class TestPlaces:
@@ -343,31 +381,29 @@ class TestRanks:
 class TestCopies:
     """Pinning memory helps copies that do not come from pinned memory."""
 
-    def finding(self, *copies: str) -> Finding:
+    def finding(self, pinned: bool | None, prefetched: bool = False) -> Finding:
         breakdown = breakdown_of({C.COPY_H2D: 0.2}, device="cuda:0", rest=C.UNKNOWN)
-        breakdown = msgspec.structs.replace(breakdown, copies=copies)
+        facts = StepFacts(pinned_memory=pinned, prefetched=prefetched)
+        breakdown = msgspec.structs.replace(breakdown, facts=facts)
         (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,))))
         assert finding.rule == "exposed_copies"
         return finding
 
     def test_copies_that_are_pinned_already_need_another_advice(self) -> None:
-        finding = self.finding("Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pageable)")
+        finding = self.finding(True)
         assert finding.evidence["cause"] == "pinned"
         assert "another stream" in finding.advice
         assert "pin memory" not in finding.advice
         assert finding.strategies == ("device_prefetch",)
 
-    @pytest.mark.parametrize(
-        "copies",
-        [
-            ("Memcpy HtoD (Pageable -> Device)",),
-            ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"),
-            ("Memcpy HtoD",),
-            (),
-        ],
-    )
-    def test_of_others_pinning_is_the_advice(self, copies: tuple[str, ...]) -> None:
-        finding = self.finding(*copies)
+    def test_copies_beside_compute_are_not_told_to_go_there(self) -> None:
+        finding = self.finding(True, prefetched=True)
+        assert "another stream" not in finding.advice
+        assert "send fewer bytes" in finding.advice
+
+    @pytest.mark.parametrize("pinned", [False, None])
+    def test_of_others_pinning_is_the_advice(self, pinned: bool | None) -> None:
+        finding = self.finding(pinned)
         assert "pin memory" in finding.advice
         assert finding.strategies == ("data_loading", "device_prefetch")
 
@@ -379,6 +415,7 @@ class TestDevices:
         """Not the one with the longest communication or copies, nor the first."""
         waits = breakdown_of({C.COMMUNICATION: 0.9, C.MATMUL: 0.1}, device="cuda:0")
         computes = breakdown_of({C.MATMUL: 0.3, C.OPTIMIZER: 0.2, C.HOST: 0.5}, device="cuda:1")
+        computes = msgspec.structs.replace(computes, facts=StepFacts(optimizer="for_loop"))
         idles = breakdown_of({C.HOST: 1.0}, device="cuda:2")
         assert busiest((waits, computes, idles)) is computes
         findings = diagnose(Evidence(analysis=analysis(breakdowns=(waits, computes, idles))))
@@ -395,6 +432,7 @@ class TestReach:
 
     def test_tensor_cores_still_multiply(self) -> None:
         breakdown = breakdown_of({C.MATMUL: 0.8}, device="cuda:0", rest=C.UNKNOWN)
+        breakdown = msgspec.structs.replace(breakdown, facts=FACTS["idle_tensor_cores"](0.8))
         (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,), tensor_core_share=0.0)))
         assert (finding.rule, finding.bound) == ("idle_tensor_cores", pytest.approx(0.7))
 
@@ -410,3 +448,151 @@ def test_memory_is_full_when_a_rank_s_part_of_a_shared_device_is() -> None:
     hardware = msgspec.structs.replace(environment.hardware, devices=parts)
     shared = dataclasses.replace(whole.situation, environment=msgspec.structs.replace(environment, hardware=hardware))
     assert fired(dataclasses.replace(whole, situation=shared))[rule.name] == "high"
+
+
+class TestWhatIsAlreadyOn:
+    """Nothing is advised that the step has already."""
+
+    def findings(self, facts: StepFacts, shares: dict[Category, float], **fields) -> dict[str, Finding]:
+        device = fields.pop("device", "cuda:0")
+        breakdown = msgspec.structs.replace(breakdown_of(shares, device=device, rest=C.UNKNOWN), facts=facts)
+        return {f.rule: f for f in diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,), **fields)))}
+
+    def test_a_compiled_step_is_not_told_to_compile(self) -> None:
+        shares = {C.HOST: 0.4, C.ELEMENTWISE: 0.5}
+        for compiled in (False, True):
+            found = self.findings(StepFacts(compiled=compiled), shares)
+            assert ("unfused" in found) == (not compiled)
+            assert ("compile" in found["launch_bound"].advice) == (not compiled)
+            assert ("compile" in found["launch_bound"].strategies) == (not compiled)
+            assert "CUDA graph" in found["launch_bound"].advice
+
+    def test_a_replayed_step_is_not_told_to_replay(self) -> None:
+        found = self.findings(StepFacts(cuda_graphs=True), {C.HOST: 0.4})
+        assert "CUDA graph" not in found["launch_bound"].advice
+        assert "cuda_graph" not in found["launch_bound"].strategies
+
+    @pytest.mark.parametrize(
+        ("optimizer", "name", "advice"),
+        [
+            ("fused", "AdamW", None),
+            ("", "AdamW", None),
+            ("for_loop", "AdamW", "fused=True"),
+            ("foreach", "SGD", "fused=True"),
+            ("foreach", "RMSprop", None),
+            ("for_loop", "RMSprop", "foreach=True"),
+            ("foreach", "Shampoo", None),
+        ],
+    )
+    def test_an_optimizer_is_told_what_it_can_do_and_does_not(self, optimizer, name, advice) -> None:
+        found = self.findings(StepFacts(optimizer=optimizer, optimizer_name=name), {C.OPTIMIZER: 0.3, C.HOST: 0.4})
+        assert ("optimizer" in found) == (advice is not None)
+        assert (advice or "optimizer") in found["optimizer" if advice else "launch_bound"].advice or advice is None
+        assert ("optimizer_implementation" in found["launch_bound"].strategies) == (advice is not None)
+
+    @pytest.mark.parametrize(
+        ("dtype", "faster", "said"),
+        [
+            ("float32", ("tf32", "bfloat16", "float16"), "TF32 or 16-bit"),
+            ("float32", ("float16",), "FP16 matmuls"),
+            ("float32", ("bfloat16", "float16"), "BF16 or FP16"),
+            ("float32", (), None),
+            ("float32", None, None),
+            ("bfloat16", ("tf32", "bfloat16", "float16"), None),
+            ("", ("tf32", "bfloat16", "float16"), None),
+        ],
+        ids=["A100", "V100", "MI210", "P100", "device unknown", "bf16", "arithmetic unknown"],
+    )
+    def test_a_precision_is_advised_only_where_the_device_has_it(self, dtype, faster, said) -> None:
+        facts = StepFacts(matmul_dtype=dtype, faster_dtypes=faster)
+        found = self.findings(facts, {C.MATMUL: 0.9}, tensor_core_share=0.0)
+        assert ("idle_tensor_cores" in found) == (said is not None)
+        if said is not None:
+            assert said in found["idle_tensor_cores"].advice
+            assert ("use TF32" in found["idle_tensor_cores"].advice) == ("tf32" in faster)
+
+    def test_a_trial_s_choices_count_beside_its_trace(self) -> None:
+        choices = {"compile": {"mode": "default"}, "optimizer_implementation": {"implementation": "fused"}}
+        found = fired(situation(breakdown_of({C.ELEMENTWISE: 0.4, C.OPTIMIZER: 0.4}), choices=choices))
+        assert not {"unfused", "optimizer"} & set(found)
+        assert {"unfused", "optimizer"} <= set(fired(situation(breakdown_of({C.ELEMENTWISE: 0.4, C.OPTIMIZER: 0.4}))))
+
+    def test_checkpointed_activations_are_not_advised_again(self) -> None:
+        memory = MemoryStats(
+            device="cuda:0", peak_allocated_bytes=0, peak_reserved_bytes=99, total_memory_bytes=100, timeline=()
+        )
+        for on in (False, True):
+            found = self.findings(StepFacts(checkpointed=on), {C.MATMUL: 0.5}, memory=(memory,))["memory_nearly_full"]
+            assert ("checkpoint activations" in found.advice) == (not on)
+
+    def test_communication_that_overlaps_is_not_told_to(self) -> None:
+        breakdown = breakdown_of({C.COMMUNICATION: 0.4}, device="cuda:0", rest=C.UNKNOWN)
+        for hidden in (0, STEP_NS // 2):
+            one = msgspec.structs.replace(breakdown, overlapped={C.COMMUNICATION.value: hidden})
+            (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(one,))))
+            assert ("overlap communication" in finding.advice) == (not hidden)
+
+
+class TestStalls:
+    """A host that stalls does not dispatch: launching less would not help it."""
+
+    def findings(
+        self, stalled: float, *, steps: int = 5, of: tuple[int, ...] = (1, 2, 3, 4, 5), name: str = "", **more
+    ):
+        device = more.pop("device", "cuda:0")
+        one = breakdown_of({C.HOST: 0.8}, device=device, rest=C.UNKNOWN)
+        idle_ns = round(stalled * STEP_NS * steps)
+        breakdown = msgspec.structs.replace(
+            one,
+            num_steps=steps,
+            step_time_ns=steps * STEP_NS,
+            categories={n: steps * v for n, v in one.categories.items()},
+            stalls=Stalls(
+                limit_ns=10**6,
+                idle_ns=idle_ns,
+                steps=of,
+                longest=(Stall(step=of[0], length_ns=20_000_000, idle_ns=idle_ns, name=name),),
+            ),
+            **more,
+        )
+        return {f.rule: f for f in diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,))))}
+
+    @pytest.mark.parametrize(("device", "rule"), [("cuda:0", "launch_bound"), ("cpu", "python_bound")])
+    def test_what_is_stalled_is_not_launch_bound(self, device: str, rule: str) -> None:
+        found = self.findings(0.5, device=device)
+        assert found["host_stall"].bound == pytest.approx(0.5)
+        assert found["host_stall"].strategies == ()
+        assert found[rule].bound == pytest.approx(0.3)
+        assert rule not in self.findings(0.8, device=device)
+
+    def test_a_single_stall_gains_nothing_per_step(self) -> None:
+        found = self.findings(0.5, of=(3,))["host_stall"]
+        assert (found.bound, found.severity) == (0.0, "note")
+        assert "stalls of up to 20 ms in step 3 of 5 only" in found.message
+
+    def test_it_says_what_was_recorded_there(self) -> None:
+        assert "nothing is recorded there" in self.findings(0.5)["host_stall"].message
+        assert "with_stack=True" in self.findings(0.5)["host_stall"].advice
+        named = self.findings(0.5, name="serialization.py(960): save")["host_stall"]
+        assert "during serialization.py(960): save" in named.message
+        assert "with_stack" not in named.advice
+
+    def test_the_profiler_makes_dispatch_longer_and_not_a_stall(self) -> None:
+        """Of 0.8 ms of host time 0.5 are a stall; without the profiler 0.6 are left, of them the stall whole."""
+        found = self.findings(0.5, rescaled={"host": 600_000, "unknown": 200_000})
+        assert found["host_stall"].bound == pytest.approx(0.5 / 0.8)
+        assert found["launch_bound"].bound == pytest.approx(0.1 / 0.8)
+
+    def test_a_replayed_graph_does_not_remove_it(self) -> None:
+        breakdown = breakdown_of({C.HOST: 0.8}, device="cuda:0", rest=C.UNKNOWN)
+        stalls = Stalls(limit_ns=1, idle_ns=700_000, steps=(1,))
+        (replayed,) = [w for w in what_ifs(msgspec.structs.replace(breakdown, stalls=stalls)) if "graph" in w.scenario]
+        assert replayed.gain == pytest.approx(1 / 0.9)
+
+
+def test_a_bound_above_the_share_of_its_category_is_refused() -> None:
+    """Where what held compute up would be longer than the communication itself, the record is wrong."""
+    breakdown = breakdown_of({C.COMMUNICATION: 0.4}, device="cuda:0", rest=C.UNKNOWN)
+    wrong = msgspec.structs.replace(breakdown, blocking={C.COMMUNICATION.value: STEP_NS})
+    with pytest.raises(AssertionError, match="exceeds the share of its categories"):
+        diagnose(Evidence(analysis=analysis(breakdowns=(wrong,))))

@@ -29,7 +29,7 @@ from steptune.tuner.profiling.capture import Capture, link
 from steptune.tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from steptune.tuner.profiling.cpu_time import cpu_time
 from steptune.tuner.profiling.device_time import device_time
-from steptune.tuner.profiling.diagnosis import Evidence, busiest, diagnose, diagnose_ranks
+from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SEVERITIES, Evidence, busiest, diagnose, diagnose_ranks
 from steptune.tuner.profiling.kernel_gaps import gap_stats
 from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
 from steptune.tuner.profiling.lanes import lanes_of
@@ -325,13 +325,22 @@ def _findings_of_run(
     largest: dict[tuple[str, str], Finding] = {}
     for finding in (_of_rank(finding, analysis.rank) for analysis in analyses for finding in analysis.findings):
         # Problems of captures are one rule, but each says another thing.
-        key = finding.rule, "" if finding.bound else finding.message
-        if key not in largest or finding.bound > largest[key].bound:
+        key = finding.rule, finding.message if finding.rule == BAD_CAPTURE else ""
+        if key not in largest or _weight(finding) > _weight(largest[key]):
             largest[key] = finding
     together: list[Finding] = []
     if not any(one.breakdown.quality.problems for one in evidence.values()):
         together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits))
-    return tuple(sorted([*largest.values(), *together], key=lambda finding: -finding.bound))
+    # A rank that comes late is named before what its peers compute, however much of that there is.
+    return tuple(sorted([*largest.values(), *together], key=lambda f: (_order(f), -f.bound)))
+
+
+def _weight(finding: Finding) -> tuple[float, int]:
+    return finding.bound, SEVERITIES.index(finding.severity)
+
+
+def _order(finding: Finding) -> int:
+    return 0 if finding.rule == "rank_skew" and finding.severity != "note" else 1
 
 
 def _of_rank(finding: Finding, rank: int) -> Finding:

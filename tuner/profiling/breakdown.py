@@ -15,9 +15,11 @@ import numpy as np
 
 from steptune.tuner.profiling.capture import PHASES, Capture
 from steptune.tuner.profiling.categories import CATEGORIES, HOST_CATEGORIES, Category
+from steptune.tuner.profiling.facts import facts_of_trace
 from steptune.tuner.profiling.intervals import Ints, histogram
 from steptune.tuner.profiling.quality import capture_quality
 from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.stalls import find_stalls
 from steptune.tuner.profiling.trace import Kind, Trace
 from steptune.tuner.records import Breakdown
 
@@ -35,6 +37,7 @@ def breakdown_of(
 ) -> Breakdown:
     """The segments of a device or CPU, added up by step."""
     boundaries = capture.steps.boundaries
+    number = None if device == "cpu" else int(device.removeprefix("cuda:"))
     by_step = histogram(segments.start, segments.end, segments.category, len(CATEGORIES), boundaries)
     lengths = np.diff(boundaries)
     assert np.array_equal(by_step.sum(axis=1), lengths), "categories must sum to every step"
@@ -65,6 +68,8 @@ def breakdown_of(
         phases=_phases(segments, boundaries),
         operators=_top_names(capture.trace, capture.steps.span),
         copies=_copies(capture.trace, capture.steps.span),
+        facts=facts_of_trace(capture, number),
+        stalls=find_stalls(capture, segments, number),
     )
 
 

@@ -4,21 +4,30 @@ A rule looks at exclusive shares of the (rescaled) step. It fires at its lowest 
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on
 it, and the most that they could save. Where the capture is bad, nothing is claimed but that.
 
+Advice is a list of remedies. Each is left out where the step's facts (`facts`) say that it is on already; a rule
+none of whose remedies is left finds nothing. Host time inside stalls (`stalls`) is no dispatch: launching less would
+not shorten it, so it has a finding of its own.
+
 The thresholds are those of torch-tb-profiler, TensorFlow's and XProf's rules and our own proposals:
 see docs/diagnosis.md for each one's source.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
+from steptune.tuner.profiling.facts import BF16, FP16, TF32, facts_of_choices, joined_facts
 from steptune.tuner.profiling.quality import PROBLEMS
-from steptune.tuner.records import Breakdown, CollectiveStats, Finding
+from steptune.tuner.profiling.stalls import listed
+from steptune.tuner.records import Breakdown, CollectiveStats, Finding, Stall, StepFacts
 from steptune.tuner.trace_records import RankAnalysis, RankWait
 
+BAD_CAPTURE = "bad_capture"
+"""The rule of findings that say why a capture cannot be trusted."""
 PLACES = 3
 """How many kernels or gaps a finding names."""
 FASTEST_PRODUCTS = 8
@@ -27,7 +36,12 @@ FUSED_OPTIMIZER = 0.8
 """A fused optimizer still reads and writes every parameter."""
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for the longest wait for a late rank as a share of the step."""
-COMMUNICATION_ADVICE = "overlap communication with the backward pass, or communicate less often"
+STALL_THRESHOLDS = (0.02, 0.05, 0.15)
+"""Our own, for host time in stalls as a share of the step."""
+RECURRING = 0.6
+"""Stalls in at least this share of the steps belong to every step; fewer are events of their own."""
+HIDDEN = 0.2
+"""Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
 
@@ -59,13 +73,19 @@ class Evidence:
         return busiest(self.analysis.breakdowns)
 
     @property
+    def facts(self) -> StepFacts:
+        """What is already on, by the trace and, of a trial, by its choices."""
+        seen = self.breakdown.facts
+        return seen if self.situation is None else joined_facts(seen, facts_of_choices(self.situation.choices))
+
+    @property
     def device_kind(self) -> str:
         if self.situation is not None:
             return self.situation.environment.hardware.device_kind
         return "cpu" if self.breakdown.device == "cpu" else "cuda"
 
     def share(self, *categories: Category) -> float:
-        """Of the step, without waiting for late ranks."""
+        """Of the step, without waiting for late ranks and without stalls."""
         return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
 
     def removable_share(self, *categories: Category) -> float:
@@ -82,8 +102,32 @@ class Evidence:
         return self.late_part * self.breakdown.removable_share(Category.COMMUNICATION)
 
     def own_part(self, category: Category) -> float:
-        """Of a category: the share that is not waiting for late ranks."""
-        return 1.0 - self.late_part if category is Category.COMMUNICATION else 1.0
+        """Of a category: the share that is not waiting for late ranks, and no stall."""
+        if category is Category.COMMUNICATION:
+            return 1.0 - self.late_part
+        return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
+
+    @property
+    def stalled_share(self) -> float:
+        """Of the step: host time inside stalls."""
+        return self.breakdown.stalled_share * self.breakdown.share(Category.HOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One thing to do.
+
+    Attributes:
+        advice: For people, as an imperative.
+        strategies: Those that do it.
+        useful: Whether there is a use for it: it is not on already, and the device has what it takes.
+        unless: For people: when it is left out; empty where never.
+    """
+
+    advice: str
+    strategies: tuple[str, ...] = ()
+    useful: Callable[[StepFacts], bool] = lambda facts: True
+    unless: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +136,7 @@ class Cause:
 
     name: str
     message: str
-    advice: str
-    strategies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +146,13 @@ class Rule:
     Attributes:
         categories: Their joint share is compared with the thresholds.
         thresholds: Shares from which the rule is a note, a warning, high.
-        message, advice: For people; `{share}` is filled in.
-        strategies: What would act on it.
+        message: For people; `{share}` is filled in.
+        remedies: What to do; the rule finds nothing where none of them is useful.
         devices: Kinds of device on which it makes sense.
         applies: A further condition.
         reach: The largest part of the share that the advice could save.
         measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
-            rule bounds no gain.
+            rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.
         cause: Tells causes apart that need different advice.
     """
 
@@ -117,13 +160,86 @@ class Rule:
     categories: tuple[Category, ...]
     thresholds: tuple[float, float, float]
     message: str
-    advice: str
-    strategies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     devices: tuple[str, ...] = ("cpu", "cuda")
     applies: Callable[[Evidence], bool] = lambda evidence: True
     reach: float = 1.0
     measure: Callable[[Evidence], float | None] | None = None
     cause: Callable[[Evidence], Cause | None] = lambda evidence: None
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """All that any of its remedies names."""
+        return tuple(dict.fromkeys(name for remedy in self.remedies for name in remedy.strategies))
+
+
+COMPILE = Remedy(
+    advice="compile the model",
+    strategies=("compile",),
+    useful=lambda facts: not facts.compiled,
+    unless="it is compiled",
+)
+REPLAY = Remedy(
+    advice="replay the step as a CUDA graph",
+    strategies=("cuda_graph",),
+    useful=lambda facts: not facts.cuda_graphs,
+    unless="CUDA graphs are replayed",
+)
+FUSABLE = frozenset({"Adam", "AdamW", "SGD", "Adagrad", ""})
+"""Optimizers of PyTorch that have a fused implementation; one whose class is unknown may be any of them."""
+
+
+def _can_fuse(facts: StepFacts) -> bool:
+    """Of a trial, where the trace does not say, the strategy itself knows what the optimizer can do."""
+    known = ("for_loop", "foreach", "") if facts.own_capture else ("for_loop", "foreach")
+    return facts.optimizer in known and facts.optimizer_name in FUSABLE
+
+
+FUSE = Remedy(
+    advice="fuse the optimizer (fused=True)",
+    strategies=("optimizer_implementation",),
+    useful=_can_fuse,
+    unless="it is fused, has no fused implementation in PyTorch, or the trace does not say how it updates",
+)
+AT_ONCE = Remedy(
+    advice="update all parameters at once (foreach=True, or a fused implementation from elsewhere)",
+    strategies=("optimizer_implementation",),
+    useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
+    unless="it does, PyTorch has a fused implementation, or the trace does not say how it updates",
+)
+ENLARGE = Remedy(advice="use larger micro-batches", strategies=("micro_batch",))
+COMMUNICATE_LESS = Remedy(
+    advice="communicate less often or in smaller types",
+    strategies=(
+        "sharding",
+        "ddp_buckets",
+        "hierarchical_allreduce",
+        "gradient_compression",
+        "local_sgd",
+        "nccl_settings",
+        "micro_batch",
+    ),
+)
+LOWER_PRECISION = (
+    Remedy(
+        advice="use TF32 or 16-bit matmuls, with dimensions that are multiples of 8",
+        strategies=("precision",),
+        useful=lambda facts: TF32 in (facts.faster_dtypes or ()),
+        unless="the device has no TF32",
+    ),
+    Remedy(
+        advice="use BF16 or FP16 matmuls, with dimensions that are multiples of 8",
+        strategies=("precision",),
+        useful=lambda facts: BF16 in (facts.faster_dtypes or ()) and TF32 not in (facts.faster_dtypes or ()),
+        unless="the device has TF32, too, or no BF16",
+    ),
+    Remedy(
+        advice="use FP16 matmuls, with dimensions that are multiples of 8 (this device has neither TF32 nor BF16)",
+        strategies=("precision",),
+        useful=lambda facts: facts.faster_dtypes == (FP16,),
+        unless="the device has TF32 or BF16, or no tensor cores",
+    ),
+)
 
 
 def _products_would_pay(evidence: Evidence) -> bool:
@@ -132,12 +248,14 @@ def _products_would_pay(evidence: Evidence) -> bool:
         return False
     peaks = situation.environment.calibration.matmul_flops_per_s
     fastest = max((peaks.get(d, 0.0) for d in ("bfloat16", "float16", "tf32")), default=0.0)
+    if evidence.facts.matmul_dtype not in ("", "float32"):
+        return False
     return situation.choices.get("precision", {}).get("level") == "fp32" and fastest > 1.5 * peaks.get("float32", 0.0)
 
 
 def _tensor_cores_idle(evidence: Evidence) -> bool:
     share = evidence.analysis.tensor_core_share if evidence.analysis else None
-    return share is not None and share < 0.1
+    return share is not None and share < 0.1 and evidence.facts.matmul_dtype == "float32"
 
 
 def _far_from_roofline(evidence: Evidence) -> bool:
@@ -146,8 +264,17 @@ def _far_from_roofline(evidence: Evidence) -> bool:
     return situation is not None and floor > 0 and situation.time_ns(COMPUTE) > 3 * floor
 
 
+def _converting(evidence: Evidence) -> float | None:
+    """Share of the step that converts layouts; its kernels are element-wise ones."""
+    share = evidence.facts.layout_ns / max(1.0, sum(evidence.breakdown.per_step_ns.values()))
+    return min(share, evidence.share(Category.ELEMENTWISE))
+
+
 def _step_variation(evidence: Evidence) -> float | None:
-    return evidence.analysis.step_time_cv if evidence.analysis else None
+    """None of an own capture: what is claimed of a trial rests on its windows, not on the profiled steps."""
+    if evidence.facts.own_capture or evidence.analysis is None:
+        return None
+    return evidence.analysis.step_time_cv
 
 
 def _memory_filled(evidence: Evidence) -> float | None:
@@ -160,69 +287,103 @@ def _memory_filled(evidence: Evidence) -> float | None:
 
 
 def _copy_cause(evidence: Evidence) -> Cause | None:
-    """From pinned memory already, where the trace names the copies so."""
-    copies = [name for name in evidence.breakdown.copies if "HtoD" in name]
-    if not copies or any("Pinned" not in name for name in copies):
+    """From pinned memory already, where the trace says so."""
+    if evidence.facts.pinned_memory is not True:
         return None
     return Cause(
         name="pinned",
         message="they come from pinned memory already",
-        advice="copy the next batch on another stream while this one computes, or send fewer bytes",
-        strategies=("device_prefetch",),
-    )
-
-
-def _communication_cause(evidence: Evidence) -> Cause | None:
-    """The network's part, where ranks were compared and some of it is waiting for a late one."""
-    if evidence.late_share < SKEW_THRESHOLDS[0]:
-        return None
-    return Cause(
-        name="network",
-        message=f"waiting for a late rank, another {evidence.late_share:.0%}, is not counted in it",
-        advice=COMMUNICATION_ADVICE,
-        strategies=(
-            "sharding",
-            "ddp_buckets",
-            "hierarchical_allreduce",
-            "gradient_compression",
-            "local_sgd",
-            "nccl_settings",
-            "micro_batch",
+        remedies=(
+            Remedy(
+                advice="copy the next batch on another stream while this one computes, or send fewer bytes",
+                strategies=("device_prefetch",),
+                useful=lambda facts: not facts.prefetched,
+            ),
+            Remedy(
+                advice="send fewer bytes: they are copied on a stream of their own already",
+                strategies=("device_prefetch",),
+                useful=lambda facts: facts.prefetched,
+            ),
         ),
     )
 
 
+def _communication_cause(evidence: Evidence) -> Cause | None:
+    """The network's part, where ranks were compared and some of it is waiting for a late one; what is hidden."""
+    breakdown = evidence.breakdown
+    hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0)
+    overlaps = hidden >= HIDDEN * max(1, hidden + breakdown.categories.get(Category.COMMUNICATION.value, 0))
+    overlap = Remedy(
+        advice="overlap communication with the backward pass",
+        strategies=COMMUNICATE_LESS.strategies,
+        useful=lambda facts: not overlaps,
+    )
+    remedies = (overlap, COMMUNICATE_LESS)
+    if evidence.late_share >= SKEW_THRESHOLDS[0]:
+        message = f"waiting for a late rank, another {evidence.late_share:.0%}, is not counted in it"
+        return Cause(name="network", message=message, remedies=remedies)
+    message = f"{hidden / breakdown.num_steps / 1e6:.3g} ms a step overlap with compute already"
+    return Cause(name="overlapped", message=message, remedies=remedies) if overlaps else None
+
+
 def _input_cause(evidence: Evidence) -> Cause | None:
-    """Restart, preprocessing or storage; None where nothing was measured of the loader's processes."""
+    """Restart, preprocessing or storage; of a trace alone, whether workers load."""
     if evidence.share(Category.EPOCH_RESTART) > evidence.share(Category.DATA_WAIT):
         return Cause(
             name="restart",
             message="most of it starts the loader anew for every epoch",
-            advice="keep the worker processes between epochs",
-            strategies=("data_loading",),
+            remedies=(Remedy(advice="keep the worker processes between epochs", strategies=("data_loading",)),),
         )
     activity = evidence.situation.input if evidence.situation else None
     if activity is None:
-        return None
+        return _loader_cause(evidence.facts)
     if activity.num_workers:
-        makers, compute, sleep = "the worker processes", "compute", "sleep"
+        where = f"num_workers={activity.num_workers}: the worker processes"
     else:
-        makers, compute, sleep = "the main process, which makes the batches itself,", "computes", "sleeps"
+        where = "num_workers=0: loading runs in the main process and"
     if activity.runnable_share >= BUSY:
+        bound = "are CPU-bound" if activity.num_workers else "is CPU-bound"
         return Cause(
             name="preprocessing",
-            message=f"{makers} {compute} for {activity.runnable_share:.0%} of their time: samples cost much to make",
-            advice="use as many worker processes as there are cores to spare, keep decoded samples, or make the "
-            "transforms cheaper",
-            strategies=("data_loading", "dataset_cache", "cpu_threads"),
+            message=f"{where} {bound} ({activity.runnable_share:.0%} of the time)",
+            remedies=(
+                Remedy(
+                    advice="use as many worker processes as there are cores to spare, keep decoded samples, or make "
+                    "the transforms cheaper",
+                    strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                ),
+            ),
         )
+    sleeps = "are" if activity.num_workers else "is"
     return Cause(
         name="storage",
-        message=f"{makers} {sleep} for {1 - activity.runnable_share:.0%} of their time, reading "
-        f"{activity.read_bytes_per_s / 1e6:.0f} MB/s from storage: they wait for a disk, a network or a lock",
-        advice="read ahead with more worker processes than cores, keep samples in memory or on a local disk, or "
-        "pack small files",
-        strategies=("data_loading", "dataset_cache"),
+        message=f"{where} {sleeps} idle for {1 - activity.runnable_share:.0%} of the time, reading "
+        f"{activity.read_bytes_per_s / 1e6:.0f} MB/s from storage: blocked on a disk, a network or a lock",
+        remedies=(
+            Remedy(
+                advice="read ahead with more worker processes than cores, keep samples in memory or on a local disk, "
+                "or pack small files",
+                strategies=("data_loading", "dataset_cache"),
+            ),
+        ),
+    )
+
+
+def _loader_cause(facts: StepFacts) -> Cause | None:
+    """Worker processes that do not keep up; None where the main process, or what is not known, loads."""
+    if facts.loader != "workers":
+        return None
+    count = f"{facts.num_workers} worker processes" if facts.num_workers else "worker processes"
+    return Cause(
+        name="workers",
+        message=f"{count} load already, but do not keep up",
+        remedies=(
+            Remedy(
+                advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
+                "keep decoded samples",
+                strategies=("data_loading", "dataset_cache", "cpu_threads"),
+            ),
+        ),
     )
 
 
@@ -232,8 +393,12 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.DATA_WAIT, Category.EPOCH_RESTART),
         thresholds=(0.05, 0.10, 0.20),
         message="input-bound: {share} of the step waits for data",
-        advice="load with worker processes, keep them between epochs, or keep decoded samples",
-        strategies=("data_loading", "dataset_cache", "cpu_threads"),
+        remedies=(
+            Remedy(
+                advice="load with worker processes, keep them between epochs, or keep decoded samples",
+                strategies=("data_loading", "dataset_cache", "cpu_threads"),
+            ),
+        ),
         cause=_input_cause,
     ),
     Rule(
@@ -241,8 +406,12 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.COPY_H2D,),
         thresholds=(0.03, 0.05, 0.15),
         message="{share} of the step copies batches to the device while it computes nothing",
-        advice="pin memory, so that copies are asynchronous, and copy the next batch while this one computes",
-        strategies=("data_loading", "device_prefetch"),
+        remedies=(
+            Remedy(
+                advice="pin memory, so that copies are asynchronous, and copy the next batch while this one computes",
+                strategies=("data_loading", "device_prefetch"),
+            ),
+        ),
         devices=("cuda",),
         cause=_copy_cause,
     ),
@@ -251,9 +420,13 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.HOST, Category.LAUNCH_LATENCY),
         thresholds=(0.03, 0.10, 0.30),
         message="launch-bound: for {share} of the step the device waits for the host to launch work",
-        advice="launch less: replay the step as a CUDA graph, compile the model, fuse the optimizer, use larger "
-        "micro-batches",
-        strategies=("attention_mask", "cuda_graph", "compile", "optimizer_implementation", "micro_batch"),
+        remedies=(
+            REPLAY,
+            COMPILE,
+            FUSE,
+            AT_ONCE,
+            Remedy(advice="use larger micro-batches", strategies=("micro_batch", "attention_mask")),
+        ),
         devices=("cuda",),
     ),
     Rule(
@@ -261,8 +434,7 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.HOST,),
         thresholds=(0.10, 0.20, 0.40),
         message="{share} of the step runs Python and dispatches operators",
-        advice="run fewer, larger operators: compile the model, fuse the optimizer",
-        strategies=("compile", "optimizer_implementation", "micro_batch"),
+        remedies=(COMPILE, FUSE, AT_ONCE, ENLARGE),
         devices=("cpu",),
     ),
     Rule(
@@ -270,8 +442,7 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.SYNCHRONISATION,),
         thresholds=(0.02, 0.05, 0.15),
         message="for {share} of the step the device is empty because the host waits for it",
-        advice="do not read values of the device in the step: no .item(), no print of a loss",
-        strategies=(),
+        remedies=(Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss"),),
         devices=("cuda",),
     ),
     Rule(
@@ -279,8 +450,12 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.ALLOCATION,),
         thresholds=(0.01, 0.03, 0.10),
         message="for {share} of the step the device is empty because memory is allocated or freed",
-        advice="let the allocator keep its memory: steps of one shape, no empty_cache(), expandable segments",
-        strategies=("allocator",),
+        remedies=(
+            Remedy(
+                advice="let the allocator keep its memory: steps of one shape, no empty_cache(), expandable segments",
+                strategies=("allocator",),
+            ),
+        ),
         devices=("cuda",),
     ),
     Rule(
@@ -288,8 +463,11 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.QUEUED,),
         thresholds=(0.05, 0.10, 0.30),
         message="for {share} of the step work is launched, but waits: for another stream, a peer or a full queue",
-        advice="look for the collective or copy that the next kernel waits for, and for waits between streams",
-        strategies=(),
+        remedies=(
+            Remedy(
+                advice="look for the collective or copy that the next kernel waits for, and for waits between streams"
+            ),
+        ),
         devices=("cuda",),
     ),
     Rule(
@@ -297,15 +475,9 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
         message="{share} of the step communicates while nothing is computed",
-        advice=COMMUNICATION_ADVICE,
-        strategies=(
-            "sharding",
-            "ddp_buckets",
-            "hierarchical_allreduce",
-            "gradient_compression",
-            "local_sgd",
-            "nccl_settings",
-            "micro_batch",
+        remedies=(
+            Remedy(advice="overlap communication with the backward pass", strategies=COMMUNICATE_LESS.strategies),
+            COMMUNICATE_LESS,
         ),
         cause=_communication_cause,
     ),
@@ -314,16 +486,21 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.PIPELINE_BUBBLE,),
         thresholds=(0.05, 0.10, 0.30),
         message="for {share} of the step a pipeline stage sends to or waits for its neighbour",
-        advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal length",
-        strategies=("micro_batch",),
+        remedies=(
+            Remedy(
+                advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal length",
+                strategies=("micro_batch",),
+            ),
+        ),
     ),
     Rule(
         name="recomputation",
         categories=(Category.RECOMPUTE,),
         thresholds=(0.05, 0.15, 0.25),
         message="{share} of the step computes the forward pass again",
-        advice="checkpoint fewer blocks, as far as memory allows",
-        strategies=("activation_checkpointing",),
+        remedies=(
+            Remedy(advice="checkpoint fewer blocks, as far as memory allows", strategies=("activation_checkpointing",)),
+        ),
     ),
     Rule(
         name="optimizer",
@@ -331,35 +508,40 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.05, 0.10, 0.25),
         message="the optimizer takes {share} of the step",
         reach=FUSED_OPTIMIZER,
-        advice="update all parameters at once: a fused or multi-tensor implementation",
-        strategies=("optimizer_implementation",),
+        remedies=(FUSE, AT_ONCE),
     ),
     Rule(
         name="unfused",
         categories=(Category.ELEMENTWISE, Category.NORMALISATION, Category.REDUCTION),
         thresholds=(0.15, 0.30, 0.50),
         message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
-        advice="fuse it: compile the model",
-        strategies=("compile", "memory_format"),
+        remedies=(COMPILE,),
+    ),
+    Rule(
+        name="layout_conversions",
+        categories=(Category.ELEMENTWISE,),
+        thresholds=(0.05, 0.10, 0.20),
+        message="{share} of the step converts tensors between NCHW and NHWC for convolutions",
+        remedies=(Remedy(advice="keep model and batches in channels_last", strategies=("memory_format",)),),
+        devices=("cuda",),
+        measure=_converting,
     ),
     Rule(
         name="single_precision",
         categories=(Category.MATMUL, Category.ATTENTION),
         thresholds=(0.10, 0.20, 0.40),
-        message="{share} of the step multiplies in FP32, although this device is faster in another format",
+        message="{share} of the step is FP32 matmul; this device is faster in a lower precision",
         reach=1 - 1 / FASTEST_PRODUCTS,
-        advice="use TF32 or 16-bit products",
-        strategies=("precision",),
+        remedies=(Remedy(advice="use TF32 or 16-bit matmuls", strategies=("precision",)),),
         applies=_products_would_pay,
     ),
     Rule(
         name="idle_tensor_cores",
         categories=(Category.MATMUL, Category.ATTENTION),
         thresholds=(0.10, 0.20, 0.40),
-        message="{share} of the step multiplies, hardly any of it on tensor cores",
+        message="{share} of the step is FP32 matmul, which uses no tensor cores",
         reach=1 - 1 / FASTEST_PRODUCTS,
-        advice="use TF32 or 16-bit products, with dimensions that are multiples of 8",
-        strategies=("precision",),
+        remedies=LOWER_PRECISION,
         devices=("cuda",),
         applies=_tensor_cores_idle,
     ),
@@ -367,9 +549,14 @@ RULES: tuple[Rule, ...] = (
         name="inefficient_compute",
         categories=COMPUTE,
         thresholds=(0.30, 0.50, 0.80),
-        message="compute takes {share} of the step, more than three times its roofline",
-        advice="use other thread counts, layouts and fusions",
-        strategies=("compile", "cpu_threads", "memory_format", "micro_batch", "backend_flags"),
+        message="compute takes {share} of the step and runs at under a third of peak",
+        remedies=(
+            COMPILE,
+            Remedy(
+                advice="try other thread counts, memory layouts and kernels",
+                strategies=("cpu_threads", "memory_format", "micro_batch", "backend_flags"),
+            ),
+        ),
         applies=_far_from_roofline,
     ),
     Rule(
@@ -377,8 +564,7 @@ RULES: tuple[Rule, ...] = (
         categories=(),
         thresholds=(0.10, 0.20, 0.50),
         message="the steps' times scatter by {share} around their mean: a verdict on a few of them is uncertain",
-        advice="profile more steps, after a longer warm-up, on a machine that is otherwise idle",
-        strategies=(),
+        remedies=(Remedy(advice="profile more steps, after a longer warm-up, on a machine that is otherwise idle"),),
         measure=_step_variation,
     ),
     Rule(
@@ -386,8 +572,18 @@ RULES: tuple[Rule, ...] = (
         categories=(),
         thresholds=(0.85, 0.90, 0.97),
         message="{share} of the device's memory is reserved at the peak",
-        advice="checkpoint activations or use smaller micro-batches, before fragmentation stops the run",
-        strategies=("activation_checkpointing", "sharding", "activation_compression", "allocator", "micro_batch"),
+        remedies=(
+            Remedy(
+                advice="checkpoint activations",
+                strategies=("activation_checkpointing",),
+                useful=lambda facts: not facts.checkpointed,
+                unless="it is done",
+            ),
+            Remedy(
+                advice="use smaller micro-batches or shard the model, before fragmentation stops the run",
+                strategies=("sharding", "activation_compression", "allocator", "micro_batch"),
+            ),
+        ),
         devices=("cuda",),
         measure=_memory_filled,
     ),
@@ -395,28 +591,82 @@ RULES: tuple[Rule, ...] = (
 
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
 """The advice where a record of an older version does not say which problem it is."""
-_SEVERITIES = ("note", "warning", "high")
+SEVERITIES = ("note", "warning", "high")
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """The findings of a breakdown, the largest bound first; only the capture's problems if it is bad."""
     quality = evidence.breakdown.quality
     if quality.problems:
-        return tuple(map(_bad_capture, quality.problems, quality.problem_names or ("",) * len(quality.problems)))
-    found = [finding for rule in RULES if (finding := _apply(rule, evidence)) is not None]
-    return tuple(sorted(found, key=lambda finding: -finding.bound))
+        names = quality.problem_names or ("",) * len(quality.problems)
+        own = evidence.facts.own_capture
+        return tuple(_bad_capture(problem, name, own) for problem, name in zip(quality.problems, names, strict=True))
+    found = [_apply(rule, evidence) for rule in RULES]
+    found.append(_stalled(evidence))
+    return tuple(sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.bound))
 
 
-def _bad_capture(problem: str, name: str) -> Finding:
+def _bad_capture(problem: str, name: str, own: bool) -> Finding:
+    known = next((known for known in PROBLEMS if known.name == name), None)
+    advice = UNKNOWN_PROBLEM if known is None else known.own_advice if own else known.advice
     return Finding(
-        rule="bad_capture",
+        rule=BAD_CAPTURE,
         severity="warning",
         message=f"the profile cannot be trusted: {problem}",
-        advice=next((known.advice for known in PROBLEMS if known.name == name), UNKNOWN_PROBLEM),
+        advice=advice,
         strategies=(),
         bound=0.0,
         evidence={"problem": name} if name else {},
     )
+
+
+def _stalled(evidence: Evidence) -> Finding | None:
+    """Stretches in which the host launches nothing: no dispatch, whatever it is."""
+    stalls, share = evidence.breakdown.stalls, evidence.stalled_share
+    if stalls is None or not stalls.longest or share < STALL_THRESHOLDS[0]:
+        return None
+    num_steps = evidence.breakdown.num_steps
+    recurring = len(stalls.steps) >= max(2, RECURRING * num_steps) or num_steps == 1
+    level = sum(share >= threshold for threshold in STALL_THRESHOLDS) - 1 if recurring else 0
+    longest = stalls.longest[0]
+    does = "runs no operator" if evidence.device_kind == "cpu" else "launches no work"
+    when = f"in {len(stalls.steps)} of {num_steps} steps" if num_steps > 1 else "in the only step"
+    if not recurring:
+        when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
+    recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
+    return Finding(
+        rule="host_stall",
+        severity=SEVERITIES[level],
+        message=f"for {share:.0%} of the step the host {does}: stalls of up to {longest.length_ns / 1e6:.3g} ms "
+        f"{when}, {recorded}",
+        advice=_stall_advice(longest, evidence.facts),
+        strategies=(),
+        bound=_bounded(share, share) if recurring else 0.0,
+        evidence={
+            "stalled_ms": round(share * sum(evidence.breakdown.per_step_ns.values()) / 1e6, 4),
+            "steps": listed(stalls.steps),
+            **{f"at_{number}": _place_of(stall) for number, stall in enumerate(stalls.longest[:PLACES], 1)},
+        },
+    )
+
+
+def _place_of(stall: Stall) -> str:
+    return f"{stall.length_ns / 1e6:.3g} ms in step {stall.step}" + (f": {stall.name}" if stall.name else "")
+
+
+def _stall_advice(longest: Stall, facts: StepFacts) -> str:
+    causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
+    if longest.name:
+        return "move it out of the step, or let it run beside the steps"
+    if facts.own_capture:
+        return f"look in the step's own code for {causes}"
+    return f"record a few steps with with_stack=True, which tells {causes} apart"
+
+
+def _bounded(bound: float, share: float) -> float:
+    """The bound of a finding: nothing saves more of a step than the share of which it speaks."""
+    assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
+    return min(bound, share)
 
 
 def diagnose_ranks(
@@ -447,12 +697,12 @@ def diagnose_ranks(
     return [
         Finding(
             rule="rank_skew",
-            severity=_SEVERITIES[level],
+            severity=SEVERITIES[level],
             message=f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
             f"{late.late_share:.0%} of the collectives: that is no time of the network",
             advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
             strategies=(),
-            bound=evidence[waiting].late_removable_share,
+            bound=_bounded(evidence[waiting].late_removable_share, share),
             evidence={"skew_ms": round(skew_ns / 1e6, 4), "latency_ms": round(latency_ns / 1e6, 4), "rank": late.rank},
         )
     ]
@@ -466,14 +716,20 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
         return None
     level = sum(share >= threshold for threshold in rule.thresholds) - 1
     cause = rule.cause(evidence)
+    facts = evidence.facts
+    remedies = [remedy for remedy in (cause.remedies if cause else rule.remedies) if remedy.useful(facts)]
+    if not remedies:
+        return None
     message = rule.message.format(share=f"{share:.0%}")
+    removable = evidence.removable_share(*rule.categories)
+    bound = min(removable, share) if rule.measure is not None else removable
     return Finding(
         rule=rule.name,
-        severity=_SEVERITIES[level],
+        severity=SEVERITIES[level],
         message=f"{message}; {cause.message}" if cause else message,
-        advice=cause.advice if cause else rule.advice,
-        strategies=cause.strategies if cause else rule.strategies,
-        bound=rule.reach * evidence.removable_share(*rule.categories),
+        advice=", ".join(remedy.advice for remedy in remedies),
+        strategies=tuple(dict.fromkeys(name for remedy in remedies for name in remedy.strategies)),
+        bound=_bounded(rule.reach * bound, share),
         evidence={**_times(rule, evidence), **({"cause": cause.name} if cause else {}), **_places(rule, evidence)},
     )
 
@@ -493,11 +749,13 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     if analysis is None:
         return {}
     gaps = analysis.gaps[device].longest if device in analysis.gaps else ()
+    stalls = evidence.breakdown.stalls
+    limit_ns = stalls.limit_ns if stalls is not None else math.inf
     found = [
         f"{gap.length_ns / 1e6:.3g} ms before {gap.operator_after or gap.kernel_after or 'the end'}"
         + (f" ({gap.source})" if gap.source else "")
         for gap in gaps
-        if gap.category in rule.categories
+        if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)
     ]
     computing = [c for c in rule.categories if c in COMPUTING]
     found += [

@@ -71,15 +71,22 @@ def kernel_stats(capture: Capture, top: int = 20) -> tuple[KernelStats, ...]:
 
 def tensor_core_share(capture: Capture) -> float | None:
     """Of the time in kernels of matrix products and convolutions; None without any."""
-    trace = capture.trace
-    rows, time = _kernels(capture)
-    names, group = np.unique(trace.work.name[rows], return_inverse=True)
-    total = _sums(group, time, len(names))
-    texts = [trace.names[name] for name in names.tolist()]
+    texts, total = kernel_times(capture)
     matrix = np.array([classify_kernel(text) is Category.MATMUL for text in texts], dtype=bool)
     tensor = np.array([uses_tensor_cores(text) for text in texts], dtype=bool)
     whole = int(total[matrix].sum()) if len(texts) else 0
     return float(total[matrix & tensor].sum() / whole) if whole else None
+
+
+def kernel_times(capture: Capture, device: int | None = None) -> tuple[tuple[str, ...], Ints]:
+    """Names of the kernels in the steps, of one device or of all, and the nanoseconds that each of them takes."""
+    trace = capture.trace
+    rows, time = _kernels(capture)
+    if device is not None:
+        mine = trace.work.device[rows] == device
+        rows, time = rows[mine], time[mine]
+    names, group = np.unique(trace.work.name[rows], return_inverse=True)
+    return tuple(trace.names[name] for name in names.tolist()), _sums(group, time, len(names))
 
 
 def _kernels(capture: Capture) -> tuple[Ints, Ints]:

@@ -14,6 +14,8 @@ import numpy as np
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.profiling.device_time import device_rows
+from steptune.tuner.profiling.facts import is_own
+from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import CaptureQuality
 from steptune.tuner.wording import counted
@@ -22,6 +24,8 @@ MAX_UNLINKED = 0.05
 MAX_UNKNOWN = 0.05
 """Share of the step whose cause may be unknown because its launches were not recorded."""
 MAX_MISSING = 0.01
+MAX_EMPTY = 0.1
+"""Share of the steps without any device work, where others have some."""
 MAX_OVERHEAD = 3.0
 """Launch-bound steps take 1.5 to 2.5 times as long under the profiler; host categories are scaled back."""
 MIN_OVERHEAD = 0.5
@@ -32,6 +36,8 @@ SLOW_FIRST_STEP = 1.5
 MAX_WARM_UP = 0.25
 """Share of the profiled time that the first step may take beyond what the others do: above it, warming up is a large
 part of what was profiled."""
+WHOLE_REPLAY = 0.8
+"""A replay with less than this share of the operations of its siblings has lost some. Conditional nodes vary less."""
 LAUNCH_CALLS = r"LaunchKernel|GraphLaunch|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch"
 
 
@@ -42,9 +48,12 @@ class Seen:
     Attributes:
         unlinked: Share of the device's operations without a recorded launch.
         unknown: Share of the steps whose cause is unknown.
-        missing: Share of the launches without recorded device work.
+        missing: Share of the launched operations without recorded device work: a replayed graph launches many.
+        lost_replays, num_replays: Replays of CUDA graphs of whose operations some are missing, and all of them.
+        empty_steps, num_steps: Steps in which no device worked, although it did in others, and all of them.
         step_time_ns, computing_ns: Per step as profiled, and of that what the device computes (0 on a CPU).
         unprofiled_step_time_ns: As given.
+        own_capture: Whether Steptune recorded it: then nobody else chose how.
         first_step: How many times as long as the others the first step took (1.0 where that cannot be said).
         warm_up: What it took beyond the others, as a share of all steps.
     """
@@ -53,9 +62,14 @@ class Seen:
     unlinked: float
     unknown: float
     missing: float
+    lost_replays: int
+    num_replays: int
+    empty_steps: int
+    num_steps: int
     step_time_ns: float
     computing_ns: float
     unprofiled_step_time_ns: int | None
+    own_capture: bool
     first_step: float
     warm_up: float
 
@@ -72,7 +86,8 @@ class Problem:
         when: For people: the condition.
         holds: The condition.
         message: What is said; the fields of `Seen` are filled in.
-        advice: How to get a better capture: it fits this problem only.
+        advice: How to record a better capture, for one that another program made.
+        own_advice: What can be done about one that Steptune recorded itself: its settings are not the user's.
     """
 
     name: str
@@ -80,8 +95,10 @@ class Problem:
     holds: Callable[[Seen], bool]
     message: Callable[[Seen], str]
     advice: str
+    own_advice: str
 
 
+AGAIN = "run it again; measured rates do not depend on the profile"
 PROBLEMS: tuple[Problem, ...] = (
     Problem(
         name="unlinked",
@@ -94,14 +111,18 @@ PROBLEMS: tuple[Problem, ...] = (
         ),
         advice="record ProfilerActivity.CPU beside the device's, and let the profiler's schedule warm up for a step, "
         "so that what runs in the first step was launched under the profiler too",
+        own_advice=AGAIN,
     ),
     Problem(
         name="missing",
-        when=f"more than {MAX_MISSING:.0%} of the launches have no recorded device work",
-        holds=lambda seen: seen.missing > MAX_MISSING,
-        message=lambda seen: f"{seen.missing:.0%} of the launches have no recorded device work",
-        advice="profile fewer steps, in the first profiler session of a fresh process and with a warm-up step in its "
-        "schedule; record the device's activity, and let no other profiler use the device",
+        when=f"more than {MAX_MISSING:.0%} of the launched operations have no recorded device work (a replayed CUDA "
+        f"graph counts as many as its other replays have), or more than {MAX_EMPTY:.0%} of the steps show no device "
+        "work",
+        holds=lambda seen: seen.missing > MAX_MISSING or seen.empty_steps > MAX_EMPTY * seen.num_steps,
+        message=lambda seen: _what_is_missing(seen),
+        advice="profile fewer steps, in the first profiler session of a fresh process and with a warm-up step in "
+        "its schedule; record the device's activity, and let no other profiler use the device",
+        own_advice=f"end other profilers that use the device, and {AGAIN}",
     ),
     Problem(
         name="cut_file",
@@ -110,6 +131,7 @@ PROBLEMS: tuple[Problem, ...] = (
         message=lambda seen: "the file is incomplete: what the devices did may be missing",
         advice="copy the trace again, or write it again: let the process live until the profiler has written all of "
         "it, on a disk with room",
+        own_advice=f"make room on the disk of temporary files, and {AGAIN}",
     ),
     Problem(
         name="wrong_step_time",
@@ -126,6 +148,7 @@ PROBLEMS: tuple[Problem, ...] = (
         ),
         advice="measure the step again without the profiler: the mean of steps with the same model and batch on the "
         "same device, in milliseconds of one step, the device synchronised before and after",
+        own_advice="run it again on a quiet machine: the step took another time in the profile than in the windows",
     ),
     Problem(
         name="overhead",
@@ -133,6 +156,8 @@ PROBLEMS: tuple[Problem, ...] = (
         holds=lambda seen: seen.overhead_ratio > MAX_OVERHEAD and not _computes_too_long(seen),
         message=lambda seen: f"the profiler made the step {seen.overhead_ratio:.2f} times as long",
         advice="record less: without with_stack, record_shapes and profile_memory",
+        own_advice="profile it with a larger batch: so short a step is mostly the profiler's own time; measured rates "
+        "do not depend on the profile",
     ),
     Problem(
         name="warm_up",
@@ -144,8 +169,18 @@ PROBLEMS: tuple[Problem, ...] = (
         ),
         advice="warm up longer before profiling, until the step time is steady: compilation, autotuning, the allocator "
         "and the loader's first batches belong to no usual step",
+        own_advice=AGAIN,
     ),
 )
+
+
+def _what_is_missing(seen: Seen) -> str:
+    if seen.lost_replays:
+        replays = f"{seen.lost_replays} of {counted(seen.num_replays, 'replay')} of CUDA graphs"
+        return f"{replays} have not all of their device work in the trace"
+    if seen.missing > MAX_MISSING:
+        return f"{seen.missing:.0%} of the launches have no recorded device work"
+    return f"{seen.empty_steps} of {counted(seen.num_steps, 'step')} show no device work"
 
 
 def _computes_too_long(seen: Seen) -> bool:
@@ -164,9 +199,8 @@ def capture_quality(
         notes.append(f"{seen.unlinked:.0%} of the device work has no recorded launch")
     notes += _about_steps(capture)
     if seen.first_step > SLOW_FIRST_STEP and "warm_up" not in names:
-        notes.append(
-            f"the first step took {seen.first_step:.1f} times as long as the others: warm up longer before profiling"
-        )
+        longer = "" if seen.own_capture else ": warm up longer before profiling"
+        notes.append(f"the first step took {seen.first_step:.1f} times as long as the others{longer}")
     return CaptureQuality(
         num_events=capture.trace.num_events,
         num_steps=len(capture.steps),
@@ -185,32 +219,80 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
     rows = np.empty(0, np.int64) if on_cpu else device_rows(capture, int(device.removeprefix("cuda:")))
     lengths = np.diff(steps.boundaries)
     usual = float(np.median(lengths[1:])) if len(lengths) >= 3 else 0.0
+    missing, lost, replays = _missing(capture)
     computing = 0 if on_cpu else sum(totals[category.value] for category in COMPUTING)
     return Seen(
         is_whole=capture.trace.is_whole,
         unlinked=float((capture.launches.row[rows] < 0).mean()) if len(rows) else 0.0,
         unknown=totals[Category.UNKNOWN.value] / max(1, step_time_ns),
-        missing=_missing(capture),
+        missing=missing,
+        lost_replays=lost,
+        num_replays=replays,
+        empty_steps=0 if on_cpu else _empty_steps(capture),
+        num_steps=len(steps),
         step_time_ns=step_time_ns / len(steps),
         computing_ns=computing / len(steps),
         unprofiled_step_time_ns=unprofiled_step_time_ns or None,
+        own_capture=is_own(capture.trace),
         first_step=float(lengths[0]) / usual if usual else 1.0,
         warm_up=max(0.0, float(lengths[0]) - usual) / max(1, step_time_ns) if usual else 0.0,
     )
 
 
-def _missing(capture: Capture) -> float:
-    """Share of launch calls inside the steps whose device work is not in the trace."""
+def _missing(capture: Capture) -> tuple[float, int, int]:
+    """Share of the operations launched inside the steps that are not in the trace; replays of graphs that lost any of
+    theirs, and all of them.
+    """
     trace, (low, high) = capture.trace, capture.steps.span
     calls = trace.host_rows(LAUNCH_CALLS, Kind.RUNTIME)
     calls = calls[(trace.host.start[calls] >= low) & (trace.host.start[calls] < high)]
     if len(calls) == 0:
-        return 0.0
-    launched = np.zeros(len(trace.host), dtype=bool)
-    launched[capture.launches.row[capture.launches.row >= 0]] = True
+        return 0.0, 0, 0
     # A call around another one (the runtime's around the driver's) has its device work by the same correlation.
-    with_work = launched[calls] | np.isin(trace.host.correlation[calls], trace.work.correlation)
-    return float((~with_work).mean())
+    works, position = np.unique(trace.work.correlation[trace.work.kind != Kind.SYNC], return_counts=True)
+    place = np.minimum(np.searchsorted(works, trace.host.correlation[calls]), max(0, len(works) - 1))
+    found = np.zeros(len(calls), dtype=np.int64)
+    if len(works):
+        found = np.where((works[place] == trace.host.correlation[calls]) & (works[place] >= 0), position[place], 0)
+    replay = trace.names_matching(r"GraphLaunch")[trace.host.name[calls]]
+    expected = np.ones(len(calls), dtype=np.int64)
+    expected[replay] = _expected_of_replays(capture, trace.host.start[calls[replay]], found[replay])
+    lacking = np.where(replay, found < WHOLE_REPLAY * expected, found == 0)
+    lost_operations = np.where(lacking, np.maximum(expected - found, 1), 0)
+    return float(lost_operations.sum() / expected.sum()), int((lacking & replay).sum()), int(replay.sum())
+
+
+def _expected_of_replays(capture: Capture, start: Ints, found: Ints) -> Ints:
+    """How many operations each replay of a graph should have: as many as the largest at the same place in its step.
+
+    Where steps replay different numbers of graphs, which of them are alike is unknown: one without any operation counts
+    as many as the median of the others.
+    """
+    step = np.searchsorted(capture.steps.host_starts, start, side="right") - 1
+    numbers, counts = np.unique(step, return_counts=True)
+    if len(numbers) > 1 and (counts == counts[0]).all():
+        place = np.arange(len(start)) % counts[0]
+        largest = np.zeros(counts[0], dtype=np.int64)
+        np.maximum.at(largest, place, found)
+        expected = largest[place]
+    else:
+        usual = int(np.median(found[found > 0])) if (found > 0).any() else 1
+        expected = np.where(found > 0, found, usual)
+    result: Ints = np.maximum(expected, 1)
+    return result
+
+
+def _empty_steps(capture: Capture) -> int:
+    """Steps without any device work, where others have some."""
+    steps, work = capture.steps, capture.trace.work
+    rows = capture.trace.work_rows()
+    first = np.searchsorted(steps.boundaries, work.start[rows], side="right") - 1
+    last = np.searchsorted(steps.boundaries, work.end[rows], side="left") - 1
+    busy = np.zeros(len(steps) + 1, dtype=np.int64)
+    np.add.at(busy, np.clip(first, 0, len(steps)), 1)
+    np.add.at(busy, np.clip(last + 1, 0, len(steps)), -1)
+    worked = np.cumsum(busy[: len(steps)]) > 0
+    return int((~worked).sum()) if worked.any() else 0
 
 
 def _about_steps(capture: Capture) -> list[str]:

@@ -10,11 +10,17 @@ import numpy.typing as npt
 from steptune.tuner.profiling.intervals import EMPTY, Intervals, Ints, contains, union
 from steptune.tuner.profiling.trace import Kind, Trace
 
-LOADER = r"(DataLoader|DataPipe).*(__next__|#)|^enumerate\(DataLoader\)|^steptune\.data_wait$"
+LOADER = (
+    r"(DataLoader|DataPipe).*(__next__|#)|^enumerate\(\w*(DataLoader|DataPipe|WebLoader)\)|^steptune\.data_wait$|"
+    r"(train|val|predict)_dataloader_next$|\b(data_fetch|next_batch|fetch_batch|get_batch|batch_fetch)(er)?$|"
+    r"^(dataloader|data_loader|dataloading|data_loading|data)(_iter)?[ _.]?(next|wait|load|fetch)$"
+)
+"""Names under which PyTorch, Lightning, torchdata, torchtitan and loops of one's own mark the wait for a batch."""
 OPTIMIZER = r"^Optimizer\.(step|zero_grad)#|^optimizer\.|^steptune\.optimizer$"
 RESTART = r"^steptune\.epoch_restart$"
 BACKWARD = r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$"
-SYNC_CALLS = r"(Device|Stream|Event)Synchronize|^(cuda|hip)Memcpy$|StreamWaitEvent$"
+SYNC_CALLS = r"(Device|Stream|Event)Synchronize|^(cuda|hip)Memcpy$"
+"""Calls in which the host waits for the device. cudaStreamWaitEvent is none: it makes a stream wait, and returns."""
 ALLOCATION_CALLS = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostRegister|MallocAsync|MemCreate|MemMap)"
 BLOCKING_OPERATORS = r"^aten::(item|_local_scalar_dense|nonzero|is_nonzero)$"
 HOST = (Kind.ANNOTATION, Kind.OPERATOR)

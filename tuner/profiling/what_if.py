@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steptune.tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
-from steptune.tuner.records import Breakdown
+from steptune.tuner.records import Breakdown, StepFacts
 from steptune.tuner.trace_records import WhatIf
 
 ACCUMULATION = 4
@@ -33,11 +33,13 @@ class Scenario:
     Attributes:
         saved_ns: Nanoseconds that a step of the same samples would take less, from its categories.
         devices: Kinds of device on which it makes sense.
+        applies: Whether it is not so already.
     """
 
     name: str
     saved_ns: Callable[[Breakdown], float]
     devices: tuple[str, ...] = ("cpu", "cuda")
+    applies: Callable[[StepFacts], bool] = lambda facts: True
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
@@ -47,6 +49,12 @@ def _hidden_communication(breakdown: Breakdown) -> float:
     return min(exposed, max(0.0, breakdown.removable_ns(*COMPUTE, Category.RECOMPUTE) - hidden))
 
 
+def _without_stalls(breakdown: Breakdown, *categories: str) -> float:
+    """What is gone with these categories, but for stalls: those are no launches, and stay."""
+    stalled = breakdown.stalled_share * breakdown.removable_ns(Category.HOST) if Category.HOST in categories else 0.0
+    return breakdown.removable_ns(*categories) - stalled
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="batches were always ready on the device",
@@ -54,8 +62,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         name="the step were one replayed graph: no Python, no launches",
-        saved_ns=lambda b: b.removable_ns(*HOST_CATEGORIES),
+        saved_ns=lambda b: _without_stalls(b, *HOST_CATEGORIES),
         devices=("cuda",),
+        applies=lambda facts: not facts.cuda_graphs,
     ),
     Scenario(name="communication were hidden behind compute", saved_ns=_hidden_communication),
     Scenario(
@@ -66,7 +75,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         name=f"the batch were {LARGER_BATCH} times as large",
-        saved_ns=lambda b: (1 - 1 / LARGER_BATCH) * b.removable_ns(*FIXED),
+        saved_ns=lambda b: (1 - 1 / LARGER_BATCH) * _without_stalls(b, *FIXED),
     ),
     Scenario(name="nothing were computed again", saved_ns=lambda b: b.removable_ns(Category.RECOMPUTE)),
 )
@@ -83,6 +92,8 @@ def what_ifs(breakdown: Breakdown) -> tuple[WhatIf, ...]:
         saved_ns = scenario.saved_ns(breakdown)
         # A step that would all but vanish only waited: such a gain is no number.
         left_ns = step_ns - saved_ns
-        if kind in scenario.devices and saved_ns >= WORTHWHILE * step_ns > 0 and left_ns > WORTHWHILE * step_ns:
+        if kind not in scenario.devices or not scenario.applies(breakdown.facts):
+            continue
+        if saved_ns >= WORTHWHILE * step_ns > 0 and left_ns > WORTHWHILE * step_ns:
             found.append(WhatIf(scenario=scenario.name, step_time_ns=round(left_ns), gain=step_ns / left_ns))
     return tuple(sorted(found, key=lambda one: -one.gain))

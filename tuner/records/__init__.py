@@ -18,7 +18,15 @@ are imported at runtime, never under TYPE_CHECKING.
 """
 
 from steptune.tuner.records.base import SCHEMA_VERSION, Record
-from steptune.tuner.records.breakdowns import Breakdown, CaptureQuality, Finding, StepPhase
+from steptune.tuner.records.breakdowns import (
+    Breakdown,
+    CaptureQuality,
+    Finding,
+    Stall,
+    Stalls,
+    StepFacts,
+    StepPhase,
+)
 from steptune.tuner.records.choices import BASELINE, Candidate, Choice, Move, Numerics, Scalar, choice_label
 from steptune.tuner.records.compilation import Compilation, CompilationEvent
 from steptune.tuner.records.decisions import Decision, Suggestion
@@ -119,7 +127,10 @@ __all__ = [
     "Record",
     "SampleUnit",
     "Scalar",
+    "Stall",
+    "Stalls",
     "Startup",
+    "StepFacts",
     "StepPhase",
     "Study",
     "StudySettings",

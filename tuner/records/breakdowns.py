@@ -37,6 +37,76 @@ class CaptureQuality(Record):
     """What a reader should know, but what changes no verdict."""
 
 
+class StepFacts(Record):
+    """Settings that a profiled step already uses, as far as its trace or its configuration says.
+
+    Advice is conditioned on them: nothing is recommended that is already on. An empty string or None means unknown.
+
+    Attributes:
+        compiled: Whether torch.compile produced any of what runs.
+        cuda_graphs: Whether any launch replays a CUDA graph.
+        optimizer: Implementation: "fused" (compiled updates included), "foreach" or "for_loop".
+        optimizer_name: Class of the optimizer, like "AdamW".
+        loader: "workers" or "main process".
+        num_workers: Worker processes of the loader.
+        pinned_memory: Whether batches are copied from pinned memory.
+        prefetched: Whether batches are copied on another stream than the one that computes.
+        matmul_dtype: Arithmetic of most of the matmul time: "float32", "tf32", "bfloat16", "float16" or "float8".
+        faster_dtypes: Arithmetics in which this device multiplies faster than in FP32, the easiest to use first.
+        channels_last: Whether convolutions run without conversions between NCHW and NHWC.
+        layout_ns: Nanoseconds a step that convert between NCHW and NHWC.
+        checkpointed: Whether activation checkpointing recomputes some of the forward pass.
+        own_capture: Whether Steptune recorded the profile itself.
+    """
+
+    compiled: bool = False
+    cuda_graphs: bool = False
+    optimizer: str = ""
+    optimizer_name: str = ""
+    loader: str = ""
+    num_workers: int | None = None
+    pinned_memory: bool | None = None
+    prefetched: bool = False
+    matmul_dtype: str = ""
+    faster_dtypes: tuple[str, ...] | None = None
+    channels_last: bool | None = None
+    layout_ns: float = 0.0
+    checkpointed: bool = False
+    own_capture: bool = False
+
+
+class Stall(Record):
+    """A stretch in which the host launched nothing (on a CPU: ran no operator) for unusually long.
+
+    Attributes:
+        step: Number of the step, from 1.
+        length_ns: From one launch to the next.
+        idle_ns: Part of it in which the device did nothing for that reason.
+        name: Shortest recorded event that covers most of it; empty where nothing was recorded.
+    """
+
+    step: int
+    length_ns: int
+    idle_ns: int
+    name: str = ""
+
+
+class Stalls(Record):
+    """The stalls of all profiled steps: host time that is no dispatch of operators.
+
+    Attributes:
+        limit_ns: Length from which a stretch without a launch is a stall.
+        idle_ns: Time of the category `host` inside stalls.
+        steps: Numbers of the steps that have one, from 1.
+        longest: The longest of them, the longest first.
+    """
+
+    limit_ns: int
+    idle_ns: int = 0
+    steps: tuple[int, ...] = ()
+    longest: tuple[Stall, ...] = ()
+
+
 class Breakdown(Record):
     """Exclusive categories of a step's time that sum to the step exactly (integer nanoseconds)."""
 
@@ -64,6 +134,10 @@ class Breakdown(Record):
     """Names of the operators and kernels with the most time, longest first."""
     copies: tuple[str, ...] = ()
     """Names of the copies in the steps, as the trace has them."""
+    facts: StepFacts = StepFacts()
+    """What the steps already use; nothing is known of it in older records."""
+    stalls: Stalls | None = None
+    """Stretches without a launch; None in older records."""
 
     def __post_init__(self) -> None:
         assert sum(self.categories.values()) == self.step_time_ns, "categories must sum to the step"
@@ -74,6 +148,19 @@ class Breakdown(Record):
         if self.rescaled:
             return {name: float(value) for name, value in self.rescaled.items()}
         return {name: value / self.num_steps for name, value in self.categories.items()}
+
+    @property
+    def stalled_share(self) -> float:
+        """Part of the category `host` that lies in stalls.
+
+        The profiler makes dispatch longer, not stalls: of a rescaled step they keep their length, as far as that fits.
+        """
+        host_ns = self.per_step_ns.get("host", 0.0)
+        if self.stalls is None or not self.stalls.idle_ns or not host_ns:
+            return 0.0
+        profiled_ns = self.categories["host"] / self.num_steps
+        stalled_ns = self.stalls.idle_ns / self.num_steps * max(1.0, host_ns / profiled_ns)
+        return min(1.0, stalled_ns / host_ns)
 
     def removable_ns(self, *categories: str) -> float:
         """Nanoseconds per step that are gone when these categories vanish: of communication, what held compute up."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.profiling.facts import OWN_MARK
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,7 +32,7 @@ def record_profile(
         step: One step of the loop, `next(loader)` included.
         path: `.json`; torch.profiler takes twenty times as long to write `.json.gz`.
     """
-    from torch.profiler import ProfilerActivity, profile, schedule
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -40,7 +42,10 @@ def record_profile(
         schedule=schedule(wait=0, warmup=WARM_UP_STEPS, active=num_steps, repeat=1),
         **(options or {}),
     ) as recorder:
-        for _ in range(WARM_UP_STEPS + num_steps):
+        for number in range(WARM_UP_STEPS + num_steps):
+            if number == WARM_UP_STEPS:
+                with record_function(OWN_MARK):
+                    pass
             step()
             recorder.step()
         if device.type == "cuda":

@@ -1,0 +1,118 @@
+"""Stalls: stretches in which the host launches nothing for so long that it cannot be dispatching operators.
+
+Dispatch leaves a steady pace of launches (on a CPU: of operators), microseconds to tens of microseconds apart. A sleep,
+a lock, a garbage collection, a checkpoint or a Python loop leaves one long silence. Both make the device wait for the
+host, but only dispatch becomes shorter with a CUDA graph, compilation or larger batches.
+
+A silence is a stretch between two launches of a process, whichever of its threads make them: forward and backward
+passes take turns. What the loader, a synchronisation, an allocation or the optimizer's step does in it is none: those
+have categories of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.profiling.intervals import Intervals, Ints, cover, pieces, union
+from steptune.tuner.profiling.regions import joined
+from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.records import Stall, Stalls
+
+LEAST_NS, MOST_NS = 1_000_000, 10_000_000
+"""No silence below a millisecond is a stall: healthy steps have them around an optimizer or a compiled region. One of
+ten milliseconds always is: dispatching one operator takes no such time on any host."""
+PACES = 50
+"""A stall lasts this many times the usual time between two launches."""
+NAMED = 0.6
+"""An event names a stall if it covers this share of it."""
+WIDEST_ANNOTATION = 3.0
+"""An annotation that lasts longer than so many times the stall says nothing of it."""
+SAYS_NOTHING = r"^ProfilerStep#|^PyTorch Profiler|^autograd::engine::evaluate"
+KEPT = 10
+
+
+def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Stalls:
+    """Find the stalls of the steps.
+
+    Args:
+        segments: Of the device, or of the CPU.
+        device: Number of the device; None on a CPU.
+    """
+    host_time = segments.category == PRIORITY[Category.HOST]
+    idle = union(segments.start[host_time], segments.end[host_time])
+    start, end = idle if device is None else _silences(capture, device)
+    length = end - start
+    pace = float(np.median(length)) if len(length) else 0.0
+    limit_ns = int(np.clip(PACES * pace, LEAST_NS, MOST_NS))
+    long = length > limit_ns
+    start, end = start[long], end[long]
+    waited = np.zeros(len(start), dtype=np.int64)
+    low, high, whole, _ = pieces(start, end, idle)
+    np.add.at(waited, whole, high - low)
+    felt = np.flatnonzero(waited > 0)
+    step = np.clip(np.searchsorted(capture.steps.boundaries, start, side="right"), 1, len(capture.steps))
+    longest = felt[np.argsort(-waited[felt], kind="stable")][:KEPT]
+    return Stalls(
+        limit_ns=limit_ns,
+        idle_ns=int(waited.sum()),
+        steps=tuple(np.unique(step[felt]).tolist()),
+        longest=tuple(
+            Stall(
+                step=int(step[number]),
+                length_ns=int(end[number] - start[number]),
+                idle_ns=int(waited[number]),
+                name=_name(capture, device, int(start[number]), int(end[number])),
+            )
+            for number in longest.tolist()
+        ),
+    )
+
+
+def _silences(capture: Capture, device: int) -> Intervals:
+    """Stretches of the steps between two launches, without what has a category of its own."""
+    host, launches, regions = capture.trace.host, capture.launches, capture.regions
+    calls = np.unique(launches.row[launches.row >= 0])
+    own = (regions.restart, regions.loader, regions.synchronisation, regions.allocation, regions.optimizer)
+    threads = _threads(capture, device)
+    others = [joined(own, thread) for thread in threads]
+    busy = [(host.start[calls], host.end[calls]), *others]
+    start, end, owner = cover(capture.steps.span, busy)
+    return start[owner < 0], end[owner < 0]
+
+
+def _threads(capture: Capture, device: int | None) -> list[int]:
+    """The thread that runs the steps, and those that launch the device's work."""
+    found = {capture.steps.thread}
+    if device is not None:
+        launched = (capture.launches.row >= 0) & (capture.trace.work.device == device)
+        found |= set(np.unique(capture.launches.thread[launched]).tolist())
+    return sorted(found)
+
+
+def _name(capture: Capture, device: int | None, start: int, end: int) -> str:
+    """Shortest recorded event that covers most of a stall: first operators, then annotations, then Python functions."""
+    host = capture.trace.host
+    covered = np.minimum(host.end, end) - np.maximum(host.start, start)
+    silent = capture.trace.names_matching(SAYS_NOTHING)
+    rows = np.flatnonzero((covered >= NAMED * (end - start)) & np.isin(host.thread, _threads(capture, device)))
+    for kind in (Kind.OPERATOR, Kind.ANNOTATION, Kind.PYTHON):
+        named = rows[host.kind[rows] == kind]
+        named = named[~silent[host.name[named]]]
+        lengths = host.end[named] - host.start[named]
+        if kind == Kind.ANNOTATION:
+            fits = lengths <= WIDEST_ANNOTATION * (end - start)
+            named, lengths = named[fits], lengths[fits]
+        if len(named):
+            return str(capture.trace.names[int(host.name[named[int(lengths.argmin())]])])
+    return ""
+
+
+def listed(steps: Ints | tuple[int, ...], most: int = 5) -> str:
+    """Say numbers of steps: "2, 5 and 8"."""
+    numbers = [str(number) for number in steps]
+    if len(numbers) > most:
+        return f"{', '.join(numbers[:most])} and {len(numbers) - most} more"
+    return " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)

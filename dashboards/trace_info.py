@@ -9,7 +9,8 @@ import pandas as pd
 
 from steptune.dashboards import theme, units
 from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
-from steptune.tuner.profiling.diagnosis import RULES, busiest
+from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES, busiest
+from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.profiling.rank_comparison import late_part, straggler
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
@@ -24,11 +25,12 @@ LIMITS = {
 }
 CPU_LIMITS = {
     **LIMITS,
-    "input": "input: for {share} of it no data is there",
+    "input": "input: {share} of it is spent waiting for data",
     "host": "Python and the dispatch of operators, {share} of it",
 }
+STALLED = "stalls in {steps}: for {share} of it the host launches nothing for long"
+CPU_STALLED = "stalls in {steps}: for {share} of it no operator runs for long"
 LATE = "ranks that come apart: for {share} of it ranks wait for a late one, mostly rank {rank}"
-BAD_CAPTURE = "bad_capture"
 STANDS_OUT = 0.03
 """A straggler is this share of its step later than the median of the ranks."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
@@ -42,6 +44,8 @@ class TraceHeadline(NamedTuple):
     title: str
     what: str
     """Files, ranks, devices, steps."""
+    already_on: str
+    """What the steps use already; empty where nothing of the kind is known."""
     quality: tuple[str, ...]
     """Whether the capture can be believed, and what to know of it."""
     trusted: bool
@@ -69,13 +73,14 @@ def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
     limit = bottleneck(times)
     step = units.short_time(sum(times.values()))
     if problems:
-        title = f"{step} a step; no verdict on what limits it: the capture cannot be believed"
+        title = f"no verdict: the capture cannot be trusted ({step} a step as it was recorded)"
     else:
         title = f"{step} a step, limited by {_limited_by(analysis, times, limit)}"
     return TraceHeadline(
         tone="warning" if problems else "neutral",
         title=title,
         what=_what(analysis),
+        already_on=", ".join(already_on(busiest(main_rank(analysis).breakdowns).facts)),
         quality=_quality(analysis, problems),
         trusted=not problems,
         nothing_stands_out=not (problems or analysis.findings or limit in WAITS),
@@ -83,13 +88,42 @@ def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
 
 
 def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) -> str:
-    limits = CPU_LIMITS if all(b.device == "cpu" for b in main_breakdowns(analysis)) else LIMITS
+    on_cpu = all(b.device == "cpu" for b in main_breakdowns(analysis))
+    limits = CPU_LIMITS if on_cpu else LIMITS
     step_ns, late_ns = sum(times.values()), get_late_ns(analysis)
+    late = LATE.format(share=units.percent(late_ns / step_ns), rank=straggler(analysis.waits))
     if limit == "communication" and late_ns > times.get(Category.COMMUNICATION.value, 0.0) / 2:
-        return LATE.format(share=units.percent(late_ns / step_ns), rank=straggler(analysis.waits))
+        return late
+    if limit == "host":
+        stalled_ns = _stalled_ns(analysis)
+        if stalled_ns > times.get(Category.HOST.value, 0.0) / 2:
+            # Where one rank stalls, the others wait for it: that it comes late is the first thing to say.
+            if _comes_late(analysis):
+                return late
+            said = CPU_STALLED if on_cpu else STALLED
+            return said.format(steps=_stalled_steps(analysis), share=units.percent(stalled_ns / step_ns))
     categories = WAITS.get(limit, COMPUTING if limit == "compute" else (Category.OPTIMIZER,))
     share = sum(times.get(category, 0.0) for category in categories) / step_ns
     return limits[limit].format(share=units.percent(share))
+
+
+def _stalled_ns(analysis: TraceAnalysis) -> float:
+    """Nanoseconds per step of host time in stalls, the mean over ranks."""
+    parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
+    return sum(parts) / len(parts)
+
+
+def _stalled_steps(analysis: TraceAnalysis) -> str:
+    """Of the rank that stalls most: "all 6 steps", "2 of 6 steps"."""
+    most = max(main_breakdowns(analysis), key=lambda b: b.stalls.idle_ns if b.stalls is not None else 0)
+    count = len(most.stalls.steps) if most.stalls is not None else 0
+    if count == most.num_steps:
+        return "all steps" if count > 1 else "the only step"
+    return f"{count} of {most.num_steps} steps"
+
+
+def _comes_late(analysis: TraceAnalysis) -> bool:
+    return any(finding.rule == "rank_skew" and finding.severity != "note" for finding in analysis.findings)
 
 
 def _what(analysis: TraceAnalysis) -> str:
@@ -131,7 +165,7 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
         said.append(f"{units.counted(lost, 'event')} could not be read")
     said += [*notes, *analysis.notes]
     ratio = max(b.quality.overhead_ratio for b in breakdowns)
-    if all(b.unprofiled_step_time_ns is None for b in breakdowns):
+    if all(b.unprofiled_step_time_ns is None for b in breakdowns) and not problems:
         said.append(
             "the profiler's own cost is in the step: --unprofiled-step-ms takes it out of the host's categories"
         )
@@ -149,7 +183,7 @@ def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
     if bad:
         # The headline says what is bad.
         advice = "; ".join(_unique(finding.advice for finding in bad))
-        rows.append(TraceAdvice("warning", "no verdict until the capture is better", advice, "", (), ()))
+        rows.append(TraceAdvice("warning", "no verdict until there is a better capture", advice, "", (), ()))
     named = _named_by_headline(analysis)
     for finding in sorted(analysis.findings, key=lambda finding: finding.rule not in named):
         if finding in bad:
@@ -169,6 +203,8 @@ def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
     waits = WAITS.get(bottleneck(times), ())
     if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
         return {"rank_skew"}
+    if Category.HOST in waits and _stalled_ns(analysis) > times.get(Category.HOST.value, 0.0) / 2:
+        return {"rank_skew"} if _comes_late(analysis) else {"host_stall"}
     return {rule.name for rule in RULES if set(rule.categories) & set(waits)}
 
 

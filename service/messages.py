@@ -286,10 +286,12 @@ class TrialBreakdown(Record):
     Attributes:
         trial_id: The trial.
         devices: One breakdown for each device of each rank; empty where nothing was profiled.
+        problems: Why the profile cannot be trusted; empty where it can. With any, shares of categories are no verdict.
     """
 
     trial_id: str
     devices: tuple[DeviceBreakdown, ...]
+    problems: tuple[str, ...] = ()
 
 
 class WindowPage(Record):

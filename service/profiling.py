@@ -12,6 +12,7 @@ from rich.text import Text
 
 from steptune.dashboards import units
 from steptune.dashboards.theme import category_colour, category_title
+from steptune.dashboards.trace_info import trusted_step_ns
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
@@ -20,6 +21,7 @@ from steptune.tuner.estimates import units_per_s
 from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.protocols import ProgressListener
 from steptune.tuner.records import (
     BASELINE,
@@ -51,8 +53,11 @@ class WorkloadProfile(Record):
     sample_unit: SampleUnit
     step_time_ns: float
     bottleneck: str
+    """What limits the step; "unknown" where the profile cannot be trusted."""
     breakdowns: tuple[Breakdown, ...]
     findings: tuple[Finding, ...]
+    already_on: tuple[str, ...] = ()
+    """Settings that the workload uses already."""
 
 
 def profile_workload(
@@ -112,9 +117,10 @@ def profile_workload(
         units_per_s=units_per_s(result),
         sample_unit=facts.sample_unit,
         step_time_ns=situation.step_ns,
-        bottleneck=bottleneck(situation.breakdown.per_step_ns),
+        bottleneck="unknown" if situation.breakdown.quality.problems else bottleneck(situation.breakdown.per_step_ns),
         breakdowns=result.breakdowns,
         findings=diagnose(Evidence(situation=situation)),
+        already_on=already_on(Evidence(situation=situation).facts),
     )
 
 
@@ -128,36 +134,50 @@ def _keep(directory: Path, kept: Path, trace: Path) -> None:
 
 
 def print_profile(console: Console, profile: WorkloadProfile) -> None:
-    """The breakdown as bars, then the advice."""
+    """Print whether the profile is trusted, the verdict, the breakdown as bars, then the advice."""
+    problems = list(dict.fromkeys(problem for b in profile.breakdowns for problem in b.quality.problems))
     step = units.milliseconds(profile.step_time_ns / 1e6)
     rate = units.rate(profile.units_per_s, profile.sample_unit)
-    console.print(
-        Text(f"{step} a step, {rate}", style="bold")
-        .append("; limited by ", style="not bold")
-        .append(profile.bottleneck)
-        .append(f", on {profile.hardware}\n", style="not bold")
-    )
+    if problems:
+        console.print(Text(f"the profile cannot be trusted: {'; '.join(problems)}", style="yellow"))
+        console.print(Text(f"{step} a step, {rate}; no verdict on what limits it, on {profile.hardware}", style="bold"))
+    else:
+        events = sum(b.quality.num_events for b in profile.breakdowns)
+        console.print(Text(f"profile good: {units.counted(events, 'event')}", style="dim"))
+        console.print(
+            Text(f"{step} a step, {rate}", style="bold")
+            .append("; limited by ", style="not bold")
+            .append(profile.bottleneck)
+            .append(f", on {profile.hardware}", style="not bold")
+        )
+    if profile.already_on:
+        console.print(Text("already on: ", style="dim").append(", ".join(profile.already_on), style="not dim"))
+    console.print()
     for breakdown in profile.breakdowns:
-        title = breakdown.device if len(profile.breakdowns) > 1 else None
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title=title)
-        for name in ("where the step goes", "time", "share", ""):
-            number = name in ("time", "share")
-            table.add_column(name, justify="right" if number else "left", no_wrap=number)
-        times = breakdown.per_step_ns
-        total = sum(times.values())
-        for category, value in sorted(times.items(), key=lambda item: -item[1]):
-            if value > 0:
-                bar = Text("█" * max(1, round(value / total * BAR_WIDTH)), style=category_colour(category))
-                table.add_row(
-                    category_title(category), units.milliseconds(value / 1e6), units.percent(value / total), bar
-                )
-        console.print(table)
+        console.print(_bars(breakdown, breakdown.device if len(profile.breakdowns) > 1 else None))
     console.print()
     for finding in profile.findings:
-        strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
-        limit = units.ratio(units.gain_limit(finding.bound))
-        advice = Text(f"{finding.advice}{strategies}; could gain at most {limit}", style="dim")
         console.print(Text(finding.message, style="bold"))
-        console.print(Padding(advice, (0, 0, 0, 2), expand=False))
+        console.print(Padding(Text(_advice(finding), style="dim"), (0, 0, 0, 2), expand=False))
     if not profile.findings:
         console.print("nothing stands out: no category takes more of the step than is usual", style="dim")
+
+
+def _bars(breakdown: Breakdown, title: str | None) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title=title)
+    for name in ("where the step goes", "time", "share", ""):
+        number = name in ("time", "share")
+        table.add_column(name, justify="right" if number else "left", no_wrap=number)
+    times = trusted_step_ns(breakdown)
+    total = sum(times.values())
+    for category, value in sorted(times.items(), key=lambda item: -item[1]):
+        if value > 0:
+            bar = Text("█" * max(1, round(value / total * BAR_WIDTH)), style=category_colour(category))
+            table.add_row(category_title(category), units.milliseconds(value / 1e6), units.percent(value / total), bar)
+    return table
+
+
+def _advice(finding: Finding) -> str:
+    strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
+    gain = f"; could gain at most {units.ratio(units.gain_limit(finding.bound))}" if finding.bound > 0 else ""
+    return f"{finding.advice}{strategies}{gain}"

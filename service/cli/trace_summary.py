@@ -51,14 +51,17 @@ _SEVERITY = {"high": "red", "warning": "yellow", "note": "blue"}
 
 
 def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
-    """Prints quality and verdict, what to do, the breakdown, and what is beside the sum."""
+    """Print whether the capture is trusted, then the verdict, what to do, the breakdown, and what is beside the sum."""
     headline = get_trace_headline(analysis)
+    trust, *notes = headline.quality
+    style = "dim" if headline.trusted else "yellow"
+    console.print(_hanging(Text("capture  ", style="dim"), Text(trust, style=style)))
     console.print(Text(headline.title, style="bold" if headline.trusted else "bold yellow"))
     console.print(Text(headline.what, style="dim"))
-    for number, line in enumerate(headline.quality):
-        mark = "capture  " if number == 0 else " " * 9
-        style = "dim" if headline.trusted or number else "yellow"
-        console.print(_hanging(Text(mark, style="dim"), Text(line, style=style)))
+    if headline.already_on:
+        console.print(_hanging(Text("already on: ", style="dim"), Text(headline.already_on)))
+    for line in notes:
+        console.print(_hanging(Text("note: ", style="dim"), Text(line, style="dim")))
     console.print()
     console.print(_findings(get_findings_info(analysis), nothing_stands_out=headline.nothing_stands_out))
     console.print(_breakdown(analysis))

@@ -11,7 +11,8 @@ from steptune.service.connections import querying
 from steptune.service.messages import BreakdownCategory, DeviceBreakdown, TrialBreakdown
 from steptune.service.models import BreakdownRow, CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow, TrialRow
 from steptune.service.queries.packed import packed_rows
-from steptune.service.queries.stored import parts_of, stored
+from steptune.service.queries.stored import parts_of, stored, value_of
+from steptune.tuner.profiling.diagnosis import BAD_CAPTURE
 
 NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow] | type[FindingRow]
 
@@ -30,9 +31,14 @@ def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
     by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}
     with querying(engine) as connection:
         rows = packed_rows(connection, _BREAKDOWN, {"trial_id": trial_id})
+        bad = [parts_of(record) for record in connection.scalars(_BAD_CAPTURE, {"trial_id": trial_id})]
     for rank, device, num_steps, category, ns, rescaled_ns in rows:
         by_device.setdefault((rank, device, num_steps), []).append((category, ns, rescaled_ns))
-    return TrialBreakdown(trial_id=trial_id, devices=tuple(_device(*key, found) for key, found in by_device.items()))
+    return TrialBreakdown(
+        trial_id=trial_id,
+        devices=tuple(_device(*key, found) for key, found in by_device.items()),
+        problems=tuple(value_of(parts["message"]) for parts in bad),
+    )
 
 
 def result_part(engine: Engine, trial_id: str, name: str) -> Any:
@@ -44,6 +50,11 @@ def result_part(engine: Engine, trial_id: str, name: str) -> Any:
 
 # Making a statement takes longer than running it, so those of reads are made once.
 _RESULT = select(TrialRow.result).where(TrialRow.trial_id == bindparam("trial_id"))
+_BAD_CAPTURE = (
+    select(FindingRow.record)
+    .where(FindingRow.trial_id == bindparam("trial_id"), FindingRow.rule == BAD_CAPTURE)
+    .order_by(FindingRow.number)
+)
 _BREAKDOWN = (
     select(
         BreakdownRow.rank,

@@ -7,9 +7,13 @@ import re
 
 import msgspec
 from command import PATIENT, TUNED
+from profiled import breakdown_of, situation
 from rich.console import Console
 
 from steptune.service.profiling import WorkloadProfile, print_profile
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.records import SampleUnit
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.workloads.zoo import ZOO
 
@@ -25,12 +29,37 @@ def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):
     console = Console(file=io.StringIO(), width=80)
     print_profile(console, msgspec.convert(found, WorkloadProfile))
     text = console.file.getvalue()
-    first, *_ = text.splitlines()
-    assert re.match(r"[\d.]+ ms a step, [\d.]+ samples/s; limited by input, on ", first)
+    trust, verdict, *_ = text.splitlines()
+    assert trust.startswith("profile good: ")
+    assert re.match(r"[\d.]+ ms a step, [\d.]+ samples/s; limited by input, on ", verdict)
     assert re.search(r"^waiting for data +[\d.]+ ms +\d+ % +█", text, re.MULTILINE)
     assert "data_loading" in text
     assert "could gain at most" in " ".join(text.split()), "wherever the line ends"
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_an_untrusted_profile_says_so_first_and_gives_no_verdict():
+    breakdown = breakdown_of({Category.DATA_WAIT: 0.9}, problems=("the profiler made the step 4.00 times as long",))
+    profile = WorkloadProfile(
+        workload="zoo:mlp",
+        hardware="a CPU",
+        units_per_s=1.0,
+        sample_unit=SampleUnit.SAMPLE,
+        step_time_ns=1e6,
+        bottleneck="unknown",
+        breakdowns=(breakdown,),
+        findings=diagnose(Evidence(situation=situation(breakdown))),
+    )
+    console = Console(file=io.StringIO(), width=80)
+    print_profile(console, profile)
+    text = " ".join(console.file.getvalue().split())
+    assert text.startswith(
+        "the profile cannot be trusted: the profiler made the step 4.00 times as long 1.00 ms a step"
+    )
+    assert "no verdict" in text
+    assert "limited by" not in text
+    assert "at most" not in text
+    assert "with_stack" not in text, "Steptune recorded it"
 
 
 def test_strategies_are_listed_with_what_is_unsupported_and_why(steptune):

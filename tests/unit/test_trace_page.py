@@ -110,7 +110,7 @@ def test_what_is_bad_of_another_device_is_said_but_takes_no_verdict():
 def test_several_problems_of_a_capture_are_one_finding_with_the_advice_for_each():
     bad = [replace(FINDING, rule="bad_capture", bound=0.0, advice=advice) for advice in ("one", "two", "one")]
     [found] = get_findings_info(replace(of_steps({MATMUL: 1}, quality=BAD), findings=tuple(bad)))
-    assert (found.message, found.advice) == ("no verdict until the capture is better", "one; two")
+    assert (found.message, found.advice) == ("no verdict until there is a better capture", "one; two")
 
 
 def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():

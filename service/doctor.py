@@ -125,7 +125,7 @@ def _neighbours() -> Examined:
     share = foreign_share(before, read_cpu(time.perf_counter()))
     found = f"others use {units.percent(share)} of the cores"
     if share > BUSY_SHARE:
-        advice = "windows in which others work are thrown away: end them, or tuning takes longer"
+        advice = "timing windows with other load are discarded; stop other jobs, or tuning takes longer"
         return Examined(level="problem", subject="neighbours", found=found, advice=advice)
     return Examined(level="ok", subject="neighbours", found=found)
 

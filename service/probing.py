@@ -57,9 +57,7 @@ def measure_links(
             f"--ranks {ranks}: there is one device for each rank, and here {hardware.label}; --device cpu needs none"
         )
     if ranks < 2:
-        raise ChoiceError(
-            "one rank has nobody to exchange with: give --ranks 2, with --device cpu where there is one GPU"
-        )
+        raise ChoiceError("links need at least 2 ranks: give --ranks 2, with --device cpu where there is one GPU")
     known = None if remeasure else store.topology(hardware, ranks, environment.num_hosts)
     settings = Settings()
     with (

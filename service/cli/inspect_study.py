@@ -171,7 +171,7 @@ def verify(
         if recommendation is None:
             raise StoreError(f"study {study.study_id} has no recommendation to verify ({study.state.value})")
         if recommendation.candidate.is_baseline:
-            errors.print("today's configuration is recommended: what differs is how two runs of it differ")
+            errors.print("Today's configuration is recommended, so this compares two runs of it.")
         with errors.status("training") as status:
             verification = verify_study(
                 study,

@@ -71,7 +71,7 @@ def pause(
 def continue_(
     study_id: RemoteStudy, url: Url = None, token: Token = None, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Let a study at a service that was paused, interrupted or failed wait for a worker again."""
+    """Requeue a paused, interrupted or failed study of a service."""
     with connected(url, token, token_file) as client:
         _tell(client, client.resume, study_id, as_json)
 

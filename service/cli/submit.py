@@ -57,7 +57,7 @@ def submit(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            help="What a rank may use of its device, or of a CPU's memory: 8g; default what is free.",
+            help="Memory limit per rank, like 8g (default: 90 % of what is free).",
             show_default=False,
         ),
     ] = None,

@@ -88,14 +88,14 @@ def tune(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            help="What a rank may use of its device, or of a CPU's memory: 8g; default what is free, less a tenth.",
+            help="Memory limit per rank, like 8g (default: 90 % of what is free).",
             show_default=False,
         ),
     ] = None,
     phase_timeout: Annotated[
         str | None,
         typer.Option(
-            help="Longest phase of a trial; default multiples of what the baseline takes.", show_default=False
+            help="Timeout per trial phase, like 90s (default: a multiple of the baseline's).", show_default=False
         ),
     ] = None,
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,

@@ -94,7 +94,7 @@ def _check(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
 
 
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from steptune.tuner.errors import PlatformError
+    from steptune.tuner.errors import ChoiceError
     from steptune.tuner.hardware import default_device, describe_environment
     from steptune.tuner.trials.host_networks import check_host_networks
 
@@ -102,7 +102,7 @@ def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> An
     request = msgspec.msgpack.decode(payload, type=DescribeRequest)
     device = request.device or default_device()
     if device == "cuda" and default_device() != "cuda":
-        raise PlatformError("torch finds no CUDA device here: leave --device out, or give --device cpu")
+        raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
     return describe_environment(device, Path(request.study_directory), request.num_ranks)
 
 

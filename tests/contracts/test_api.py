@@ -643,6 +643,26 @@ def test_what_is_no_number_is_null(quick: Served) -> None:
     assert verdict["losses"] == [1.0, None, None]
 
 
+def test_a_breakdown_that_cannot_be_trusted_says_why(quick: Served) -> None:
+    """Its shares are no verdict: who reads only them must see that."""
+    from builders import sample_result, sample_trial
+    from msgspec.structs import replace
+
+    from steptune.service.store import SqlStudyStore
+    from steptune.tuner.records import Finding, TrialState
+
+    study_id, trial_ids = fill(quick, state=StudyState.RUNNING)
+    said = "the profile cannot be trusted: the profiler made the step 4.00 times as long"
+    bad = Finding(rule="bad_capture", severity="warning", message=said, advice="wait", strategies=(), bound=0.0)
+    store = SqlStudyStore(quick.services.engine)
+    store.begin_trials(
+        [replace(sample_trial(), study_id=study_id, trial_id="bad", sequence=9, state=TrialState.RUNNING, result=None)]
+    )
+    store.complete_trials([sample_result(trial_id="bad", findings=(bad,))])
+    assert quick("GET", "/trials/bad/breakdown").json()["problems"] == [said]
+    assert quick("GET", f"/trials/{trial_ids[0]}/breakdown").json()["problems"] == []
+
+
 # --- workloads ----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from trace_events import Event, event, launched, operator, runtime, step, write_
 from traces import NAMES, needs_traces, trace_file
 
 from steptune.tuner.profiling import analysis as analysis_module
-from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
+from steptune.tuner.profiling.analysis import analyse_file, analyse_rank, analyse_traces, together
 from steptune.tuner.profiling.trace import TraceError
 from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 
@@ -63,6 +63,20 @@ def test_ranks_are_compared_whatever_the_order_of_their_files(tmp_path):
         assert [(wait.rank, wait.wait_ns) for wait in analysis.waits] == [(0, 20_000), (1, 0)]
         (stats,) = analysis.collectives
         assert (stats.latency_ns, stats.skew_ns, stats.message_bytes) == (10_000, 20_000, 4_000)
+
+
+def test_a_rank_that_comes_late_is_named_before_what_its_peers_compute(tmp_path):
+    """Half of each step is element-wise work; for a fifth of its step rank 0 waits for rank 1."""
+    files = [(0, 30, 50), (1, 45, 50)]
+    work = launched("vectorized_elementwise_kernel", 14, 51, 99, 7)
+    results = [
+        analyse_file(write_trace(tmp_path / f"{rank}.json", [*rank_events(a, b), *work], **world(rank)), None, 5)
+        for rank, a, b in files
+    ]
+    found = together(results).findings
+    assert found[0].rule == "rank_skew"
+    assert any(finding.rule == "unfused" and finding.bound > found[0].bound for finding in found)
+    assert len({finding.rule for finding in found}) == len(found), "each rule once"
 
 
 def test_traces_that_do_not_say_their_rank_are_numbered_in_order(tmp_path):

@@ -173,7 +173,7 @@ def plot_differences(info: pd.DataFrame) -> go.Figure:
         hovertemplate="%{y}<br>%{customdata}<extra></extra>",
     )
     figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1})
-    figure.update_xaxes(title={"text": "milliseconds per step, B less A"})
+    figure.update_xaxes(title={"text": "B − A, ms per step"})
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
     return figure
 

@@ -137,4 +137,4 @@ def why_no_profile(trial: Trial) -> str:
         return "It has no profile yet." if trial.state is TrialState.RUNNING else "It has no profile."
     if result.failure is not None:
         return "It has no profile: it ended before it was profiled."
-    return f"It was not profiled: trials for the purpose “{trial.purpose.value}” need none."
+    return f"Not profiled: trials for the purpose “{trial.purpose.value}” need no profile."

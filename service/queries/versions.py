@@ -22,9 +22,15 @@ _TRIAL = (
     .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
     .where(TrialRow.trial_id == bindparam("trial_id"))
 )
-_UNDER_WAY = (StudyState.QUEUED.value, StudyState.RUNNING.value)
-_settled = case((StudyRow.state.in_(_UNDER_WAY), 0), else_=StudyRow.revision)
-_FLEET = select(StudyRow.state, func.count(), func.sum(_settled)).group_by(StudyRow.state).order_by(StudyRow.state)
+_under_way = StudyRow.state.in_((StudyState.QUEUED.value, StudyState.RUNNING.value))
+_settled = case((_under_way, 0), else_=StudyRow.revision)
+_FLEET = select(
+    func.count().label("studies"),
+    func.sum(case((StudyRow.state == StudyState.RUNNING.value, 1), else_=0)).label("running"),
+    func.sum(case((StudyRow.state == StudyState.QUEUED.value, 1), else_=0)).label("queued"),
+    func.sum(_settled).label("revisions"),
+    func.sum(_settled * _settled).label("squares"),
+)
 _OWN_FLEET = _FLEET.where(StudyRow.owner_id == bindparam("owner_id"))
 _NUM_PROFILES = select(func.count()).select_from(HardwareProfileRow)
 
@@ -46,14 +52,14 @@ def trial_version(engine: Engine, trial_id: str) -> tuple[str, Hashable]:
 def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
     """Of the overview of a user's studies, or of all, from an index alone.
 
-    An overview shows states, answers and costs. A study under way has no answer, so its revisions do not count: that it
-    comes, goes on, or ends does.
+    An overview shows answers and costs. A study under way has none yet, so its revisions do not count: that it comes,
+    begins, or ends does.
     """
     newest = select(func.max(StudyRow.study_id))
     with querying(engine) as connection:
         if owner_id is None:
-            states = connection.execute(_FLEET).all()
+            sums = connection.execute(_FLEET).one()
         else:
-            states = connection.execute(_OWN_FLEET, {"owner_id": owner_id}).all()
+            sums = connection.execute(_OWN_FLEET, {"owner_id": owner_id}).one()
             newest = newest.where(StudyRow.owner_id == owner_id)
-        return (*map(tuple, states), connection.scalar(newest), connection.scalar(_NUM_PROFILES))
+        return (*sums, connection.scalar(newest), connection.scalar(_NUM_PROFILES))

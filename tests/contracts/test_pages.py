@@ -191,7 +191,7 @@ class TestScaling:
             "ZeRO-1",
             "two levels",
             "bf16",
-            "How does it scale?",
+            "<h2>Scaling</h2>",
             "median error",
             "4 ranks and emulated links",
         ):

@@ -7,10 +7,12 @@ from api_builders import served, sqlite_url
 from msgspec.structs import replace
 from page_builders import put, stories
 from report_builders import WINNER, make_recommendation, make_result
+from sqlalchemy import event
 
 from steptune.service.access.scopes import Scope
 from steptune.service.pages import fleet, study, trials
 from steptune.service.queries.studies import change_study
+from steptune.service.queries.versions import fleet_version
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import Decision, Purpose, StudyState, Trial, TrialState, new_id
 
@@ -162,3 +164,20 @@ def test_the_overview_changes_with_answers_and_states_and_not_with_trials(servic
         change()
         get(service, "/fleet")
         assert len(renderings) == count + 1
+
+
+def test_the_version_of_the_overview_is_read_from_an_index_alone(service):
+    statements = []
+
+    def remember(connection, cursor, statement, parameters, context, many) -> None:
+        statements.append((statement, parameters))
+
+    engine = service.services.engine
+    event.listen(engine, "before_cursor_execute", remember)
+    fleet_version(engine, None), fleet_version(engine, service.user_id("ada"))
+    event.remove(engine, "before_cursor_execute", remember)
+    with engine.connect() as connection:
+        plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", p).all() for s, p in statements]
+    steps = [row[3] for plan in plans for row in plan if "studies" in row[3]]
+    assert steps
+    assert [step for step in steps if "COVERING INDEX" not in step and "PRIMARY KEY" not in step] == []

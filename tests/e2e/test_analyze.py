@@ -95,7 +95,7 @@ def test_two_runs_are_compared_with_what_explains_the_difference(inside):
     assert changes["data_wait"]["after_ns"] - changes["data_wait"]["before_ns"] == pytest.approx(-300_000, rel=0.02)
     assert changes["data_wait"]["high_ns"] < 0
     assert both["comparison"]["gaps"][0]["category"] in ("data_wait", "host")
-    assert "What changed?" in Path("page.html").read_text()
+    assert "Changes between the traces" in Path("page.html").read_text()
 
 
 def test_compare_says_of_two_traces_what_analyze_does(inside):

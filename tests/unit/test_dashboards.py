@@ -474,10 +474,10 @@ class TestReport:
             page.text.index(question)
             for question in (
                 "Where does the time go",
-                "What was tried, and why was the rest not tried?",
-                "What would it take to go further?",
-                "What was it measured on?",
-                "How do I use it?",
+                "Decisions",
+                "Remaining potential",
+                "Hardware and software",
+                "Use it",
             )
         ]
         assert positions == sorted(positions)

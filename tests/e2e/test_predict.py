@@ -41,7 +41,7 @@ def test_it_names_the_best_way_and_all_others(studies, inside):
     for part in (
         "two levels",
         "ZeRO-1",
-        "Not possible on this cluster",
+        "Not possible there",
         "Assumed",
         "the error of these predictions is not known",
     ):

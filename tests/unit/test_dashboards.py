@@ -474,10 +474,10 @@ class TestReport:
             page.text.index(question)
             for question in (
                 "Where does the time go",
-                "Decisions",
+                "Search and trials",
                 "Remaining potential",
                 "Hardware and software",
-                "Use it",
+                "How to use it",
             )
         ]
         assert positions == sorted(positions)

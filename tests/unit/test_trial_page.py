@@ -413,7 +413,7 @@ def test_the_traces_of_all_ranks_are_offered(tmp_path):
                 sample_result(breakdowns=(), profile=None, findings=(), purpose=Purpose.REPLICATE),
                 purpose=Purpose.REPLICATE,
             ),
-            "trials for the purpose “replicate” need none",
+            "trials for the purpose “replicate” need no profile",
         ),
     ],
 )

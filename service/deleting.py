@@ -18,7 +18,7 @@ from steptune.service.queries.studies import version_of_study
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StateConflict
+from steptune.tuner.errors import StateConflict, StorageFull
 from steptune.tuner.records import Study
 
 LOCK_FILE = "command.lock"
@@ -31,10 +31,15 @@ def run_by_this_command(study: Study) -> Iterator[None]:
 
     Raises:
         StateConflict: Another command holds it.
+        StorageFull: Its directory cannot be made.
     """
     directory = Path(study.directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK_FILE).open("w") as file:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / LOCK_FILE).open("w")
+    except OSError as error:
+        raise StorageFull(f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY") from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

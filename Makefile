@@ -55,7 +55,7 @@ bench: install
 
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
-	PYTHONPATH=src $(BIN)/python tests/chaos.py --minutes 30 --kills 1000 --output benchmarks/results/chaos.json
+	PYTHONPATH=src $(BIN)/python tests/chaos.py --minutes 10 --output benchmarks/results/chaos.json
 	PYTHONPATH=src $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.

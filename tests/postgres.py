@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 TEMPLATE = "steptune_template"
@@ -47,24 +48,31 @@ class PostgresServer:
 
     Attributes:
         folder: Holds the data and the socket.
+
+    Args:
+        durable: What it says is committed survives a crash; else it is as fast as can be.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
         binaries = server_binaries()
         assert binaries is not None
         self.folder = folder
         self._binaries = binaries
+        self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self._user = pwd.getpwnam("postgres") if os.getuid() == 0 else None
         if self._user is not None:
             os.chown(folder, self._user.pw_uid, self._user.pw_gid)
-        options = ["-D", str(folder / "data"), "-A", "trust", "-U", "steptune", "--locale=C", "-E", "UTF8", "--no-sync"]
+        options = ["-D", str(folder / "data"), "-A", "trust", "-U", "steptune", "--locale=C", "-E", "UTF8"]
+        options += [] if durable else ["--no-sync"]
         subprocess.run([*self._as_user(), str(binaries / "initdb"), *options], check=True, capture_output=True)
 
     def start(self) -> None:
         import psycopg
 
         quick = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off"]
+        if self._durable:
+            quick = ["-c", "fsync=on", "-c", "synchronous_commit=on"]
         # Without a network: the socket alone.
         where = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-c", "listen_addresses="]
         command = [*self._as_user(), str(self._binaries / "postgres"), *where, *quick, "-c", "max_connections=200"]
@@ -86,6 +94,15 @@ class PostgresServer:
             self._process.send_signal(signal.SIGINT)
             self._process.wait()
             self._process = None
+
+    def crash(self) -> None:
+        """`kill -9` of the postmaster: nothing is written any more, and the next start has to recover."""
+        assert self._process is not None
+        backends = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        psutil.wait_procs(backends, timeout=READY_S)  # they hold the shared memory until they see it
 
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://steptune@/{database}?host={self.folder}"
@@ -120,13 +137,17 @@ def in_memory() -> str | None:
 
 
 @contextmanager
-def running_server() -> Iterator[PostgresServer]:
-    """A started server; its files are gone afterwards."""
+def running_server(*, durable: bool = False) -> Iterator[PostgresServer]:
+    """A started server; its files are gone afterwards.
+
+    Args:
+        durable: On a disk, and all that is committed is there after a crash.
+    """
     skip_without_server()
     # Not below pytest's own folders: others may not enter those, and the path of a socket is short.
-    folder = Path(tempfile.mkdtemp(prefix="stp-pg-", dir=in_memory()))
+    folder = Path(tempfile.mkdtemp(prefix="stp-pg-", dir=None if durable else in_memory()))
     folder.chmod(0o755)
-    server = PostgresServer(folder)
+    server = PostgresServer(folder, durable=durable)
     server.start()
     try:
         yield server

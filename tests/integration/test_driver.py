@@ -269,6 +269,17 @@ class TestTrouble:
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 
+    def test_a_baseline_that_its_environment_ended_is_no_end_of_the_study(self):
+        """It goes on when it is run again, here or on another machine."""
+        study = StudyRun(Machine(SMALL))
+        killed = Failure(kind=FailureKind.INFRASTRUCTURE, phase=Phase.BUILD, message="killed by SIGKILL")
+        study.machine._break = lambda result: replace(result, windows=(), failure=killed)
+        with pytest.raises(RunnerError, match="killed by SIGKILL"):
+            study.run()
+        assert study.store.get_study(study.study_id).state is StudyState.RUNNING
+        study.machine._break = lambda result: result
+        assert study.run().verdict is Verdict.FASTER
+
     def test_a_study_is_not_mixed_with_figures_of_another_machine(self):
         study = StudyRun(Machine(SMALL, interrupt_at=6))
         study.run()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineFailed, RunnerError, SteptuneError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Candidate, Purpose, Suggestion, TrialResult
+from steptune.tuner.records import Candidate, FailureKind, Purpose, Suggestion, TrialResult
 from steptune.tuner.search.designer import Designer, why_not
 from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.knowledge import Outcome
@@ -43,6 +43,7 @@ class SearchRun:
 
         Raises:
             BaselineFailed: The configuration that gains are measured against could not be measured.
+            RunnerError: Its environment ended it, as often as that is repeated: elsewhere or later it may not be.
         """
         designer = self._designer
         while (suggestion := designer.suggest()) is not None:
@@ -55,9 +56,7 @@ class SearchRun:
             self._tell(suggestion, result)
             self._show_progress()
         if designer.failed is not None:
-            raise BaselineFailed(
-                f"the configuration that you run today could not be measured: {why_not(designer.failed)}"
-            )
+            raise _failed(designer.failed)
 
     def retell(self) -> None:
         """Tells the designer what is stored, up to the first trial that is missing."""
@@ -136,3 +135,9 @@ class SearchRun:
             view.decisions = tuple(designer.decisions)
             self._store.replace_decisions(self._study_id, designer.decisions)
         view.say()
+
+
+def _failed(result: TrialResult) -> SteptuneError:
+    message = f"the configuration that you run today could not be measured: {why_not(result)}"
+    by_environment = result.failure is not None and result.failure.kind is FailureKind.INFRASTRUCTURE
+    return RunnerError(message) if by_environment else BaselineFailed(message)

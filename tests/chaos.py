@@ -62,7 +62,7 @@ from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.tuner.errors import StoreError, StoreUnavailable
 from steptune.tuner.hardware import cpu_name
-from steptune.tuner.records import MeasureSettings, Study, StudyState, TrialState
+from steptune.tuner.records import FailureKind, MeasureSettings, Study, StudyState, TrialState
 from steptune.tuner.store_rules import decode, encode
 
 ROOT = Path(__file__).parents[1]
@@ -475,7 +475,7 @@ class Chaos:
             wait_until(lambda: all(f.has_ended for f in service.studies), "all are told of the end", deadline_s=90)
         with reading(service.engine) as session:
             rows = session.execute(select(EventRow.event_id, EventRow.study_id, EventRow.owner_id)).all()
-            names = dict(session.execute(select(UserRow.user_id, UserRow.name)).tuples().all())
+            names = {user.user_id: user.name for user in session.scalars(select(UserRow))}
         tally.events = len(rows)
         for follower in service.studies:
             there = [number for number, study_id, _ in rows if study_id == follower.study_id]
@@ -528,7 +528,7 @@ class Chaos:
         asked = Counter(
             (t.study_id, t.candidate_key, t.purpose, t.replicate, json.loads(t.result)["place"])
             for t in trials
-            if t.result is not None and t.purpose != "companion"
+            if t.result is not None and t.purpose != "companion" and not _says_nothing(t)
         )
         tally.results_counted_twice = sum(count - 1 for count in asked.values())
         by_trial = {trial.trial_id: trial for trial in trials}
@@ -547,6 +547,11 @@ class Chaos:
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
+
+
+def _says_nothing(trial: TrialRow) -> bool:
+    """Whether its environment ended it, as often as that is repeated: it is asked for again."""
+    return trial.failure_kind == FailureKind.INFRASTRUCTURE.value
 
 
 def database_version(database: str) -> str:

@@ -97,6 +97,14 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "again in fresh processes, and the best of many noisy measurements looks better than it is."
             f"{_way_on(r)}",
         ),
+        Verdict.INCONCLUSIVE: (
+            "warning",
+            "",
+            "Inconclusive: the machine is busy",
+            f"Others used {units.percent(r.foreign_cpu_share)} of the cores while today's settings ran at {before}. "
+            "A gain that is worthwhile could not be told from none: tune again on a quiet machine, or with a longer "
+            "--budget.",
+        ),
         Verdict.NOT_SEARCHED: (
             "warning",
             "",
@@ -170,6 +178,8 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
 def _verdict_note(r: Recommendation) -> str:
     if r.verdict is Verdict.ENABLES_TRAINING:
         return "today's settings run out of memory"
+    if r.verdict is Verdict.INCONCLUSIVE:
+        return "the machine was busy in most windows"
     if r.verdict is Verdict.NOT_SEARCHED:
         return "no candidate was tried"
     if r.gain is not None:

@@ -12,7 +12,10 @@ from steptune.dashboards import theme
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.records import TrialResult
 
-COLUMNS = ("number", "round", "num_steps", "step_ms", "p20_ms", "p50_ms", "p80_ms", "rate", "foreign", "queue", "void")
+COLUMNS = (
+    *("number", "round", "num_steps", "step_ms", "p20_ms", "p50_ms", "p80_ms", "rate", "foreign", "queue"),
+    *("void", "marked"),
+)
 
 
 class Spread(NamedTuple):
@@ -28,7 +31,8 @@ class Spread(NamedTuple):
 
 def get_windows_info(result: TrialResult) -> pd.DataFrame:
     """One row a window in the order in which they were taken: milliseconds a step, units per second, the share of the
-    cores that other programs used, the loader's queue at both ends, and why it does not count (empty where it does).
+    cores that other programs used, the loader's queue at both ends, why it does not count, and why it
+    counts with a reservation (empty where there is no reason).
     """
     rows = [
         (
@@ -43,6 +47,7 @@ def get_windows_info(result: TrialResult) -> pd.DataFrame:
             window.foreign_cpu_share,
             f"{window.queue_depth_start} → {window.queue_depth_end}",
             window.void or "",
+            window.marked or "",
         )
         for number, window in enumerate(result.windows, 1)
     ]

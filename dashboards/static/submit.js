@@ -19,6 +19,7 @@
     found.allow = [...form.querySelectorAll("[name=allow]:checked")].map(box => box.value);
     found.skip = [...form.elements.skip.selectedOptions].map(option => option.value);
     found.num_ranks = Number(value("num_ranks") || 1);
+    found.quiet_machine = form.elements.quiet_machine.checked;
     found.priority = Number(value("priority") || 0);
     if (value("device")) found.device = value("device");
     if (value("hardware")) found.hardware = value("hardware");

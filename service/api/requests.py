@@ -99,7 +99,10 @@ class StudyRequest(Body):
         ge=0,
         le=1000,
         description="Share of the worker's cores that other programs may use while a window is timed; with more it is "
-        "void.",
+        "marked, and counts only where there are too few others.",
+    )
+    quiet_machine: bool = Field(
+        default=False, description="Whether marked windows never count: a busy machine fails the study."
     )
 
     def settings(self) -> StudySettings:
@@ -114,7 +117,7 @@ class StudyRequest(Body):
             num_ranks=self.num_ranks,
             device=self.device,
             memory_limit_bytes=self.constraints.memory_limit_bytes,
-            measure=MeasureSettings(foreign_cpu_share=self.foreign_cpu_share),
+            measure=MeasureSettings(foreign_cpu_share=self.foreign_cpu_share, quiet_machine=self.quiet_machine),
         )
 
     @field_validator("only", "skip")

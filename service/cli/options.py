@@ -54,6 +54,14 @@ ForeignLoad = Annotated[
         "--foreign-load", min=0.0, help="Share of the cores that other programs may use while a window is timed."
     ),
 ]
+QuietMachine = Annotated[
+    bool,
+    typer.Option(
+        "--quiet-machine",
+        help="Count only windows in which other programs used no more than --foreign-load; a busy machine fails the "
+        "study.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples and the initial state.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from steptune.service.cli.console import errors, output, print_json, say
-from steptune.service.cli.options import AsJson, Device, ForeignLoad, Seed, parse_allowed, parse_names
+from steptune.service.cli.options import AsJson, Device, ForeignLoad, QuietMachine, Seed, parse_allowed, parse_names
 from steptune.service.cli.remote import Token, TokenFile, Url, connected
 from steptune.service.cli.watch import follow_to_its_end
 from steptune.service.client import Client
@@ -68,6 +68,7 @@ def submit(
     priority: Annotated[int, typer.Option(help="Among your own studies, higher ones run first.")] = 0,
     title: Annotated[str, typer.Option(help="For people.")] = "",
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
+    quiet_machine: QuietMachine = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it as it runs, until it has ended.")] = False,
     url: Url = None,
     token: Token = None,
@@ -89,6 +90,7 @@ def submit(
         "priority": priority,
         "title": title,
         "foreign_cpu_share": foreign_load,
+        "quiet_machine": quiet_machine,
     }
     with connected(url, token, token_file) as client:
         study = client.submit(**_given(client, workload, folder), **request)

@@ -19,6 +19,7 @@ from steptune.service.cli.options import (
     ForeignLoad,
     Isolation,
     Python,
+    QuietMachine,
     Seed,
     StudyId,
     WorkloadName,
@@ -99,6 +100,7 @@ def tune(
         ),
     ] = None,
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
+    quiet_machine: QuietMachine = False,
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
@@ -121,7 +123,7 @@ def tune(
         device=device,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
         phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
-        measure=MeasureSettings(foreign_cpu_share=foreign_load),
+        measure=MeasureSettings(foreign_cpu_share=foreign_load, quiet_machine=quiet_machine),
     )
     way = _way(database, isolation, python, output_folder, as_json=as_json)
     with opened_store(way.settings) as store:

@@ -290,7 +290,10 @@ class TestNvml:
 @pytest.mark.parametrize(
     ("void", "remedy"),
     [
-        ("others used 25% of the cores", "end them, or accept them with --foreign-load"),
+        (
+            "others used 25% of the cores",
+            "end them, or measure without --quiet-machine (in a service, without quiet_machine)",
+        ),
         ("others used 30% of the device", "end them"),
         (
             "the device was slowed down from heat for 30% of the window",

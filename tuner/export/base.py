@@ -76,6 +76,7 @@ def headline(recommendation: Recommendation) -> str:
         Verdict.NO_SIGNIFICANT_GAIN: "no significant gain was found; these are today's settings or as fast as them",
         Verdict.ENABLES_TRAINING: "makes training fit, which today's settings do not",
         Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
+        Verdict.INCONCLUSIVE: "the machine was too busy to tell gains; these are today's settings",
         Verdict.NOT_SEARCHED: "no candidate was tried; these are today's settings",
     }[recommendation.verdict]
 

@@ -23,7 +23,9 @@ class MeasureSettings(Record):
     cap_s: float = 10.0
     """Seconds after which no further round is started."""
     foreign_cpu_share: float = 0.10
-    """A window is void when processes outside the group used more than this share of the cores."""
+    """Of the cores, that processes outside the group may use during a window of a quiet machine."""
+    quiet_machine: bool = False
+    """Whether only windows of a quiet machine count. Otherwise, where there are too few of these, all count, marked."""
 
 
 class InputActivity(Record):
@@ -97,6 +99,8 @@ class Window(Record):
     """CPU time used by others, as a share of all cores, while the window ran."""
     void: str | None = None
     """Why the window does not count, or None."""
+    marked: str | None = None
+    """Why the machine was not quiet during a window that counts all the same, or None."""
     input: InputActivity | None = None
     device: DeviceReading | None = None
     """Of the first rank's device; None on a CPU, and where nothing could be read."""

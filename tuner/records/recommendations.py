@@ -17,6 +17,7 @@ class Verdict(StrEnum):
 
     `no_significant_gain`: candidates were judged, and none is proven faster. `unconfirmed`: a faster candidate was
     seen, and there was no time to confirm it. `not_searched`: the study ended before any candidate was judged.
+    `inconclusive`: the machine was busy, and a gain that is worthwhile could not be told from none.
     """
 
     FASTER = "faster"
@@ -24,6 +25,7 @@ class Verdict(StrEnum):
     ENABLES_TRAINING = "enables_training"
     UNCONFIRMED = "unconfirmed"
     NOT_SEARCHED = "not_searched"
+    INCONCLUSIVE = "inconclusive"
 
 
 class Interval(Record):

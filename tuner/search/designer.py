@@ -540,7 +540,7 @@ def why_not(result: TrialResult) -> str:
 def _remedy(void: str) -> str:
     """What to do about a machine whose windows are void."""
     if void.endswith("of the cores"):
-        return "end them, or accept them with --foreign-load"
+        return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
     return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
 
 

@@ -25,6 +25,7 @@ from steptune.tuner.records import (
 from steptune.tuner.search.confirmation import Finalist
 from steptune.tuner.search.designer import BUDGET_SPENT, Designer
 from steptune.tuner.search.effects import Difference
+from steptune.tuner.search.knowledge import WORTHWHILE
 from steptune.tuner.strategies.composition import environment_variables
 
 NUM_ALTERNATIVES = 3
@@ -68,6 +69,8 @@ def recommend(
     confirmed = any(f.gain is not None for f in finalists)
     candidate = chosen.candidate if chosen else designer.reference if confirmed else designer.best()
     verdict = _verdict(designer, candidate, chosen, confirmed)
+    if verdict is Verdict.NO_SIGNIFICANT_GAIN and _is_blurred(designer, finalists):
+        verdict = Verdict.INCONCLUSIVE
     baseline_rate = math.exp(sum(baseline_log_rates) / len(baseline_log_rates))
     ratio = _ratio(designer, candidate, chosen)
     before, after = _situation(designer, designer.reference), _situation(designer, candidate)
@@ -121,6 +124,16 @@ def _verdict(designer: Designer, candidate: Candidate, chosen: Finalist | None, 
     if not confirmed and candidate != designer.reference:
         return Verdict.UNCONFIRMED
     return Verdict.NO_SIGNIFICANT_GAIN if designer.has_searched else Verdict.NOT_SEARCHED
+
+
+def _is_blurred(designer: Designer, finalists: Sequence[Finalist]) -> bool:
+    """Whether the machine was busy in most windows of the baseline, and a worthwhile gain is not excluded."""
+    results = designer.knowledge.results.get(designer.reference.key, [])
+    windows = [window for result in results for window in result.clean_windows]
+    if 2 * sum(window.marked is not None for window in windows) <= len(windows):
+        return False
+    highs = [f.gain.interval.high for f in finalists if f.gain is not None]
+    return max(highs, default=1 + designer.certificate().noise) > 1 + WORTHWHILE
 
 
 def _needed_budget_s(study: Study, designer: Designer, verdict: Verdict) -> float | None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from steptune.tuner.estimates import trimmed_mean
 from steptune.tuner.protocols import Progress, ProgressListener
@@ -47,12 +48,8 @@ from steptune.tuner.trials.messages import (
     WindowTaken,
 )
 
-RECENT_WINDOWS = 5
-"""Windows of the group whose median load of others counts as this machine's usual one."""
-UNUSUAL = 1.5
-"""Times the usual load of others at which a window is void all the same."""
 PATIENCE = 3
-"""Times the cap (or a second) after which a group without two clean rounds is given up."""
+"""Times the cap (or a second) after which a group without two rounds that count is given up."""
 STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
 """Phases that a trial enters by itself; the later ones are told when they are asked for."""
 
@@ -83,6 +80,14 @@ class Member:
     @property
     def clean(self) -> dict[int, Window]:
         return {w.round: w for w in self.windows if w.void is None}
+
+    @property
+    def by_round(self) -> dict[int, Window]:
+        return {w.round: w for w in self.windows}
+
+    def count_all_windows(self) -> None:
+        """Those that are void count, and say why they were."""
+        self.windows = [w if w.void is None else replace(w, void=None, marked=w.void) for w in self.windows]
 
     def take_in(self, message: FromRank) -> None:
         match message:
@@ -147,7 +152,6 @@ class GroupRun:
         self._settings = settings
         self._listener = listener
         self._random = random.Random(seed)
-        self._foreign_shares: list[float] = []
         self.members: list[Member] = []
 
     def run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
@@ -178,9 +182,14 @@ class GroupRun:
     # --- rounds -------------------------------------------------------------------------------
 
     def _measure(self) -> None:
+        self._take_rounds()
+        if not self._settings.quiet_machine and len(self._rounds(clean=True)) < self._settings.min_rounds:
+            for member in self.members:
+                member.count_all_windows()
+
+    def _take_rounds(self) -> None:
         settings = self._settings
         began = time.monotonic()
-        clean_rounds = 0
         for number in range(settings.max_rounds):
             alive = self._alive()
             if len(alive) < min(2, len(self.members)):
@@ -189,12 +198,25 @@ class GroupRun:
             self._random.shuffle(alive)
             for member in alive:
                 self._take_window(member, number, base)
-            clean_rounds += all(number in member.clean for member in self._alive())
-            if clean_rounds >= settings.min_rounds and self._precise():
+            rounds = self._counted_rounds()
+            if len(rounds) >= settings.min_rounds and self._precise(rounds):
                 return
             elapsed_s = time.monotonic() - began
-            if elapsed_s > (settings.cap_s if clean_rounds >= 2 else PATIENCE * max(1.0, settings.cap_s)):
+            if elapsed_s > (settings.cap_s if len(rounds) >= 2 else PATIENCE * max(1.0, settings.cap_s)):
                 return
+
+    def _counted_rounds(self) -> list[int]:
+        """Rounds of a quiet machine where there are enough; else all, unless only those of a quiet machine may count:
+        trials that take turns are compared under the same load.
+        """
+        clean = self._rounds(clean=True)
+        accepts = not self._settings.quiet_machine and len(clean) < self._settings.min_rounds
+        return self._rounds(clean=False) if accepts else clean
+
+    def _rounds(self, *, clean: bool) -> list[int]:
+        """Rounds in which every trial that is alive took a window."""
+        taken = [set(member.clean if clean else member.by_round) for member in self._alive()]
+        return sorted(set.intersection(*taken)) if taken else []
 
     def _base_steps(self, alive: Sequence[Member]) -> int:
         """Steps of a window: the aimed-at length for the slowest, the same for all."""
@@ -206,29 +228,21 @@ class GroupRun:
         positions = member.ready.num_positions
         position = number * base % positions if positions else -1
         self._say(member, f"window {number + 1}")
-        command = TakeWindow(round=number, position=position, num_steps=base, foreign_limit=self._foreign_limit())
+        limit = self._settings.foreign_cpu_share
+        command = TakeWindow(round=number, position=position, num_steps=base, foreign_limit=limit)
         self._request(member, command, WindowTaken)
-        self._foreign_shares += [window.foreign_cpu_share for window in member.windows[-1:]]
 
-    def _foreign_limit(self) -> float:
-        """The load of others that voids a window: the setting, or half as much again as the usual load of a
-        machine that is never quiet. There, drift cancels between trials that take turns; bursts do not.
-        """
-        recent = self._foreign_shares[-RECENT_WINDOWS:]
-        usual = statistics.median(recent) if len(recent) == RECENT_WINDOWS else 0.0
-        return max(self._settings.foreign_cpu_share, UNUSUAL * usual)
-
-    def _precise(self) -> bool:
-        """Whether every ratio to the first trial (or the rate of a single one) is known well enough."""
+    def _precise(self, rounds: Sequence[int]) -> bool:
+        """Whether every ratio to the first trial (or the rate of a single one) is known well enough by these rounds."""
         first, *others = self.members
-        rates = [math.log(w.units_per_s) for w in first.clean.values()]
         if not others:
+            rates = [math.log(first.by_round[r].units_per_s) for r in rounds]
             return trimmed_mean(rates).half_width() < self._settings.half_width
         for member in others:
-            both = sorted(first.clean.keys() & member.clean.keys())
+            both = [r for r in rounds if r in first.by_round and r in member.by_round]
             if not both:
                 return False
-            ratios = [math.log(member.clean[r].units_per_s / first.clean[r].units_per_s) for r in both]
+            ratios = [math.log(member.by_round[r].units_per_s / first.by_round[r].units_per_s) for r in both]
             if member.alive and trimmed_mean(ratios).half_width() >= self._settings.half_width:
                 return False
         return True

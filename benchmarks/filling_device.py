@@ -32,7 +32,7 @@ from steptune.tuner.workloads.reference import format_reference, parse_reference
 
 WORKLOAD = Path(__file__).with_name("workloads") / "filling.py"
 SMALL_LIMIT_BYTES = 1 << 30
-SMALL_SHAPE = {"width": 64, "depth": 2, "sequence": 64}
+SMALL_SHAPE = {"width": 16, "depth": 1, "sequence": 64, "vocabulary": 64}
 PROBED = (32, 96)
 """Batches whose peaks tell that of any other."""
 PROBE = """

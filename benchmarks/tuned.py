@@ -75,6 +75,8 @@ class Tuned:
     seconds: float
     gains: list[tuple[float, float]] = field(default_factory=list)
     """Seconds since the beginning, and the best gain known then."""
+    stages: list[tuple[float, str]] = field(default_factory=list)
+    """Seconds since the beginning, and the stage that began then."""
 
     def __post_init__(self) -> None:
         assert self.study.environment is not None
@@ -144,11 +146,11 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
         store.create_study(study)
         gains: list[tuple[float, float]] = []
 
-        stages: list[str] = []
+        stages: list[tuple[float, str]] = []
 
         def on_change(view: StudyView) -> None:
-            if stages[-1:] != [view.stage]:
-                stages.append(view.stage)
+            if not stages or stages[-1][1] != view.stage:
+                stages.append((view.elapsed_s, view.stage))
                 print(f"{say}{view.elapsed_s:6.0f} s  {view.stage}", flush=True)
             if view.best_gain is not None and (not gains or gains[-1][1] != view.best_gain):
                 gains.append((view.elapsed_s, view.best_gain))
@@ -167,7 +169,7 @@ def tuned(workload: str, settings: StudySettings, say: str = "") -> Iterator[Tun
             driver = StudyDriver(study, store, runner, on_change=on_change)
             recommendation = driver.run()
             seconds = time.monotonic() - began
-            yield Tuned(driver.study, recommendation, store, runner, seconds, gains)
+            yield Tuned(driver.study, recommendation, store, runner, seconds, gains, stages)
         finally:
             runner.close()
 

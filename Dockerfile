@@ -2,13 +2,15 @@
 # Three stages: packages are installed in `build`; `service` is the API, without a compiler; `worker` adds what trials need.
 
 FROM python:3.12.12-slim-trixie AS build
-# CPU wheels. For GPUs build with --build-arg TORCH_INDEX=https://pypi.org/simple, whose wheels bring CUDA.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Packages come from the index that pip is configured with, or from another: --build-arg PIP_INDEX_URL=…. One with wheels
+# of torch for the CPU alone, which are smaller, can be named beside it: --build-arg TORCH_INDEX=….
+ARG PIP_INDEX_URL
+ARG TORCH_INDEX
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/steptune
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
-RUN /opt/steptune/bin/pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch==2.13.0
+RUN /opt/steptune/bin/pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0
 COPY src src
 COPY tuner tuner
 COPY service service
@@ -21,7 +23,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends postgresql-client \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --user-group --home-dir /var/lib/steptune --shell /usr/sbin/nologin steptune \
-    && install --directory --owner steptune --group steptune --mode 0750 /var/lib/steptune
+    && install --directory --owner steptune --group steptune --mode 0711 /var/lib/steptune
 COPY --from=build /opt/steptune /opt/steptune
 ENV PATH=/opt/steptune/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     STEPTUNE_DATA_DIRECTORY=/var/lib/steptune HOME=/tmp
@@ -36,5 +38,6 @@ USER root
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap g++ \
     && rm -rf /var/lib/apt/lists/*
-USER 10001:10001
+# Started as root, it becomes the service's user and keeps what it takes to run trials as users of their own.
+ENTRYPOINT ["setpriv", "--reuid", "10001", "--regid", "10001", "--clear-groups", "--inh-caps=-all,+chown,+kill,+setgid,+setuid", "--ambient-caps=+chown,+kill,+setgid,+setuid", "--", "steptune"]
 CMD ["worker"]

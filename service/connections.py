@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import functools
 import math
+import os
 import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def place_of(engine: Engine) -> str:
 def without_password(url: str) -> str:
     """A database URL to be shown."""
     return make_url(url).render_as_string(hide_password=True)
+
+
+def is_superuser(engine: Engine) -> bool:
+    """Whether the role by which the database is used may do everything at its server, too; SQLite has none."""
+    if engine.dialect.name != "postgresql":
+        return False
+    with querying(engine) as connection:
+        return bool(connection.exec_driver_sql("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").scalar())
 
 
 @contextmanager
@@ -204,11 +213,18 @@ def _sqlite_engine(url: URL) -> Engine:
         path = Path(url.database).expanduser().absolute()
         with storage_errors(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
+            _make_private(path)
         url = url.set(database=str(path))
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _prepare_connection)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _make_private(path: Path) -> None:
+    """Makes a file that only its owner reads; what SQLite keeps beside it has the same mode."""
+    with suppress(FileExistsError, PermissionError, IsADirectoryError):  # SQLite says what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def _prepare_connection(connection: Any, record: Any) -> None:

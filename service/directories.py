@@ -7,7 +7,7 @@ points there, and stays.
 from __future__ import annotations
 
 import hashlib
-import shutil
+import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from steptune.service.artifacts.retention import ENDED_STATES
 from steptune.service.connections import place_of, storage_errors, writing
 from steptune.service.fencing import database_now
+from steptune.service.isolation.users import take_back
 from steptune.service.models import QueueEntryRow, StudyRow
 
 
@@ -45,11 +46,18 @@ def remove_directories(engine: Engine, data_directory: Path, *, grace_s: float) 
         trash = directory.with_name(f"{found.name}.removed")
         if not _moved_away(engine, directory, trash, grace_s):
             continue
-        shutil.rmtree(trash, ignore_errors=True)
+        if trash.exists():
+            take_back(trash)
+            remove_tree(trash)
         if not trash.exists():
             found.unlink(missing_ok=True)
             removed += 1
     return removed
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory that user code wrote into, as far as possible: its nesting may be deeper than Python goes."""
+    subprocess.run(["rm", "-rf", "--", str(path)], capture_output=True, check=False)
 
 
 def _marks(engine: Engine, data_directory: Path) -> Path:

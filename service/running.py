@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
-from steptune.service.isolation import Level, Resources, SandboxRequest, choose
+from steptune.service.isolation import NONE, STRONGEST, Level, Resources, SandboxRequest, choose
 from steptune.service.isolation.devices import visible_gpus
 from steptune.service.places import VISIBLE_DEVICES
 from steptune.service.settings import Settings
@@ -19,18 +19,29 @@ from steptune.tuner.errors import StorageFull
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 
-AT_HOME = "none"
+AT_HOME = NONE
 """The level of commands that a user types: it is their own code, their own machine, their own files."""
 
 
-def chosen_level(settings: Settings, *, default: str = AT_HOME, python: str | None = None) -> Level:
-    """The level of the settings, or the default of whoever asks.
+def chosen_level(settings: Settings, *, python: str | None = None) -> Level:
+    """The level of the settings, for the user's own code.
 
     Raises:
         ChoiceError: There is no such level.
         IsolationUnavailable: It was named and cannot be used here.
     """
-    return choose(settings.isolation or default, python or sys.executable)
+    return choose(settings.isolation or AT_HOME, python or sys.executable)
+
+
+def worker_level(settings: Settings, *, python: str | None = None) -> Level:
+    """The level for code that others submitted. Where the service asks who they are, it keeps them from the worker and
+    from each other, unless the settings say "none".
+
+    Raises:
+        ChoiceError: There is no such level.
+        IsolationUnavailable: It was named and cannot be used here, or none can.
+    """
+    return choose(settings.isolation or STRONGEST, python or sys.executable, separating=not settings.insecure_no_auth)
 
 
 @contextlib.contextmanager

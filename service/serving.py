@@ -11,18 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.engine import make_url
 
+from steptune.service.access.addresses import is_loopback
 from steptune.service.access.first_start import first_admin_token
 from steptune.service.access.login_codes import VALID_S
 from steptune.service.access.open_access import check_loopback_only
 from steptune.service.api.logs import configure_logs
 from steptune.service.app import create_app
-from steptune.service.connections import create_engine_for
+from steptune.service.connections import create_engine_for, is_superuser
 from steptune.service.database import check_schema, open_engine
+from steptune.service.permissions import keep_private
+from steptune.service.running import worker_level
 from steptune.service.settings import Settings
 from steptune.service.slow_heads import PromptHeads
 from steptune.service.worker.machine import WHOLE_GPUS
@@ -40,17 +44,25 @@ def run(settings: Settings) -> None:
     Raises:
         StoreError: The database cannot be used, or its schema is behind.
         PlatformError: The worker beside it would have parts of GPUs.
+        IsolationUnavailable: No level of isolation keeps that worker's trials from the service.
         ChoiceError: The port is taken, or nobody would be asked who they are on an address that others reach.
     """
     if settings.insecure_no_auth:
         check_loopback_only(settings.host)
+    keep_private(settings)
     if settings.embedded_worker:
         refuse_parts(WHOLE_GPUS)
+        worker_level(settings)
     prepare(settings)
     app = create_app(settings)
     listener = listen(settings)
     configure_logs(settings.log_level)
     sys.stderr.write(_greeting(settings, listener))
+    if is_plain_and_public(settings):
+        sys.stderr.write(
+            f"warning: others reach {settings.host}, and tokens travel as plain text over http: put a proxy with "
+            "TLS in front and set STEPTUNE_PUBLIC_URL to its https address, or listen on 127.0.0.1\n"
+        )
     if not settings.insecure_no_auth:
         _show_login_code(app)
     signal.signal(signal.SIGTERM, _leave)
@@ -89,6 +101,11 @@ def prepare(settings: Settings) -> None:
         engine = create_engine_for(settings.database_url)
     try:
         check_schema(engine)
+        if is_superuser(engine):
+            sys.stderr.write(
+                "warning: the database's role is a superuser, who can run programs on the database's host: give the "
+                "service a role of its own that only owns its database\n"
+            )
         token = None if settings.insecure_no_auth else first_admin_token(engine, days=settings.token_days)
     finally:
         engine.dispose()
@@ -135,6 +152,12 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,  # whom to believe is for steptune.service.access.proxies to say
         timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
     )
+
+
+def is_plain_and_public(settings: Settings) -> bool:
+    """Whether tokens are sent over a network as plain text, for all that the settings say."""
+    is_public = settings.unix_socket is None and not is_loopback(settings.host)
+    return is_public and urlsplit(settings.public_url).scheme != "https"
 
 
 def _greeting(settings: Settings, listener: socket.socket) -> str:

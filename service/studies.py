@@ -21,6 +21,7 @@ from steptune.dashboards.trial_page import TrialPageSource
 from steptune.service.artifacts import ArtifactStore, open_artifacts
 from steptune.service.artifacts.retention import KEPT_VERDICTS, trace_kind
 from steptune.service.connections import FULL_ERRNOS
+from steptune.service.directories import remove_tree
 from steptune.service.isolation import Level
 from steptune.service.places import this_place
 from steptune.service.running import chosen_level, isolated_runner
@@ -283,7 +284,7 @@ def remove_working_files(study: Study) -> None:
     for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
         path.unlink(missing_ok=True)
     for folder in (files.data, files.compile_cache, files.compiler_headers, files.directory / "trials"):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:

@@ -50,20 +50,22 @@ class PostgresServer:
         folder: Holds the data and the socket.
 
     Args:
+        superuser: Name of the role that may do everything.
         durable: What it says is committed survives a crash; else it is as fast as can be.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+    def __init__(self, folder: Path, *, superuser: str = "steptune", durable: bool = False) -> None:
         binaries = server_binaries()
         assert binaries is not None
         self.folder = folder
+        self._superuser = superuser
         self._binaries = binaries
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self._user = pwd.getpwnam("postgres") if os.getuid() == 0 else None
         if self._user is not None:
             os.chown(folder, self._user.pw_uid, self._user.pw_gid)
-        options = ["-D", str(folder / "data"), "-A", "trust", "-U", "steptune", "--locale=C", "-E", "UTF8"]
+        options = ["-D", str(folder / "data"), "-A", "trust", "-U", superuser, "--locale=C", "-E", "UTF8"]
         options += [] if durable else ["--no-sync"]
         subprocess.run([*self._as_user(), str(binaries / "initdb"), *options], check=True, capture_output=True)
 
@@ -122,7 +124,7 @@ class PostgresServer:
             connection.execute(statement)
 
     def _conninfo(self, database: str) -> str:
-        return f"host={self.folder} user=steptune dbname={database}"
+        return f"host={self.folder} user={self._superuser} dbname={database}"
 
     def _as_user(self) -> list[str]:
         if self._user is None:

@@ -86,7 +86,7 @@ class LocalFiles:
         self._directory = directory
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
-        with storage_errors(self.place), self._new(name).open("xb") as file:
+        with storage_errors(self.place), open(self._new(name), "xb", opener=_private) as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
@@ -101,9 +101,12 @@ class LocalFiles:
 
     def take(self, path: Path, name: str) -> Path | None:
         with storage_errors(self.place):
+            if not _is_ours_alone(path):
+                return None
             place = self._new(name)
             try:
                 path.rename(place)
+                place.chmod(0o600)
             except OSError:  # another file system, or a folder that may not be changed: copying tells
                 return None
             try:
@@ -145,8 +148,23 @@ class LocalFiles:
 
     def _new(self, name: str) -> Path:
         path = self._directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self._directory, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
+
+
+def _is_ours_alone(path: Path) -> bool:
+    """Whether nobody else may go on writing to a file: its owner, or who has it under another name."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and status.st_nlink == 1
+
+
+def _private(path: str, flags: int) -> int:
+    """As `open` opens, for its owner alone: what users submitted is in there."""
+    return os.open(path, flags, 0o600)
 
 
 def _sync_directory(directory: Path) -> None:

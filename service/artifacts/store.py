@@ -128,21 +128,33 @@ class ArtifactStore:
 
     @contextmanager
     def local_copy(self, digest: str) -> Iterator[Path]:
-        """The file on this machine: itself where it lies here (do not change it), else a copy for the context.
+        """The file on this machine: itself where it lies here (do not change it), else a copy for the context. Its
+        content is checked: what is unpacked and run is what was uploaded.
 
         Raises:
             ArtifactGone: It is not kept here.
-            StoreError: It cannot be copied.
+            StoreError: It cannot be copied, or has changed since it was put.
         """
         self.size_bytes(digest)
         here = self._files.local_path(_name(digest))
         if here is not None:
+            self._check_content(here, digest)
             yield here
             return
         with tempfile.TemporaryDirectory(prefix="steptune-") as folder, self.open(digest) as source:
             path = Path(folder) / digest
             copy_out(source, path)
+            self._check_content(path, digest)
             yield path
+
+    def _check_content(self, path: Path, digest: str) -> None:
+        with storage_errors(str(path)), path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            raise StoreError(
+                f"artifact {digest} in {self.place} has been changed: its content has the digest {found}; restore it "
+                "from a backup, or upload it again"
+            )
 
     # --- forgetting ------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from steptune.service.cli.options import AsJson, Database
 from steptune.service.connections import without_password
 from steptune.service.database import migrate, open_engine
 from steptune.service.housekeeping import keep_house
+from steptune.service.permissions import keep_private, mend
 
 BackupFile = Annotated[Path, typer.Argument(help="File of the backup.", metavar="FILE")]
 
@@ -26,6 +27,7 @@ app = typer.Typer(help="The database, and the files that its rows refer to.", no
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Bring the database to this version's schema; makes it where there is none."""
     settings = settings_with(database)
+    mend(settings)  # files that earlier versions left open to others
     migrate(settings.database_url)
     if as_json:
         print_json({"database": without_password(settings.database_url), "upgraded": True})
@@ -40,6 +42,7 @@ def gc(database: Database = None, as_json: AsJson = False) -> None:
     Workers of a service do it by themselves.
     """
     settings = settings_with(database)
+    keep_private(settings)
     engine = open_engine(settings.database_url)
     try:
         report = keep_house(engine, open_artifacts(settings), settings)

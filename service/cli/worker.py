@@ -48,8 +48,8 @@ def worker(
     signal, or Ctrl-C, gives it back at once.
     """
     from steptune.service.database import check_schema, create_engine_for
-    from steptune.service.isolation import STRONGEST
-    from steptune.service.running import chosen_level
+    from steptune.service.permissions import keep_private
+    from steptune.service.running import worker_level
     from steptune.service.worker.loop import Worker
     from steptune.service.worker.machine import offer_of_this_machine, parse_numbers, use_cores, use_gpus
     from steptune.tuner.trials.processes import become_subreaper, die_with_parent
@@ -64,7 +64,8 @@ def worker(
     interpreter = str(python) if python else sys.executable
     cores = use_cores(parse_numbers(cpus) if cpus else None)
     use_gpus(gpus)
-    level = chosen_level(settings, default=STRONGEST, python=interpreter)
+    keep_private(settings)
+    level = worker_level(settings, python=interpreter)
     engine = create_engine_for(settings.database_url)
     check_schema(engine)
     offer = offer_of_this_machine(

@@ -15,9 +15,11 @@ from steptune.tuner.wording import no_such
 LEVELS: tuple[Level, ...] = (Bubblewrap(), Limits(), NoIsolation())
 """The strongest first."""
 STRONGEST = "strongest"
+NONE = NoIsolation.name
 
 __all__ = [
     "LEVELS",
+    "NONE",
     "STRONGEST",
     "Available",
     "Level",
@@ -41,21 +43,53 @@ def level_named(name: str) -> Level:
     raise ChoiceError(no_such("isolation level", name, (*(level.name for level in LEVELS), STRONGEST)))
 
 
-def choose(name: str, python: str = sys.executable) -> Level:
-    """The level that was named, or with "strongest" the first whose probe succeeds.
+def choose(name: str, python: str = sys.executable, *, separating: bool = False) -> Level:
+    """The level that was named, or with "strongest" the first whose probe succeeds; "none" only where it is named.
+
+    Args:
+        separating: Trials must reach neither this process and its files nor other studies, as they belong to several
+            users. "none" goes all the same, where it is named.
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailable: It was named and cannot be used here.
+        IsolationUnavailable: It was named and cannot be used here, or none can.
     """
     if name == STRONGEST:
-        return next(level for level in LEVELS if isinstance(level.probe(python), Available))
+        return _strongest(python, separating=separating)
     level = level_named(name)
+    reason = _obstacle(level, python, separating=separating and level.name != NONE)
+    if reason is not None:
+        raise IsolationUnavailable(
+            f"isolation {name} cannot be used here: {reason}. `steptune doctor` lists the levels that can; choose "
+            "another with --isolation or STEPTUNE_ISOLATION"
+        )
+    return level
+
+
+def _strongest(python: str, *, separating: bool) -> Level:
+    reasons = []
+    for level in LEVELS:
+        if level.name == NONE:
+            continue
+        reason = _obstacle(level, python, separating=separating)
+        if reason is None:
+            return level
+        reasons.append(f"{level.name}: {reason}")
+    raise IsolationUnavailable(
+        f"no isolation level can be used here ({'; '.join(reasons)}). Mend one of them, or let trials do whatever this "
+        "user can with --isolation none or STEPTUNE_ISOLATION=none"
+    )
+
+
+def _obstacle(level: Level, python: str, *, separating: bool) -> str | None:
+    """Why a level cannot be used."""
+    if separating and not level.separates():
+        return (
+            "its trials would be this process's own user, and could read its passwords and change its database: start "
+            "it as root, or with the capabilities SETUID, SETGID, CHOWN and KILL, or use bubblewrap"
+        )
     match level.probe(python):
         case Unavailable(reason=reason):
-            raise IsolationUnavailable(
-                f"isolation {name} cannot be used here: {reason}. `steptune doctor` lists the levels that can; choose "
-                "another with --isolation or STEPTUNE_ISOLATION"
-            )
+            return reason
         case Available():
-            return level
+            return None

@@ -85,6 +85,12 @@ class Level(abc.ABC):
         """
 
     @abc.abstractmethod
+    def separates(self) -> bool:
+        """Whether trials of this process would reach neither its files nor its processes, nor those of other studies:
+        they have a user, or a file system and process numbers, of their own.
+        """
+
+    @abc.abstractmethod
     def missing(self) -> str | None:
         """What the machine lacks as far as looking tells, with the way out."""
 

@@ -1,8 +1,9 @@
 """Bubblewrap: a file system, processes and a network of their own for the trials of a study.
 
-Two ways lead there. Started by root, bubblewrap makes the namespaces with root's rights and the server then becomes a
+Three ways lead there. Started by root, bubblewrap makes the namespaces with root's rights and the server then becomes a
 user of its own without any capability: no user namespace is involved, in which CUDA would not start (`cuInit` fails).
-Started by anybody else, a user namespace is needed, which some systems forbid.
+Started by anybody else, a user namespace is needed, which some systems forbid; who may change their user starts
+bubblewrap as a user of its own. In none of them can user code make a further user namespace (`confine.py`).
 
 https://github.com/containers/bubblewrap
 """
@@ -19,9 +20,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from steptune.service.isolation.base import Level, SandboxRequest
+from steptune.service.isolation.confine import confined, lacks
 from steptune.service.isolation.devices import device_nodes, device_variables
 from steptune.service.isolation.environment import USER, clean_environment
-from steptune.service.isolation.users import become, give, open_to_others, own_user
+from steptune.service.isolation.users import (
+    SYS_ADMIN,
+    become,
+    can_change_user,
+    has_capabilities,
+    open_to_others,
+    own_user,
+)
 from steptune.service.isolation.visible import interpreter_paths, system_paths, workload_paths
 from steptune.tuner.errors import IsolationUnavailable
 from steptune.tuner.trials.sandbox import Sandbox
@@ -47,16 +56,21 @@ class Bubblewrap(Level):
         own = [*own, *request.readable]
         command = self._command(request, environment, own)
         # By the server's user: root without its capabilities may not enter what belongs to that one.
-        enter = ("env", f"--chdir={folder or request.study_directory}")
-        if os.geteuid() != 0:
-            prefix = (*command, *_user_namespace(), "--", *request.resources.command(), *enter)
-            yield self._sandbox(request, prefix, environment)
+        enter = ("env", f"--chdir={folder or request.study_directory}", *confined(request.python))
+        resources = request.resources.command()
+        if not can_change_user():
+            yield self._sandbox(request, (*command, *_user_namespace(), "--", *resources, *enter), environment)
             return
-        _check_readable(own)
-        with own_user() as uid:
-            give(request.study_directory, uid)
-            prefix = (*command, *_AS_ROOT, "--", *request.resources.command(), *become(uid), *enter)
+        _check_readable([path for path in own if not path.is_relative_to(request.study_directory)])
+        with own_user(request.study_directory) as uid:
+            if has_capabilities(SYS_ADMIN) and os.geteuid() == 0:
+                prefix = (*command, *_AS_ROOT, "--", *resources, *become(uid), *enter)
+            else:
+                prefix = (*become(uid), *command, *_user_namespace(), "--", *resources, *enter)
             yield self._sandbox(request, prefix, environment)
+
+    def separates(self) -> bool:
+        return True
 
     def _sandbox(self, request: SandboxRequest, prefix: tuple[str, ...], environment: dict[str, str]) -> Sandbox:
         return Sandbox(
@@ -95,7 +109,7 @@ class Bubblewrap(Level):
         if shutil.which("bwrap") is None:
             return "bwrap not found: apt-get install bubblewrap"
         absent = [name for name in ("prlimit", "setpriv") if shutil.which(name) is None]
-        return f"{' and '.join(absent)} not found: apt-get install util-linux" if absent else None
+        return f"{' and '.join(absent)} not found: apt-get install util-linux" if absent else lacks()
 
 
 def _check_readable(paths: Sequence[Path]) -> None:

@@ -1,23 +1,33 @@
 """Limits: an ordinary user, resource limits, and an environment without secrets. Needs nothing but util-linux.
 
 What a process may take is bounded; what it may see is bounded only by the permissions of files. The network is open.
-Started by root, trials get a user of their own, so that they reach no other process and no private file. Started by
-anybody else they stay that user, who can read all that is theirs.
+Started by root, or with the capabilities that change a user, trials get a user of their own, so that they reach no
+other process and no private file. Started by anybody else they stay that user, who can read all that is theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import psutil
 
 from steptune.service.isolation.base import Level, SandboxRequest
+from steptune.service.isolation.confine import confined, lacks
 from steptune.service.isolation.environment import clean_environment
-from steptune.service.isolation.users import become, closed_to_others, give, own_user
+from steptune.service.isolation.users import (
+    SYS_ADMIN,
+    become,
+    can_change_user,
+    closed_to_others,
+    has_capabilities,
+    own_user,
+)
 from steptune.service.isolation.visible import interpreter_paths
 from steptune.tuner.errors import IsolationUnavailable
 from steptune.tuner.installation import trial_folders
@@ -36,31 +46,46 @@ class Limits(Level):
     def sandbox(self, request: SandboxRequest) -> Iterator[Sandbox]:
         environment = clean_environment(os.environ)
         headers = StudyFiles(request.study_directory).compiler_headers
-        resources = request.resources
-        if os.geteuid() != 0:
-            prefix = (*resources.command(num_others=_tasks_of(os.geteuid())), *_NO_NEW_PRIVILEGES)
+        resources, inner = request.resources, confined(request.python)
+        if not can_change_user():
+            prefix = (*resources.command(num_others=_tasks_of(os.geteuid())), *_NO_NEW_PRIVILEGES, *inner)
             yield Sandbox(level=self.name, prefix=prefix, environment=environment, quota=resources.quota)
             return
         _check_reachable(request, environment)
-        with own_user() as uid:
-            give(request.study_directory, uid)
+        with own_user(request.study_directory) as uid:
             yield Sandbox(
                 level=self.name,
-                prefix=(*resources.command(), *become(uid)),
+                prefix=(*_hiding_processes(), *resources.command(), *become(uid), *inner),
                 environment=environment,
                 uid=uid,
+                as_user=become(uid),
                 headers=headers,
                 quota=resources.quota,
             )
+
+    def separates(self) -> bool:
+        return can_change_user()
 
     def missing(self) -> str | None:
         if sys.platform != "linux":
             return "needs Linux"
         absent = [name for name in ("prlimit", "setpriv") if shutil.which(name) is None]
-        return f"{' and '.join(absent)} not found: apt-get install util-linux" if absent else None
+        return f"{' and '.join(absent)} not found: apt-get install util-linux" if absent else lacks()
 
 
 _NO_NEW_PRIVILEGES = ("setpriv", "--no-new-privs", "--")
+_HIDE = ("unshare", "--mount", "--propagation", "private", "--", "/bin/sh", "-c")
+
+
+@functools.cache
+def _hiding_processes() -> tuple[str, ...]:
+    """The command under which another command sees only processes of its own user, where mounts may be made.
+
+    Elsewhere (in most containers) it sees command lines of others, but neither their environment nor their memory.
+    """
+    command = (*_HIDE, 'mount -t proc -o nosuid,nodev,noexec,hidepid=2 proc /proc && exec "$@"', "sh")
+    works = has_capabilities(SYS_ADMIN) and subprocess.run([*command, "true"], capture_output=True, check=False)
+    return command if works and works.returncode == 0 else ()
 
 
 def _tasks_of(uid: int) -> int:
@@ -77,7 +102,7 @@ def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> No
     """Refuses, before anything is run, what an ordinary user cannot read."""
     paths = [*trial_folders(), *interpreter_paths(request.python, environment, ()), request.study_directory]
     reference = parse_reference(request.workload)
-    if reference.kind == "file":
+    if reference.kind == "file" and not reference.path.is_relative_to(request.study_directory):
         paths.append(reference.path)
     for path in paths:
         closed = closed_to_others(path)

@@ -17,5 +17,8 @@ class NoIsolation(Level):
     def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
         return contextlib.nullcontext(Sandbox())
 
+    def separates(self) -> bool:
+        return False
+
     def missing(self) -> str | None:
         return None

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 class IsolationSettings(BaseModel):
     isolation: str | None = Field(
         default=None,
-        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (the first of "
-        "these, from the right, that works here). Not set, it is none for commands that a user types, and strongest "
-        "for a worker.",
+        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (bubblewrap, else "
+        "limits; never none). Not set, it is none for commands that a user types, and strongest for a worker, which "
+        "must keep users of the service from each other unless none is named.",
     )
     isolation_network: bool = Field(
         default=False, description="Whether isolated trials may use the network; loopback they always may."

@@ -1,73 +1,155 @@
-"""Users for trials of a process that runs as root: one for each study, while it runs."""
+"""Users for trials of a process that may change its user: one for each study, while it runs.
+
+That process is root, or it has the four capabilities below and no other, as in a container. Without the capability to
+pass by permissions it reads what trials write as a member of their files' group, and what is theirs is made its own by
+giving it away: first by the trials' user, who may open everything of theirs, then by changing the owner.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 FIRST_UID, LAST_UID = 61184, 65519
 """systemd's range for users that exist while something runs; no account has one of them."""
+CHOWN, KILL, SETGID, SETUID, SYS_ADMIN = 0, 5, 6, 7, 21
+"""Numbers of capabilities."""
+_TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
+_STUDY_MODE = 0o2770
+"""What is made in a study's directory belongs to the group of who started the trials, who reads it so."""
+
+
+def has_capabilities(*wanted: int) -> bool:
+    """Whether this process has all of these capabilities now."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:  # not Linux
+        return False
+    held = int(text.partition("CapEff:")[2].split()[0], 16)
+    return all(held >> number & 1 for number in wanted)
+
+
+def can_change_user() -> bool:
+    """Whether this process can run trials as a user of their own."""
+    return has_capabilities(*_TO_CHANGE_USER)
 
 
 @contextlib.contextmanager
-def own_user() -> Iterator[int]:
-    """A user id that no other study on this machine has; its processes are gone at the end.
+def own_user(directory: Path) -> Iterator[int]:
+    """A user id that no other study has, to whom a study's directory belongs meanwhile.
 
-    The lock of a file says that it is taken, and is released by whatever death.
+    At the end nothing of that user is left: no process, no file but those in the directory, which are ours again.
     """
-    folder = Path(tempfile.gettempdir()) / "steptune-users"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != 0:
-        raise IsolationUnavailable(f"{folder} belongs to somebody else: remove it")
-    for uid in range(FIRST_UID, LAST_UID + 1):
-        descriptor = os.open(folder / str(uid), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    take_back(directory)  # one who was killed may have left it to another user
+    with _free_user(directory) as uid:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
-        try:
-            kill_all_of(uid)  # left by one who was killed
+            give(directory, uid)
             yield uid
         finally:
             kill_all_of(uid)
-            os.close(descriptor)
-        return
+            remove_left(uid)
+            take_back(directory)
+
+
+@contextlib.contextmanager
+def _free_user(directory: Path) -> Iterator[int]:
+    """The first that is free on this machine, and among those who share the folder of studies.
+
+    The locks of two files say that it is taken, and are released by whatever death: containers have temporary
+    directories of their own, and may share the studies.
+    """
+    folders = [_lock_folder(Path(tempfile.gettempdir()) / "steptune-users"), _lock_folder(directory.parent / ".users")]
+    for uid in range(FIRST_UID, LAST_UID + 1):
+        with contextlib.ExitStack() as stack:
+            if not all(_lock(folder / str(uid), stack) for folder in folders):
+                continue
+            kill_all_of(uid)  # left by one who was killed
+            remove_left(uid)
+            yield uid
+            return
     raise IsolationUnavailable(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
+
+
+def _lock_folder(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise IsolationUnavailable(f"{folder} belongs to somebody else: remove it")
+    return folder
+
+
+def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
+    """Holds the lock until the stack ends; False where somebody else has it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def become(uid: int) -> tuple[str, ...]:
     """The command under which another command is that user's, without any capability, for good."""
     return (
         *("setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"),
-        *("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"),
+        *("--ambient-caps=-all", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"),
     )
 
 
 def kill_all_of(uid: int) -> None:
     """Kills every process of a user at one stroke: only one of the same user can do that."""
-    command = [*become(uid), "/bin/sh", "-c", "kill -9 -1"]
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    _run([*become(uid), "/bin/sh", "-c", "kill -9 -1"])
+
+
+def remove_left(uid: int) -> None:
+    """Removes what a user has left where everybody may write: files, and shared memory of System V."""
+    for place in SHARED_PLACES:
+        if place.is_dir():
+            own = [*become(uid), "find", str(place), "-xdev", "-mindepth", "1", "-user", str(uid)]
+            for change in (["chmod", "-R", "u+rwX"], ["rm", "-rf", "--"]):
+                _run([*own, "-maxdepth", "1", "-exec", *change, "{}", "+"])
+            _run([*own, "-delete"])  # in folders of others that everybody may write
+    if shutil.which("ipcrm"):
+        _run([*become(uid), "ipcrm", "--all"])
 
 
 def give(directory: Path, uid: int) -> None:
     """Makes a user the owner of a directory and of all that is in it, without following any link.
 
-    A file with several names may be somebody else's too, and is left alone.
+    A file with several names may be somebody else's too, and is left alone. Our group keeps its access.
     """
-    os.chown(directory, uid, uid, follow_symlinks=False)
-    for _, folders, files, descriptor in os.fwalk(directory, follow_symlinks=False):
-        for name in (*folders, *files):
-            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            if status.st_uid != uid and (name in folders or status.st_nlink == 1):
-                os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
+    directory.chmod(_STUDY_MODE)
+    owner = f"{uid}:{os.getegid()}"
+    find = ["find", str(directory), "-xdev", "-user", str(os.geteuid())]
+    _run([*find, "-type", "d", "-exec", "chmod", f"{_STUDY_MODE:o}", "{}", "+"])
+    _run([*find, "-type", "f", "-links", "1", "-exec", "chmod", "g+rw", "{}", "+"])
+    changed = ["(", "-type", "d", "-o", "-links", "1", ")", "-exec", "chown", "--no-dereference", owner, "{}", "+"]
+    # What is in a directory first: it cannot be entered any more where it is not ours and closed to our group.
+    _run([*find, "-depth", *changed], check=True)
+
+
+def take_back(directory: Path) -> None:
+    """Undoes `give`, whoever of the users it was given to. None of that user's processes may be left."""
+    uid = directory.stat().st_uid
+    if not can_change_user() or not FIRST_UID <= uid <= LAST_UID:
+        return
+    _run([*become(uid), "chmod", "-R", "u+rwX,g+rwX", str(directory)])
+    _run(["chown", "-R", "-h", f"--from={uid}", f"{os.geteuid()}:{os.getegid()}", str(directory)])
+
+
+def _run(command: Sequence[str], *, check: bool = False) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise IsolationUnavailable(f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}")
 
 
 def closed_to_others(path: Path) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -283,14 +283,20 @@ class StudyQueue:
                 worker.heartbeat_at = database_now(session)
             return worker is not None
 
-    def claim(self, offer: WorkerOffer) -> Claim | None:
-        """The next study for a registered worker, with its devices; None where none fits or is allowed now."""
+    def claim(self, offer: WorkerOffer, *, resting: Collection[str | None] = ()) -> Claim | None:
+        """The next study for a registered worker, with its devices; None where none fits or is allowed now.
+
+        Args:
+            resting: Owners whose studies this worker leaves to others for now.
+        """
         with writing(self._engine) as session:
             if session.get_bind().dialect.name == "postgresql":
                 session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
             now = database_now(session)
             self._bury(session, now, takes_over=True)
             for candidate in candidates(session, offer, now, self._quotas):
+                if candidate.owner_id in resting:
+                    continue
                 claim = self._take(session, candidate, offer, now)
                 if claim is not None:
                     return claim

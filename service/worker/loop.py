@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import time
 from contextlib import suppress
@@ -16,9 +15,10 @@ from sqlalchemy import Engine
 
 from steptune.service.artifacts import open_artifacts
 from steptune.service.connections import FULL_ERRNOS
-from steptune.service.directories import mark
+from steptune.service.directories import mark, remove_tree
 from steptune.service.housekeeping import keep_house
 from steptune.service.isolation import Level
+from steptune.service.isolation.users import take_back
 from steptune.service.places import CUDA, VISIBLE_DEVICES
 from steptune.service.progress import EVENT, Publisher
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer, open_queue
@@ -29,6 +29,7 @@ from steptune.service.studies import MIN_TASK_DEADLINE_S, keep_profiles, remove_
 from steptune.service.worker.clock import now_s
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.patience import patient
+from steptune.service.worker.rests import Rests
 from steptune.service.worker.sources import fetch_source
 from steptune.tuner.errors import (
     IsolationUnavailable,
@@ -54,8 +55,6 @@ HOUSE_LATE_S = 24 * 3600.0
 """One that always has studies lets them wait for it after so long."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
-FIRST_PAUSE_S = 2.0
-LONGEST_PAUSE_S = 60.0
 _PASSING = (StoreUnavailable, StorageFull)
 """No worker breaks down with these, however often: space comes, and a store can be reached again."""
 
@@ -108,7 +107,7 @@ class Worker:
         self._stop_at_s: float | None = None
         self._house_at_s = now_s()
         self._beat_at_s = 0.0
-        self._pause_s = 0.0
+        self._rests = Rests()
 
     def stop(self, *, within_s: float) -> None:
         """No further study; the trials that run may end within this time, then the study is given back.
@@ -127,12 +126,13 @@ class Worker:
             self._keep_house(late_s=HOUSE_LATE_S)
             claim, claimed_s = self._next()
             if claim is not None:
-                self._rest(failed=self._work(claim, claimed_s))
+                self._rests.learn(claim.owner_id, failed=self._work(claim, claimed_s))
+                self._rest()
                 continue
             self._keep_house()
-            if self._once:
+            if self._once and not self._rests.owners():
                 break
-            self._wait(self._settings.poll_s)
+            self._wait(min(self._settings.poll_s, self._rests.next_s()))
         try:
             self._queue.leave(self._offer.worker_id)
         except StoreError as error:
@@ -145,7 +145,7 @@ class Worker:
         try:
             self._beat()
             claimed_s = now_s()
-            return self._queue.claim(self._offer), claimed_s
+            return self._queue.claim(self._offer, resting=self._rests.owners()), claimed_s
         except _PASSING as error:
             logger.warning("waiting for the database: %s", error)
             return None, now_s()
@@ -156,13 +156,9 @@ class Worker:
                 self._queue.register(self._offer)
             self._beat_at_s = now_s() + self._settings.heartbeat_s
 
-    def _rest(self, *, failed: bool) -> None:
-        """After a study that the worker or its surroundings failed: nothing for a while, longer each time in a row, so
-        that what ails this machine does not go through the whole queue.
-        """
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S) if failed else 0.0
-        end = now_s() + self._pause_s
-        while self._stop_at_s is None and (left := end - now_s()) > 0:
+    def _rest(self) -> None:
+        """Takes nothing for a while where this machine ails."""
+        while self._stop_at_s is None and (left := self._rests.left_s()) > 0:
             self._wait(min(left, self._settings.poll_s))
             try:
                 self._beat()
@@ -265,6 +261,8 @@ class Worker:
     def _run(self, claim: Claim, keeper: LeaseKeeper) -> StudyState:
         directory = (self._settings.data_directory / "studies" / claim.lease.study_id).absolute()
         mark(self._engine, self._settings.data_directory, claim.lease.study_id)
+        if directory.exists():
+            take_back(directory)
         reference = fetch_source(claim.source, claim.study, self._artifacts, directory / "source")
         study = replace(claim.study, workload=reference, directory=str(directory))
         base = SqlStudyStore(self._engine, lease=claim.lease)
@@ -298,7 +296,7 @@ class Worker:
         watcher.keep_files()  # the last time: the answer is there, and counts for more than its traces
         state = store.get_study(study.study_id).state
         remove_working_files(study)
-        shutil.rmtree(directory / "source", ignore_errors=True)
+        remove_tree(directory / "source")
         return state
 
     def _keep(self, study: Study, store: StudyStore) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from steptune.service.archives import DEFAULT_LIMITS, checked_parts, unpack
 from steptune.service.artifacts import ArtifactStore
+from steptune.service.directories import remove_tree
 from steptune.service.queue.records import Source
 from steptune.tuner.records import Study
 
@@ -22,7 +23,7 @@ def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, 
     """
     if source is None or source.digest is None:
         return study.workload
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with artifacts.local_copy(source.digest) as upload:
         if source.kind == "archive":

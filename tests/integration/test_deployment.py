@@ -3,17 +3,23 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres import PostgresServer, server_binaries
+from sqlalchemy.exc import ProgrammingError
 from typer.main import get_command
 
 from steptune.service.cli.main import app
+from steptune.service.connections import create_engine_for, is_superuser, reading, writing
+from steptune.service.database import migrate
 from steptune.service.settings import Settings, load_settings
 from steptune.tuner.errors import ChoiceError
 
@@ -21,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 ORDINARY = ("migrate", "api", "worker", "worker-gpu")
 """Services of our own image."""
+TO_CHANGE_USER = ("CHOWN", "KILL", "SETGID", "SETUID")
 
 
 def compose(*arguments: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +124,10 @@ class TestCompose:
             assert not {"network_mode", "pid", "ipc", "devices"} & set(service)
             assert all(mount["type"] == "volume" for mount in service["volumes"])
             assert service["restart"] in ("unless-stopped", "on-failure:3")
-            if name in ORDINARY:
+            if name.startswith("worker"):
+                assert service["user"] == "0:0"  # until its entry point
+                assert sorted(service["cap_add"]) == sorted(TO_CHANGE_USER)
+            elif name in ORDINARY:
                 assert service["user"] == "10001:10001"
                 assert "cap_add" not in service
 
@@ -153,10 +163,16 @@ class TestCompose:
         assert "STEPTUNE_PUBLIC_URL" not in services["postgres"]["environment"]
 
     def test_workers_do_not_get_the_servers_own_secrets(self, with_settings):
-        services = with_settings("STEPTUNE_METRICS_TOKEN=secret", "STEPTUNE_OIDC_CLIENT_SECRET=secret")
+        services = with_settings(
+            *(f"STEPTUNE_{name}=secret" for name in ("METRICS_TOKEN", "OIDC_CLIENT_SECRET", "PROXY_SECRET")),
+            "STEPTUNE_PROXY_USER_HEADER=X-User",
+        )
         assert "secret" in services["api"]["environment"].values()
         for name in ("worker", "worker-gpu"):
-            assert "secret" not in services[name]["environment"].values()
+            found = services[name]["environment"]
+            assert not {"secret", "X-User"} & set(found.values())
+            kept = {key.removeprefix("STEPTUNE_").lower(): found[key] for key in found if "PROXY" in key}
+            assert Settings(_env_file=None, **kept).proxy_secret is None  # what is left contradicts nothing
 
     def test_the_example_names_settings_that_there_are(self):
         """Of Compose itself, of Steptune, or of an object store's library."""
@@ -217,10 +233,31 @@ class TestDockerfile:
         assert copied == allowed
         assert all((ROOT / source).exists() for source in copied)
 
-    def test_it_ends_as_an_ordinary_user(self, stages):
+    def test_the_service_is_an_ordinary_user(self, stages):
         """The same as in the Compose file; what it writes is its own."""
-        for name in ("service", "worker"):
-            assert [words[1] for words in stages[name] if words[0] == "USER"][-1] == "10001:10001"
+        assert [words[1] for words in stages["service"] if words[0] == "USER"][-1] == "10001:10001"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+    def test_the_worker_becomes_that_user_and_keeps_what_changes_users(self, stages):
+        """Its entry point as it is, under the capabilities of the Compose file, around another command."""
+        [entry] = [json.loads(" ".join(words[1:])) for words in stages["worker"] if words[0] == "ENTRYPOINT"]
+        assert entry.pop() == "steptune"
+        allowed = ",".join(f"+{name.lower()}" for name in TO_CHANGE_USER)
+        container = ["setpriv", f"--bounding-set=-all,{allowed}", "--inh-caps=-all", "--no-new-privs", "--"]
+        done = subprocess.run(
+            [*container, *entry, "cat", "/proc/self/status"], capture_output=True, text=True, check=True
+        )
+        status = dict(line.split(":\t", 1) for line in done.stdout.splitlines())
+        assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"10001"}
+        assert status["Groups"].split() in ([], ["10001"])
+        assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7
+
+    def test_packages_come_from_the_index_that_pip_is_configured_with(self, stages):
+        """No host is named; what chooses another index has no default."""
+        text = (ROOT / "Dockerfile").read_text() + COMPOSE_FILE.read_text() + (ROOT / ".env.example").read_text()
+        assert not re.findall(r"(?:pypi|pytorch|pythonhosted)\.org", text)
+        arguments = [words[1] for words in stages["build"] if words[0] == "ARG"]
+        assert sorted(arguments) == ["PIP_INDEX_URL", "TORCH_INDEX"]
 
     def test_no_secret_is_built_in(self, stages):
         words = [word for instructions in stages.values() for line in instructions for word in line]
@@ -240,6 +277,43 @@ class TestDockerfile:
         for name in ("service", "worker"):
             [arguments] = [json.loads(" ".join(words[1:])) for words in stages[name] if words[0] == "CMD"]
             assert arguments[0] in commands
+
+
+@pytest.mark.skipif(server_binaries() is None, reason="needs PostgreSQL")
+def test_the_services_role_owns_its_database_and_is_no_superuser(tmp_path_factory, monkeypatch):
+    """The file that a new volume is prepared with, as the image's entry point runs it."""
+    folder = Path(tempfile.mkdtemp(prefix="st-"))
+    server = PostgresServer(folder, superuser="postgres")
+    monkeypatch.setenv("POSTGRES_PASSWORD", "it's a:secret")
+    server.start()
+    try:
+        where = ["--host", str(folder), "--username", "postgres", "--dbname", "postgres"]
+        script = ROOT / "docker-database.sql"
+        psql = [str(server_binaries() / "psql"), "--no-psqlrc", "--set", "ON_ERROR_STOP=1", *where]
+        subprocess.run([*psql, "--file", str(script)], check=True, capture_output=True)
+        url = server.url("steptune")
+        migrate(url)
+        engine = create_engine_for(url)
+        assert not is_superuser(engine)
+        with reading(engine) as session:
+            assert session.connection().exec_driver_sql("SELECT current_user").scalar() == "steptune"
+        for forbidden in (
+            "COPY (SELECT 1) TO PROGRAM 'true'",
+            "CREATE ROLE other",
+            "SELECT pg_read_file('/etc/passwd')",
+        ):
+            with (
+                pytest.raises(ProgrammingError, match=r"permission denied|must be superuser"),
+                writing(engine) as session,
+            ):
+                session.connection().exec_driver_sql(forbidden)
+        engine.dispose()
+        query = "SELECT rolname, rolpassword IS NULL FROM pg_authid WHERE rolname IN ('postgres', 'steptune')"
+        ended = subprocess.run([*psql, "-tAc", query], check=True, capture_output=True, text=True)
+        assert set(ended.stdout.split()) == {"postgres|t", "steptune|f"}
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
 
 
 class TestPasswordFile:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from marked import VARIABLE, marked, new_mark, none_left, wait_until
 from trial_builders import THREE_THREADS, Prepared, reference
 
 from steptune.service.isolation import level_named
+from steptune.service.isolation.users import can_change_user
 from steptune.service.running import isolated_runner
 from steptune.service.settings import Settings
 from steptune.tuner.errors import IsolationUnavailable, RunnerError
@@ -215,6 +217,16 @@ class TestTaking:
             assert "No space left" in failure.message
         else:
             assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message
+
+    @pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
+    def test_filling_what_everybody_may_write_to_costs_one_trial(self, study: Study, level: str, place: str) -> None:
+        if level == "limits" and not can_change_user():
+            pytest.skip("files of the user who runs everything cannot be told from a trial's: docs/isolation.md")
+        failure = study.fails(f"fill {place}")
+        if level == "limits":
+            assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message
+        else:
+            assert re.search("No space left|No such file|Read-only", failure.message), failure.message
 
     def test_filling_memory_with_many_processes_ends_while_some_is_left(self, level: str) -> None:
         with begun(level, resources=few_resources(memory_reserve_bytes=all_but(2 << 30))) as study:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptune.service.isolation import LEVELS, Resources, SandboxRequest, Unavailable, choose, devices, level_named
+from steptune.service.isolation import (
+    LEVELS,
+    Available,
+    Resources,
+    SandboxRequest,
+    Unavailable,
+    choose,
+    devices,
+    level_named,
+)
 from steptune.service.isolation.bubblewrap import Bubblewrap
 from steptune.service.isolation.environment import ALLOWED, clean_environment
 from steptune.service.isolation.users import closed_to_others, give
@@ -141,9 +150,31 @@ class TestChoosing:
     def test_a_named_level_is_never_replaced_by_a_weaker_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         level = level_named("bubblewrap")
         monkeypatch.setattr(type(level), "probe", lambda self, python: Unavailable("no bwrap here"))
+        monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())
         with pytest.raises(IsolationUnavailable, match=r"no bwrap here\. `steptune doctor` lists"):
             choose("bubblewrap")
-        assert choose("strongest") in LEVELS[1:]
+        assert choose("strongest").name == "limits"
+
+    def test_the_strongest_is_never_none_which_must_be_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for level in LEVELS[:2]:
+            monkeypatch.setattr(type(level), "probe", lambda self, python: Unavailable(f"no {self.name} here"))
+        with pytest.raises(IsolationUnavailable, match=r"no bubblewrap here.*no limits here.*--isolation none"):
+            choose("strongest")
+        assert choose("none").name == "none"
+
+    def test_for_several_users_a_level_must_separate_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Trials that are the worker's own user could read its passwords."""
+        monkeypatch.setattr("steptune.service.isolation.limits.can_change_user", lambda: False)
+        with pytest.raises(IsolationUnavailable, match="SETUID, SETGID, CHOWN and KILL, or use bubblewrap"):
+            choose("limits", separating=True)
+        monkeypatch.setattr(type(level_named("bubblewrap")), "probe", lambda self, python: Unavailable("no bwrap here"))
+        with pytest.raises(
+            IsolationUnavailable, match=r"no bwrap here; limits: its trials would be this process's own"
+        ):
+            choose("strongest", separating=True)
+        monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())
+        assert choose("strongest").name == "limits"
+        assert choose("none", separating=True).name == "none"
 
 
 class TestUntrustedFiles:

@@ -7,8 +7,10 @@ import pytest
 from builders import sample_study
 from sqlalchemy import Engine
 
+from steptune.service.access.scopes import Scope
+from steptune.service.access.users import UserStore
 from steptune.service.connections import create_engine_for
-from steptune.service.queue import StudyQueue, WorkerOffer
+from steptune.service.queue import Claim, StudyQueue, WorkerOffer
 from steptune.service.settings import Settings
 from steptune.service.worker import loop
 from steptune.service.worker.loop import Worker
@@ -36,6 +38,7 @@ class Site:
         self.claimed_s: list[float] = []
         self.worker = Worker(engine, settings, OFFER, None, once=True)  # type: ignore[arg-type]
         monkeypatch.setattr(loop, "now_s", lambda: self.now_s)
+        monkeypatch.setattr("steptune.service.worker.rests.now_s", lambda: self.now_s)
         monkeypatch.setattr(loop, "child_pids", list)
         monkeypatch.setattr(loop.time, "sleep", self.pass_time)
         monkeypatch.setattr("steptune.service.worker.keeper.now_s", lambda: self.now_s)
@@ -68,9 +71,9 @@ def site(sqlite_url: str, tmp_path, monkeypatch) -> Iterator[Site]:
     engine.dispose()
 
 
-def submitted(queue: StudyQueue, study_id: str = "study") -> None:
+def submitted(queue: StudyQueue, study_id: str = "study", owner_id: str | None = None) -> None:
     study = sample_study(study_id=study_id, facts=None, environment=None, settings=StudySettings(), message="")
-    queue.submit(study, owner_id=None)
+    queue.submit(study, owner_id=owner_id)
 
 
 def failing(error: Exception) -> Run:
@@ -115,6 +118,37 @@ class TestFailing:
 
         site.work(run)
         assert site.pauses_s == [2, 0, 0, 2, 0]
+
+    @pytest.fixture
+    def users(self, site: Site) -> list[str]:
+        return [UserStore(site.engine).create(name, {Scope.SUBMIT}).user_id for name in ("ada", "grace", "joan")]
+
+    def test_who_kills_their_own_trials_lets_nobody_else_wait(self, site: Site, users: list[str]) -> None:
+        """The pauses of one user's studies are theirs."""
+        begun: list[tuple[str, float]] = []
+
+        def run(claim: Claim, *_: object) -> StudyState:
+            begun.append((claim.lease.study_id, site.now_s))
+            if claim.lease.study_id == "killer":
+                if len(begun) == 3:
+                    submitted(site.queue, "late", users[1])
+                raise RunnerError("the trial server ended with status -9")
+            return StudyState.COMPLETED
+
+        submitted(site.queue, "killer", users[0])
+        submitted(site.queue, "early", users[1])
+        site.work(run)
+        at = {study_id: seconds - begun[0][1] for study_id, seconds in reversed(begun)}
+        assert at["killer"] == 0
+        assert at["early"] == pytest.approx(0, abs=0.1)
+        assert at["late"] == pytest.approx(2, abs=0.3), begun
+        assert [study_id for study_id, _ in begun].count("killer") == 3
+
+    def test_where_several_users_fail_the_machine_ails_and_takes_nothing(self, site: Site, users: list[str]) -> None:
+        for number, user in enumerate(users):
+            submitted(site.queue, f"study-{number}", user)
+        site.work(failing(StorageFull("full")), claims=3)
+        assert site.pauses_s == [0, 2]
 
     def test_a_pause_ends_when_the_worker_shall(self, site: Site, monkeypatch) -> None:
         submitted(site.queue)

@@ -151,6 +151,10 @@ class Hostile(Regression):
             _fill_disk(folder)
         elif self._deed == "fill_temporary":
             _fill_disk(Path(os.environ["TMPDIR"]))
+        elif self._deed.startswith("fill /"):
+            place = Path(self._deed.removeprefix("fill ")) / f"hostile-{os.getpid()}"
+            place.mkdir(mode=0o700)
+            _fill_disk(place)
         elif self._deed == "one_large_file":
             _one_large_file(folder)
         elif self._deed != "none":

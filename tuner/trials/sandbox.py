@@ -21,6 +21,7 @@ class Sandbox:
         own_pids: The server lives in a process namespace of its own, and does not see its parent.
         headers: Where torch.compile's precompiled headers are kept, which others do not share.
         uid: User of the server and of nobody else; None is the parent's.
+        as_user: The command that runs another one as that user, who alone may look into all that is theirs.
         quota: What the trials together may take from the machine; None is not watched.
     """
 
@@ -31,6 +32,7 @@ class Sandbox:
     own_pids: bool = False
     uid: int | None = None
     headers: Path | None = None
+    as_user: tuple[str, ...] = ()
     quota: Quota | None = None
 
     @property

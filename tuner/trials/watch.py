@@ -8,13 +8,16 @@ file each. Only when those look bad are files counted.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from steptune.tuner.records import Failure, FailureKind, Phase
+from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 INTERVAL_S = 0.2
 
@@ -35,11 +38,18 @@ class Quota:
 
 
 class Watch:
-    """Looks now and then whether a quota holds."""
+    """Looks now and then whether a quota holds.
 
-    def __init__(self, directory: Path, quota: Quota) -> None:
-        self._directories = [directory]
+    Args:
+        directory: The study's.
+        as_user: Where trials have a user of their own, the command that runs another one as that user. Then all that
+            the user has where everybody may write counts, too.
+    """
+
+    def __init__(self, directory: Path, quota: Quota, as_user: Sequence[str] = ()) -> None:
+        self._directories = [directory, *(place for place in SHARED_PLACES if as_user and place.is_dir())]
         self._quota = quota
+        self._as_user = as_user
         self._looked_s = 0.0
         self._counted: list[tuple[int, int]] = []
         """Free bytes and free inodes below each directory when the files were last counted."""
@@ -77,8 +87,7 @@ class Watch:
         ):
             return None
         self._counted = free
-        used = [_usage(directory) for directory in self._directories]
-        num_bytes, num_files = (sum(counts) for counts in zip(*used, strict=True))
+        num_bytes, num_files = self._used()
         if num_bytes <= allowed[0] and num_files <= allowed[1]:
             return None
         message = (
@@ -87,6 +96,13 @@ class Watch:
             "less, or raise STEPTUNE_STUDY_DISK_BYTES"
         )
         return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=phase, message=message)
+
+    def _used(self) -> tuple[int, int]:
+        if self._as_user:
+            return _usage_of_user(self._as_user, self._directories)
+        used = [_usage(directory) for directory in self._directories]
+        num_bytes, num_files = (sum(counts) for counts in zip(*used, strict=True))
+        return num_bytes, num_files
 
 
 def _free(directory: Path) -> tuple[int, int]:
@@ -112,6 +128,17 @@ def _usage(directory: Path) -> tuple[int, int]:
         except OSError:  # removed meanwhile
             continue
     return num_bytes, num_files
+
+
+def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple[int, int]:
+    """As `_usage`, of all that one user has below some directories, each file once. That user looks: it may have closed
+    its folders to others.
+    """
+    script = 'find "$@" -xdev -user "$(id -u)" -printf "%D:%i %b\\n" 2>/dev/null'
+    command = [*as_user, "/bin/sh", "-c", script, "sh", *map(str, directories)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    blocks = dict(line.split() for line in done.stdout.splitlines())
+    return 512 * sum(map(int, blocks.values())), len(blocks)
 
 
 def _gib(num_bytes: int) -> str:

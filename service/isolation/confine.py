@@ -1,0 +1,62 @@
+"""The last command before a trial server: files for its own eyes, and no user namespace.
+
+In a user namespace of its own an ordinary process has every capability over what it makes there, and reaches much
+of the kernel that is closed to it otherwise. Bubblewrap can forbid further ones only where it made one
+itself, which it does not under root (CUDA would not start). So a filter on system calls does, for every level. Keys of
+the kernel's keyrings, which are inherited from whoever started the worker, are closed by the same filter.
+
+It is a program of its own, handed over as text: in a sandbox this package cannot be imported.
+
+https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
+"""
+
+from __future__ import annotations
+
+import platform
+
+_SOURCE = """
+import ctypes, errno, os, struct, sys
+(arch, clone, unshare, setns, clone3, *keys) = map(int, sys.argv[1].split(","))
+ALLOW, REFUSE, ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+refused = [setns, *keys]
+# (code, lines to skip where it holds, and where not, value). Offsets: 0 number, 4 architecture, 16 first argument.
+code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, 0)]
+code += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]
+code += [(EQUAL, 0, 1, clone3), (RETURN, 0, 0, ABSENT)]  # its flags cannot be seen; libraries then use clone
+for number in refused:
+    code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
+code += [(EQUAL, 2, 0, clone), (EQUAL, 1, 0, unshare), (RETURN, 0, 0, ALLOW)]
+code += [(LOAD, 0, 0, 16), (ANY_BIT, 0, 1, 0x10000000), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+program = b"".join(struct.pack("HBBI", *line) for line in code)
+buffer = ctypes.create_string_buffer(program, len(program))
+filter = ctypes.create_string_buffer(struct.pack("HP", len(code), ctypes.addressof(buffer)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+prctl.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 4
+for request in ((38, 1, 0, 0, 0), (22, 2, ctypes.addressof(filter), 0, 0)):  # no new privileges; the filter
+    if prctl(*request):
+        sys.exit(f"prctl({request[0]}) failed: {os.strerror(ctypes.get_errno())}")
+os.umask(0o027)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_NUMBERS = {
+    "x86_64": (0xC000003E, 56, 272, 308, 435, 248, 249, 250),
+    "aarch64": (0xC00000B7, 220, 97, 268, 435, 217, 218, 219),
+}
+"""Of the architecture, and of clone, unshare, setns, clone3, add_key, request_key, keyctl."""
+
+
+def confined(python: str) -> tuple[str, ...]:
+    """The command under which another command makes no user namespace and shows its files to nobody but its group.
+
+    Args:
+        python: An interpreter that its user can run.
+    """
+    numbers = ",".join(map(str, _NUMBERS[platform.machine()]))
+    return (python, "-ISc", _SOURCE, numbers)
+
+
+def lacks() -> str | None:
+    """Why no process can be confined on this machine."""
+    known = " and ".join(_NUMBERS)
+    return None if platform.machine() in _NUMBERS else f"system calls are filtered on {known} only"

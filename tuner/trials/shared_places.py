@@ -1,0 +1,12 @@
+"""Directories in which every user of a machine may leave files, and which outlast a trial."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+SHARED_PLACES = tuple(
+    dict.fromkeys(
+        Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock", tempfile.gettempdir())
+    )
+)

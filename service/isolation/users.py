@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -65,14 +64,16 @@ def _free_user(directory: Path) -> Iterator[int]:
     """The first that is free on this machine, and among those who share the folder of studies.
 
     The locks of two files say that it is taken, and are released by whatever death: containers have temporary
-    directories of their own, and may share the studies.
+    directories of their own, and may share the studies. A file that is there and not locked was left by one who was
+    killed, and so were the processes of that user; otherwise they are somebody's whose locks are not seen here.
     """
-    folders = [_lock_folder(Path(tempfile.gettempdir()) / "steptune-users"), _lock_folder(directory.parent / ".users")]
+    folders = [_lock_folder(Path(f"/tmp/steptune-users-{os.geteuid()}")), _lock_folder(directory.parent / ".users")]
     for uid in range(FIRST_UID, LAST_UID + 1):
         with contextlib.ExitStack() as stack:
-            if not all(_lock(folder / str(uid), stack) for folder in folders):
+            was_left = any((folder / str(uid)).exists() for folder in folders)
+            if not all(_lock(folder / str(uid), stack) for folder in folders) or (not was_left and _has_processes(uid)):
                 continue
-            kill_all_of(uid)  # left by one who was killed
+            kill_all_of(uid)
             remove_left(uid)
             yield uid
             return
@@ -87,14 +88,25 @@ def _lock_folder(folder: Path) -> Path:
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Holds the lock until the stack ends; False where somebody else has it."""
+    """Holds the lock of a file until the stack ends, which removes it; False where somebody else has it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if os.fstat(descriptor).st_ino != path.stat().st_ino:  # who had it has just removed it
+            return False
+    except (BlockingIOError, FileNotFoundError):
         return False
+    stack.callback(path.unlink, missing_ok=True)
     return True
+
+
+def _has_processes(uid: int) -> bool:
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == uid:
+                return True
+    return False
 
 
 def become(uid: int) -> tuple[str, ...]:

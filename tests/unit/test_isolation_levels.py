@@ -1,8 +1,10 @@
 """Parts of isolation that can be looked at without running anybody's code."""
 
 import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marked import wait_until
 
 from steptune.service.isolation import (
     LEVELS,
@@ -20,6 +23,7 @@ from steptune.service.isolation import (
     choose,
     devices,
     level_named,
+    users,
 )
 from steptune.service.isolation.bubblewrap import Bubblewrap
 from steptune.service.isolation.environment import ALLOWED, clean_environment
@@ -284,3 +288,51 @@ class TestWatch:
         failure = Watch(tmp_path, self.quota(memory_reserve_bytes=reserve)).exceeded(Phase.BUILD)
         assert failure is not None
         assert failure.kind is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs trials as other users")
+class TestOwnUsers:
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as name:
+            yield Path(name)
+
+    @pytest.fixture
+    def locks(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+        """Other tests have users at the same time."""
+        monkeypatch.setattr(users, "FIRST_UID", 65000)
+        return folder
+
+    def study(self, folder: Path, name: str) -> Path:
+        (folder / name / "study").mkdir(parents=True)
+        return folder / name / "study"
+
+    def test_two_studies_never_share_one(self, locks: Path) -> None:
+        """Neither on one machine nor where the studies' folder is shared."""
+        (locks / "other").mkdir()
+        with users.own_user(self.study(locks, "one")) as first, users.own_user(self.study(locks, "other/x")) as second:
+            assert first != second
+
+    def test_a_user_whose_processes_somebody_else_has_is_left_alone(self, locks: Path) -> None:
+        """Who has a temporary directory of their own shows no lock."""
+        with users.own_user(self.study(locks, "one")) as uid:
+            pass
+        other = subprocess.Popen([*users.become(uid), "sleep", "60"])
+        try:
+            wait_until(lambda: Path(f"/proc/{other.pid}").stat().st_uid == uid, "it is that user")
+            with users.own_user(self.study(locks, "two")) as second:
+                assert second != uid
+            assert other.poll() is None
+        finally:
+            other.kill()
+            other.wait()
+
+    def test_all_is_ours_again_whatever_its_user_closed(self, locks: Path) -> None:
+        directory = self.study(locks, "one")
+        (directory / "before").write_text("ours")
+        script = "umask 077; mkdir -p a/b; echo theirs > a/b/c; chmod 0 a/b/c a/b a before"
+        with users.own_user(directory) as uid:
+            subprocess.run([*users.become(uid), "sh", "-c", script], cwd=directory, check=True)
+            assert (directory / "a").stat().st_uid == uid
+        assert {path.stat().st_uid for path in directory.rglob("*")} == {os.geteuid()}
+        assert (directory / "a" / "b" / "c").read_text() == "theirs\n"

@@ -227,6 +227,16 @@ class NotScalar(Line):
         return model(batch[0])
 
 
+class FloatLoss(Line):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch).item()
+
+
+class NoLoss(Line):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        super().loss(model, batch)
+
+
 class NoModel(Line):
     def model(self) -> Any:
         return None
@@ -265,6 +275,8 @@ class TestLooking:
             ("NotFinite", WorkloadRejected, "the loss of the first batch is nan"),
             ("Detached", WorkloadRejected, "does not depend on the model's parameters"),
             ("NotScalar", WorkloadRejected, r"a tensor of shape \(4, 1\): reduce it to a scalar"),
+            ("FloatLoss", WorkloadRejected, r"FloatLoss.loss returned float, not a tensor: .*without \.item\(\)"),
+            ("NoLoss", WorkloadRejected, r"NoLoss.loss returned NoneType, not a tensor: return the loss"),
             ("NoModel", WorkloadRejected, r"model\(\) returned NoneType, not a torch.nn.Module"),
             ("UnknownStrategy", ChoiceError, "no strategy 'warp_drive': choose one of"),
             ("UnknownValue", ChoiceError, "precision has no level 'O9'"),

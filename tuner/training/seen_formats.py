@@ -39,7 +39,8 @@ class SeenFormats:
         """Called where the loss was computed, with the same autocast."""
         import torch
 
-        if self.looked or loss.grad_fn is None:
+        # What is no tensor, or depends on no parameter, is refused by the look at the workload, which says why.
+        if self.looked or not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
             return
         self.looked = True
         if torch.is_autocast_enabled(device.type):

@@ -287,7 +287,9 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
     where = f"{type(job.workload).__name__}.loss"
     if not isinstance(loss, torch.Tensor):
-        raise WorkloadRejected(f"{where} returned {type(loss).__name__}, not a tensor")
+        raise WorkloadRejected(
+            f"{where} returned {type(loss).__name__}, not a tensor: return the loss as a scalar tensor, without .item()"
+        )
     if loss.numel() != 1:
         raise WorkloadRejected(
             f"{where} returned a tensor of shape {tuple(loss.shape)}: reduce it to a scalar, as with .mean()"

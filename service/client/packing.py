@@ -15,6 +15,8 @@ from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
 """Folders of caches and results, beside all that is hidden (`.git`, `.venv`, …)."""
+_DATABASE = "steptune.db"
+"""A command's studies, with SQLite's files beside it: they are nobody else's, and change with every study."""
 _LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
 
 
@@ -24,7 +26,7 @@ class Packed:
 
     Attributes:
         files: Paths within the folder.
-        left_out: Paths of files and folders: hidden, caches, links.
+        left_out: Paths of files and folders: hidden, caches, links, the database of the folder's own studies.
     """
 
     files: tuple[str, ...]
@@ -64,7 +66,7 @@ def _files(root: Path, folder: Path, left_out: list[str]) -> Iterator[Path]:
     with storage_errors(str(folder)):
         entries = sorted(folder.iterdir())
     for path in entries:
-        hidden = path.name.startswith(".") or path.name.endswith(_LEFT_OUT_SUFFIXES)
+        hidden = path.name.startswith((".", _DATABASE)) or path.name.endswith(_LEFT_OUT_SUFFIXES)
         if path.is_symlink() or hidden or (path.name in LEFT_OUT and path.is_dir()):
             left_out.append(path.relative_to(root).as_posix())
         elif path.is_dir():

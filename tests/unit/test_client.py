@@ -262,6 +262,15 @@ class TestPacking:
         assert packed.files == ("lib/net.py", "run.sh", "train.py")
         assert set(packed.left_out) == {".env", ".git", "__pycache__", "lib/b.pyc", "link"}
 
+    def test_the_database_of_local_studies_stays_at_home(self, folder, tmp_path):
+        """Neither does it get to others, nor does a study on the laptop make the folder another upload."""
+        pack(folder, tmp_path / "a.tar.gz")
+        for name in ("steptune.db", "steptune.db-wal", "steptune.db-shm"):
+            (folder / name).write_bytes(b"studies")
+        packed = pack(folder, tmp_path / "b.tar.gz")
+        assert {"steptune.db", "steptune.db-wal", "steptune.db-shm"} <= set(packed.left_out)
+        assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+
     def test_the_same_folder_gives_the_same_bytes(self, folder, tmp_path):
         """Whenever, and by whomever, its files were written."""
         pack(folder, tmp_path / "a.tar.gz")

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate, reference_results, results
 from steptune.tuner.records import Recommendation, TrialResult
@@ -88,7 +88,7 @@ def get_comparison_info(info: pd.DataFrame) -> pd.DataFrame:
     return wide.loc[sorted(wide.index, key=lambda name: order.get(name, len(order)))]
 
 
-def plot_breakdown(info: pd.DataFrame) -> go.Figure:
+def plot_breakdown(info: pd.DataFrame) -> Figure:
     """Stacked horizontal bars on one scale, a configuration each."""
     configurations = list(dict.fromkeys(info["configuration"]))
     totals = info.groupby("configuration")["ms_per_step"].sum()

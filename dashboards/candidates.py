@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.effects import Effects
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.history import LOOKS, Look, outcome_of
 from steptune.dashboards.sources import TrialSource
@@ -114,7 +114,7 @@ _MEMORY_LOOKS = {
 }
 
 
-def plot_memory(info: pd.DataFrame) -> go.Figure:
+def plot_memory(info: pd.DataFrame) -> Figure:
     """Speed against peak memory; what has no speed stands on the floor, what ran out of memory at its right end."""
     figure = theme.new_figure(height=360)
     gains = info["gain"].dropna()
@@ -142,7 +142,7 @@ def plot_memory(info: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def _add_front(figure: go.Figure, front: pd.DataFrame) -> None:
+def _add_front(figure: Figure, front: pd.DataFrame) -> None:
     """Steps through the configurations that nothing beats in both."""
     if len(front) > 1:
         figure.add_scatter(
@@ -155,7 +155,7 @@ def _add_front(figure: go.Figure, front: pd.DataFrame) -> None:
         )
 
 
-def _add_markers(figure: go.Figure, placed: pd.DataFrame, look: Look, *, floor: float, edge: float) -> None:
+def _add_markers(figure: Figure, placed: pd.DataFrame, look: Look, *, floor: float, edge: float) -> None:
     """
     Args:
         floor: Where those without a speed stand.

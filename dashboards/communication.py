@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import TraceAnalysis
 
 COLUMNS = (
@@ -50,7 +50,7 @@ def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def plot_exposure(info: pd.DataFrame) -> go.Figure:
+def plot_exposure(info: pd.DataFrame) -> Figure:
     """A bar a collective: the part that lengthens the step, and the part that compute hides."""
     figure = theme.new_figure(height=110 + 26 * len(info), barmode="stack", bargap=0.3)
     labels = [f"{number}. {theme.plain(str(name))}" for number, name in enumerate(info["collective"], 1)]
@@ -72,7 +72,7 @@ def plot_exposure(info: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def plot_bandwidth(info: pd.DataFrame) -> go.Figure:
+def plot_bandwidth(info: pd.DataFrame) -> Figure:
     """Size against bus bandwidth, both logarithmic: small messages cannot be fast."""
     known = info[(info["message_bytes"] > 0) & (info["bus_bytes_per_s"] > 0)]
     figure = theme.new_figure(height=320)
@@ -104,7 +104,7 @@ def plot_bandwidth(info: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def plot_waits(ranks: pd.DataFrame) -> go.Figure:
+def plot_waits(ranks: pd.DataFrame) -> Figure:
     """A bar a rank: how long it waits for the others in a step. The one that waits least is waited for.
 
     Args:

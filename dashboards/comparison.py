@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.breakdown import COLUMNS as BREAKDOWN_COLUMNS
 from steptune.dashboards.breakdown import plot_breakdown
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.records import Candidate, Study, Trial, choice_label
@@ -143,7 +143,7 @@ def by_state(rows: tuple[KernelDifference, ...]) -> dict[str, list[KernelDiffere
     return {title: states for title, states in found.items() if states}
 
 
-def plot_differences(info: pd.DataFrame) -> go.Figure:
+def plot_differences(info: pd.DataFrame) -> Figure:
     """A bar a category from zero, with its interval: to the left is time saved."""
     figure = theme.new_figure(height=92 + 30 * max(1, len(info)), showlegend=False, bargap=0.3)
     known = info["low_ms"].notna().all() and len(info) > 0

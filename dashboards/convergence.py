@@ -6,9 +6,9 @@ import math
 import statistics
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.history import LOOKS
 from steptune.dashboards.sources import TrialSource
@@ -55,7 +55,7 @@ def _accepted(source: TrialSource, study_id: str, history: pd.DataFrame) -> dict
     return found
 
 
-def plot_convergence(info: pd.DataFrame, budget_s: float) -> go.Figure:
+def plot_convergence(info: pd.DataFrame, budget_s: float) -> Figure:
     """What was accepted as a line, each trial as a mark, and the budget where it comes near."""
     figure = theme.new_figure(height=320)
     unit, size = ("hours", 3600.0) if budget_s > 3 * 3600 else ("minutes", 60.0) if budget_s > 180 else ("seconds", 1.0)

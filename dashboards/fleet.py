@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.templating import figures_json
+from steptune.tuner.records import Verdict
 
 NOT_RUN = "not run yet"
+FASTER = Verdict.FASTER.value
 MIN_STUDIES = 3
 """With fewer answers a median says little: such cells are shown pale."""
 
 
-class FleetStudy(NamedTuple):
-    """A study as the overview needs it; None where something is not known."""
+class FleetStudies(NamedTuple):
+    """Studies that have all this in common; None where it is not known."""
 
     hardware: str | None
-    state: str
     verdict: str | None
-    gain: float | None
     bottleneck_before: str | None
     bottleneck_after: str | None
-    tuning_s: float | None
-    device_seconds: float | None
+    num_studies: int
+    device_seconds: float
+    """Of all of them."""
+    gains: tuple[float, ...]
+    """Those that are proven."""
 
 
-class FleetPart(NamedTuple):
-    """A strategy in a study with an answer: how often it was tried there, and its own gain, None where it is no part of
-    the answer.
-    """
+class FleetParts(NamedTuple):
+    """A strategy in the studies with an answer that had one bottleneck: how often tried, its gains in answers."""
 
     strategy: str
     bottleneck: str | None
+    num_studies: int
     num_tried: int
-    gain: float | None
+    gains: tuple[float, ...]
 
 
 HARDWARE_COLUMNS = (
@@ -57,69 +61,79 @@ LIMIT_COLUMNS = ("hardware", "bottleneck", "num_before", "num_after")
 PART_COLUMNS = ("strategy", "bottleneck", "num_studies", "num_tried", "num_parts", "gain")
 
 
-def get_hardware_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
+def get_hardware_info(studies: Iterable[FleetStudies]) -> pd.DataFrame:
     """One row a kind of hardware, the most used first: studies, those with an answer, those found faster; the median
     gain of these with its quartiles `low` and `high`; what limits most of them; the device hours they took.
     """
-    frame = pd.DataFrame(list(studies), columns=list(FleetStudy._fields))
-    frame["hardware"] = frame["hardware"].fillna(NOT_RUN)
+    by_hardware: dict[str, list[FleetStudies]] = {}
+    for group in studies:
+        by_hardware.setdefault(group.hardware or NOT_RUN, []).append(group)
     rows: list[tuple[Any, ...]] = []
-    for hardware, group in frame.groupby("hardware"):
-        gains = group.loc[group["verdict"] == "faster", "gain"].dropna().astype(float)
-        limits = group["bottleneck_before"].dropna()
+    for hardware, groups in by_hardware.items():
+        limits: Counter[str] = Counter()
+        for group in groups:
+            if group.bottleneck_before:
+                limits[group.bottleneck_before] += group.num_studies
         rows.append(
             (
                 hardware,
-                len(group),
-                int(group["verdict"].notna().sum()),
-                int((group["verdict"] == "faster").sum()),
-                *((gains.quantile(q) if len(gains) else math.nan) for q in (0.5, 0.25, 0.75)),
-                limits.mode().iloc[0] if len(limits) else "",
-                float(group["device_seconds"].fillna(group["tuning_s"]).fillna(0.0).astype(float).sum()) / 3600,
+                sum(group.num_studies for group in groups),
+                sum(group.num_studies for group in groups if group.verdict is not None),
+                sum(group.num_studies for group in groups if group.verdict == FASTER),
+                *_quantiles(_gains_of_faster(groups), 0.5, 0.25, 0.75),
+                min(limits, key=lambda name: (-limits[name], name), default=""),
+                sum(group.device_seconds for group in groups) / 3600,
             )
         )
     rows.sort(key=lambda row: (-row[1], row[0]))
     return pd.DataFrame(rows, columns=list(HARDWARE_COLUMNS))
 
 
-def get_limits_info(studies: Iterable[FleetStudy]) -> pd.DataFrame:
+def _gains_of_faster(groups: Iterable[FleetStudies]) -> list[float]:
+    return [gain for group in groups if group.verdict == FASTER for gain in group.gains]
+
+
+def _quantiles(values: Sequence[float], *shares: float) -> list[float]:
+    """NaN where there are no values."""
+    return [float(value) for value in np.quantile(values, shares)] if len(values) else [math.nan] * len(shares)
+
+
+def get_limits_info(studies: Iterable[FleetStudies]) -> pd.DataFrame:
     """One row for each kind of hardware and bottleneck: how many studies with an answer had it before, and after."""
     counts: dict[tuple[str, str], list[int]] = {}
-    for study in studies:
-        for place, bottleneck in enumerate((study.bottleneck_before, study.bottleneck_after)):
+    for group in studies:
+        for place, bottleneck in enumerate((group.bottleneck_before, group.bottleneck_after)):
             if bottleneck:
-                counts.setdefault((study.hardware or NOT_RUN, bottleneck), [0, 0])[place] += 1
+                counts.setdefault((group.hardware or NOT_RUN, bottleneck), [0, 0])[place] += group.num_studies
     order = {name: number for number, name in enumerate(theme.BOTTLENECK_COLOURS)}
     rows: list[tuple[Any, ...]] = [(*key, *found) for key, found in counts.items()]
     rows.sort(key=lambda row: (row[0], order.get(row[1], len(order)), row[1]))
     return pd.DataFrame(rows, columns=list(LIMIT_COLUMNS))
 
 
-def get_strategies_info(parts: Iterable[FleetPart]) -> pd.DataFrame:
+def get_strategies_info(parts: Iterable[FleetParts]) -> pd.DataFrame:
     """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part
     of, and the median of what it gains there (NaN where it is part of none). What pays most often comes first.
     """
-    frame = pd.DataFrame(list(parts), columns=list(FleetPart._fields))
-    frame["bottleneck"] = frame["bottleneck"].fillna("unknown")
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
-            strategy,
-            bottleneck,
-            len(group),
-            int(group["num_tried"].sum()),
-            int(group["gain"].notna().sum()),
-            group["gain"].astype(float).median(),
+            part.strategy,
+            part.bottleneck or "unknown",
+            part.num_studies,
+            part.num_tried,
+            len(part.gains),
+            *_quantiles(part.gains, 0.5),
         )
-        for (strategy, bottleneck), group in frame.groupby(["strategy", "bottleneck"])
+        for part in parts
     ]
-    info = pd.DataFrame(rows, columns=list(PART_COLUMNS))
-    totals = info.groupby("strategy")["num_parts"].sum()
-    return info.assign(total=info["strategy"].map(totals)).sort_values(
-        ["total", "strategy", "bottleneck"], ascending=[False, True, True], ignore_index=True
-    )[list(PART_COLUMNS)]
+    totals: Counter[str] = Counter()
+    for strategy, _, _, _, num_parts, _ in rows:
+        totals[strategy] += num_parts
+    rows.sort(key=lambda row: (-totals[row[0]], row[0], row[1]))
+    return pd.DataFrame(rows, columns=list(PART_COLUMNS))
 
 
-def plot_limits(info: pd.DataFrame) -> go.Figure:
+def plot_limits(info: pd.DataFrame) -> Figure:
     """Of each kind of hardware two bars on one scale: what limits its studies before and after, in shares."""
     hardware = list(dict.fromkeys(info["hardware"]))
     figure = theme.new_figure(height=130 + 74 * len(hardware), barmode="stack", bargap=0.25)
@@ -157,7 +171,7 @@ def plot_limits(info: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def plot_strategies(info: pd.DataFrame) -> go.Figure:
+def plot_strategies(info: pd.DataFrame) -> Figure:
     """A table of cells: what a strategy gains (median) where a bottleneck limits the step."""
     strategies = [name for name in dict.fromkeys(info["strategy"]) if info[info["strategy"] == name]["num_parts"].sum()]
     bottlenecks = [name for name in theme.BOTTLENECK_COLOURS if name in set(info["bottleneck"])]
@@ -203,7 +217,7 @@ def _cell_hover(cell: Any) -> str:
     return f"<b>{units.ratio(cell.gain)}</b> median of {cell.num_parts}, tried in {tried}"
 
 
-def fleet_context(studies: list[FleetStudy], parts: list[FleetPart]) -> dict[str, Any]:
+def fleet_context(studies: list[FleetStudies], parts: list[FleetParts]) -> dict[str, Any]:
     """What the template `fleet.html` shows."""
     hardware, limits, strategies = get_hardware_info(studies), get_limits_info(studies), get_strategies_info(parts)
     figures = {}
@@ -211,13 +225,12 @@ def fleet_context(studies: list[FleetStudy], parts: list[FleetPart]) -> dict[str
         figures["limits"] = plot_limits(limits)
     if strategies["num_parts"].sum():
         figures["strategies"] = plot_strategies(strategies)
-    gains = pd.Series([s.gain for s in studies if s.verdict == "faster" and s.gain is not None], dtype=float)
     return {
-        "num_studies": len(studies),
-        "num_answers": sum(1 for s in studies if s.verdict is not None),
-        "num_faster": sum(1 for s in studies if s.verdict == "faster"),
-        "median_gain": float(gains.median()) if len(gains) else math.nan,
-        "device_hours": float(hardware["device_hours"].sum()) if len(hardware) else 0.0,
+        "num_studies": int(hardware["num_studies"].sum()),
+        "num_answers": int(hardware["num_answers"].sum()),
+        "num_faster": int(hardware["num_faster"].sum()),
+        "median_gain": _quantiles(_gains_of_faster(studies), 0.5)[0],
+        "device_hours": float(hardware["device_hours"].sum()),
         "hardware": rows_of(hardware),
         "limits": rows_of(limits),
         "strategies": rows_of(strategies),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import choice_label
 
@@ -37,7 +37,7 @@ def get_gains_info(source: TrialSource, study_id: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def plot_gains(info: pd.DataFrame) -> go.Figure:
+def plot_gains(info: pd.DataFrame) -> Figure:
     """A dot with its interval for each part, and a tick where its bound was."""
     figure = theme.new_figure(height=110 + 46 * len(info))
     names = [theme.plain(units.words(name)) for name in info["strategy"]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme
+from steptune.dashboards.figures import Figure
 from steptune.tuner.records import GuardVerdict
 
 
@@ -23,7 +23,7 @@ def get_guard_info(guard: GuardVerdict) -> pd.DataFrame:
     return info.assign(difference=info["loss"] - info["reference"])
 
 
-def plot_guard(info: pd.DataFrame) -> go.Figure:
+def plot_guard(info: pd.DataFrame) -> Figure:
     """Two curves; where they lie on each other, the candidate trains as the reference does."""
     figure = theme.new_figure(height=280)
     for name, column, line, size in (

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import reference_results, results
 from steptune.tuner.estimates import log_rate, units_per_s
@@ -115,7 +115,7 @@ def note_on(trial: Trial) -> str:
     return "others used the machine while it was measured" if result.contended else ""
 
 
-def plot_history(info: pd.DataFrame, unit: SampleUnit) -> go.Figure:
+def plot_history(info: pd.DataFrame, unit: SampleUnit) -> Figure:
     """Speed over today's settings by trial; what was not measured stands on the axis."""
     figure = theme.new_figure(height=340)
     gains = info["gain"].dropna()

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.effects import NORMAL_QUANTILE, Effects
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import BASELINE, Candidate, choice_label
@@ -114,7 +114,7 @@ def _label(candidate: Candidate, name: str) -> str:
     return choice_label(candidate.choices[name]) if name in candidate.choices else TODAY
 
 
-def plot_importance(info: pd.DataFrame) -> go.Figure:
+def plot_importance(info: pd.DataFrame) -> Figure:
     """A bar a strategy with its interval."""
     figure = theme.new_figure(height=92 + 34 * max(1, len(info)), showlegend=False, bargap=0.35)
     figure.add_bar(

@@ -6,9 +6,9 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.trace_info import main_rank
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
@@ -177,7 +177,7 @@ def _short(name: str) -> str:
     return theme.plain(name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…")
 
 
-def plot_lanes(info: LanesInfo) -> go.Figure:
+def plot_lanes(info: LanesInfo) -> Figure:
     """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names.
 
     Cells are arrays, not lists, which Plotly would look at one by one.
@@ -234,7 +234,7 @@ def _range(info: LanesInfo) -> tuple[float, float]:
     return min(low, info.step_edges_ms[0]), max([info.step_edges_ms[-1], *(e[-1] for e in edges)])
 
 
-def _add_steps(figure: go.Figure, edges_ms: tuple[float, ...], top: float) -> None:
+def _add_steps(figure: Figure, edges_ms: tuple[float, ...], top: float) -> None:
     x = [value for edge in edges_ms for value in (edge, edge, None)]
     figure.add_scatter(
         x=x,

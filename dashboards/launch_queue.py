@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme
+from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import RankAnalysis
 
 LINES = (theme.GOOD, theme.BAD, "#00566e", theme.NEUTRAL)
@@ -24,7 +24,7 @@ def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["stream", "ms", "depth"])
 
 
-def plot_queue(info: pd.DataFrame) -> go.Figure:
+def plot_queue(info: pd.DataFrame) -> Figure:
     """Depth over time, a line a stream: those with the most launches."""
     streams = list(dict.fromkeys(info["stream"]))[:MAX_STREAMS]
     figure = theme.new_figure(height=250, showlegend=len(streams) > 1)

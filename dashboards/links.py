@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.tuner.network.collective_costs import ALL_REDUCE, bus_bytes_per_s, ring_ns
 from steptune.tuner.network.finding import Level
 from steptune.tuner.network.rank_order import examine_order
@@ -90,7 +90,7 @@ def _point(name: str, link: Link, timing: CollectiveTiming) -> tuple[str, str, i
     return (name, timing.collective, timing.message_bytes, timing.duration_ns, rates[0], rates[1])
 
 
-def plot_links(info: LinksInfo) -> go.Figure:
+def plot_links(info: LinksInfo) -> Figure:
     """Bus bandwidth by size, both logarithmic: what was measured as points, the fit of the all-reduce as a line."""
     figure = theme.new_figure(height=320)
     for colour, name in zip(_COLOURS, dict.fromkeys(info.points["link"]), strict=False):

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.effects import Effects
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.history import LOOKS
 from steptune.dashboards.sources import TrialSource
@@ -58,7 +58,7 @@ def _label(candidate: Candidate, strategy: str) -> str:
     return choice_label(choice) if choice else "as today"
 
 
-def plot_neighbours(info: pd.DataFrame) -> go.Figure:
+def plot_neighbours(info: pd.DataFrame) -> Figure:
     """A dot with its interval a neighbour; the line is the leading configuration."""
     known = info[info["ratio"].notna()]
     figure = theme.new_figure(height=96 + 34 * max(1, len(known)), showlegend=False)

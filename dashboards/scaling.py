@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.frames import rows_of
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.prediction.forecast import Extrapolation
@@ -77,14 +77,14 @@ def get_checks_info(found: Extrapolation) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(CHECK_COLUMNS))
 
 
-def plot_step_times(info: pd.DataFrame) -> go.Figure:
+def plot_step_times(info: pd.DataFrame) -> Figure:
     """Milliseconds of a step by number of hosts."""
     figure = _curves(info, "step_ms", lambda row: f"{units.milliseconds(row.step_ms)} a step")
     figure.update_yaxes(title={"text": "ms per step"}, rangemode="tozero")
     return figure
 
 
-def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> go.Figure:
+def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> Figure:
     """Samples or tokens per second by number of hosts, beside what as many times the first would be."""
     figure = _curves(info, "units_per_s", lambda row: units.rate(row.units_per_s, unit))
     fewest = info[info["num_hosts"] == info["num_hosts"].min()]
@@ -102,14 +102,14 @@ def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> go.Figure:
     return figure
 
 
-def plot_efficiency(info: pd.DataFrame) -> go.Figure:
+def plot_efficiency(info: pd.DataFrame) -> Figure:
     """Share of the step that a rank would take without communication, by number of hosts."""
     figure = _curves(info, "efficiency", lambda row: units.percent(row.efficiency))
     figure.update_yaxes(title={"text": "efficiency"}, tickformat=".0%", rangemode="tozero")
     return figure
 
 
-def _curves(info: pd.DataFrame, column: str, told: Any) -> go.Figure:
+def _curves(info: pd.DataFrame, column: str, told: Any) -> Figure:
     figure = theme.new_figure(height=320)
     for family, look in LOOKS.items():
         rows = info[info["family"] == family]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.breakdown import get_breakdown_info, get_comparison_info, plot_breakdown
@@ -15,6 +14,7 @@ from steptune.dashboards.contributions import get_contributions_info
 from steptune.dashboards.convergence import get_convergence_info, plot_convergence
 from steptune.dashboards.effects import Effects
 from steptune.dashboards.epochs import get_epoch_info
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.gains import get_gains_info, plot_gains
 from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.history import LOOKS, get_history_info, plot_history
@@ -302,9 +302,9 @@ def _figures(
     importance: pd.DataFrame,
     convergence: pd.DataFrame,
     links: LinksInfo | None,
-) -> dict[str, go.Figure]:
+) -> dict[str, Figure]:
     """By the name under which the page shows them; only those that have something to show."""
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     if len(breakdown):
         figures["breakdown"] = plot_breakdown(breakdown).update_layout(showlegend=False)
     if history["gain"].notna().any():

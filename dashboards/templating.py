@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jinja2
-import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.site import Site, asset_text
 
 
@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def figures_json(figures: Mapping[str, go.Figure]) -> dict[str, Markup]:
+def figures_json(figures: Mapping[str, Figure]) -> dict[str, Markup]:
     """Figures as they stand in a page: Plotly escapes what would end the element around them."""
     return {name: Markup(figure.to_json()) for name, figure in figures.items()}
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-import plotly.graph_objects as go
-
+from steptune.dashboards.figures import Figure
 from steptune.tuner.profiling.categories import CATEGORIES, GROUPS, INFO, CategoryInfo
 
 CATEGORY_COLOURS: dict[str, str] = {
@@ -102,10 +101,10 @@ def wrapped(text: str, width: int = 60) -> str:
     return "<br>".join(plain(line) for line in textwrap.wrap(text, width) or [""])
 
 
-def new_figure(height: int, **layout: Any) -> go.Figure:
+def new_figure(height: int, **layout: Any) -> Figure:
     """An empty figure in the common look."""
     common: dict[str, Any] = {
-        "template": "none",
+        "template": {"data": {"scatter": [{"type": "scatter"}]}},
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -135,4 +134,4 @@ def new_figure(height: int, **layout: Any) -> go.Figure:
         "ticks": "",
         "title": {"font": {"size": 12}},
     }
-    return go.Figure(layout={"xaxis": axis, "yaxis": axis, **common, **layout})
+    return Figure(layout={"xaxis": axis, "yaxis": axis, **common, **layout})

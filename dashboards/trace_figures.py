@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import MemoryStats
 
 
-def plot_steps(info: pd.DataFrame) -> go.Figure:
+def plot_steps(info: pd.DataFrame) -> Figure:
     """A stacked bar a step, devices one below the other."""
     labels = [f"{device}, step {step}" for device, step in zip(info["device"], info["step"], strict=True)]
     if info["device"].nunique() == 1:
@@ -36,7 +36,7 @@ def plot_steps(info: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def plot_gaps(info: pd.DataFrame) -> go.Figure:
+def plot_gaps(info: pd.DataFrame) -> Figure:
     """Time per step in gaps by their length, with how many there are."""
     several = info["device"].nunique() > 1
     figure = theme.new_figure(height=260, barmode="group", bargap=0.3, showlegend=several)
@@ -64,7 +64,7 @@ def _count(per_step: float) -> str:
     return units.counted(round(per_step), "gap") if per_step >= 0.95 else "under 1 gap"
 
 
-def plot_memory(memory: MemoryStats) -> go.Figure:
+def plot_memory(memory: MemoryStats) -> Figure:
     """Allocated and reserved memory over time."""
     figure = theme.new_figure(height=260)
     times = [time / 1e6 for time, _, _ in memory.timeline]
@@ -85,7 +85,7 @@ def plot_memory(memory: MemoryStats) -> go.Figure:
     return figure
 
 
-def plot_kernels(info: pd.DataFrame) -> go.Figure:
+def plot_kernels(info: pd.DataFrame) -> Figure:
     """A bar a kernel: its time per step, in the colour of its category."""
     figure = theme.new_figure(height=70 + 24 * len(info), bargap=0.25)
     # Numbers keep names apart that are the same once shortened.

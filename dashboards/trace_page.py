@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import units
 from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
 from steptune.dashboards.launch_queue import get_queue_info, plot_queue
 from steptune.dashboards.site import STANDALONE
@@ -81,14 +81,14 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
     }
 
 
-def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -> dict[str, go.Figure]:
+def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -> dict[str, Figure]:
     """By name; only those that have something to show.
 
     Args:
         lanes: As in the context: they take the longest to make.
     """
     rank = main_rank(analysis)
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     steps = get_steps_info(analysis)
     if len(steps):
         bars = steps.groupby(["device", "step"], sort=False).ngroup()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.figures import Figure
 from steptune.tuner.profiling.categories import classify_operator
 from steptune.tuner.trace_records import RankAnalysis
 
@@ -27,7 +27,7 @@ def get_treemap_info(rank: RankAnalysis) -> pd.DataFrame:
     return info[info["ms"] > 0].sort_values("ms", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def plot_treemap(info: pd.DataFrame) -> go.Figure:
+def plot_treemap(info: pd.DataFrame) -> Figure:
     """Areas by time per step, in categories; a click opens one."""
     totals = info.groupby("category", sort=False)["ms"].sum()
     figure = theme.new_figure(height=420, margin={"l": 2, "r": 2, "t": 4, "b": 4})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import plotly.graph_objects as go
 from msgspec.structs import replace
 
 from steptune.dashboards.compilation import compilation_sentence, get_compilation_info
+from steptune.dashboards.figures import Figure
 from steptune.dashboards.guard import get_guard_info, plot_guard
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.templating import figures_json
@@ -74,13 +74,13 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     }
 
 
-def _profile_figures(analysis: TraceAnalysis | None, trace: dict[str, Any] | None) -> dict[str, go.Figure]:
+def _profile_figures(analysis: TraceAnalysis | None, trace: dict[str, Any] | None) -> dict[str, Figure]:
     return trace_figures(analysis, trace["lanes"], top=TOP) if analysis is not None and trace is not None else {}
 
 
-def result_figures(result: TrialResult | None) -> dict[str, go.Figure]:
+def result_figures(result: TrialResult | None) -> dict[str, Figure]:
     """By name, those beside the profile; only those that have something to show."""
-    figures: dict[str, go.Figure] = {}
+    figures: dict[str, Figure] = {}
     if result is not None and result.windows:
         figures["windows"] = plot_windows(get_windows_info(result))
     if result is not None and result.guard is not None and (result.guard.losses or result.guard.reference_losses):

@@ -6,9 +6,9 @@ import statistics
 from typing import NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from steptune.dashboards import theme
+from steptune.dashboards.figures import Figure
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.records import TrialResult
 
@@ -67,7 +67,7 @@ def get_spread(result: TrialResult) -> Spread | None:
     )
 
 
-def plot_windows(info: pd.DataFrame) -> go.Figure:
+def plot_windows(info: pd.DataFrame) -> Figure:
     """A dot a window with the middle three fifths of its steps; hollow where it does not count."""
     figure = theme.new_figure(height=280, showlegend=bool((info["void"] != "").any()))
     clean = info[info["void"] == ""]

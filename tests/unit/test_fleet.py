@@ -18,8 +18,8 @@ from steptune.dashboards.comparison import (
 )
 from steptune.dashboards.fleet import (
     NOT_RUN,
-    FleetPart,
-    FleetStudy,
+    FleetParts,
+    FleetStudies,
     fleet_context,
     get_hardware_info,
     get_limits_info,
@@ -32,23 +32,22 @@ from steptune.tuner.records import BASELINE
 from steptune.tuner.trace_records import Comparison, Difference, KernelDifference
 
 
-def study(hardware="A", gain=None, before=None, after=None, verdict=None, seconds=3600.0) -> FleetStudy:
+def study(hardware="A", gain=None, before=None, after=None, verdict=None, seconds=3600.0) -> FleetStudies:
     verdict = verdict or ("faster" if gain else None)
-    return FleetStudy(hardware, "completed" if verdict else "running", verdict, gain, before, after, 60.0, seconds)
+    return FleetStudies(hardware, verdict, before, after, 1, seconds, (gain,) if gain else ())
 
 
 STUDIES = [
     study(gain=2.0, before="input", after="compute"),
     study(gain=3.0, before="input", after="input"),
     study(verdict="no_significant_gain", before="compute", after="compute"),
-    study(hardware="B", gain=1.2, before="host", after="compute", seconds=None),
+    study(hardware="B", gain=1.2, before="host", after="compute", seconds=60.0),
     study(hardware=None),
 ]
 PARTS = [
-    FleetPart("data_loading", "input", 2, 1.8),
-    FleetPart("data_loading", "input", 1, 2.2),
-    FleetPart("data_loading", "compute", 1, None),
-    FleetPart("cuda_graph", "host", 3, 1.4),
+    FleetParts("data_loading", "input", 2, 3, (1.8, 2.2)),
+    FleetParts("data_loading", "compute", 1, 1, ()),
+    FleetParts("cuda_graph", "host", 1, 3, (1.4,)),
 ]
 
 
@@ -58,7 +57,6 @@ class TestFleet:
         row = info.loc["A"]
         assert row[["num_studies", "num_answers", "num_faster"]].tolist() == [3, 3, 2]
         assert (row["gain"], row["limit"], row["device_hours"]) == (2.5, "input", 3.0)
-        # Without a queue there is the time of the search.
         assert info.loc["B", "device_hours"] == pytest.approx(60 / 3600)
         assert info.loc[NOT_RUN, "num_answers"] == 0
         assert math.isnan(info.loc[NOT_RUN, "gain"])

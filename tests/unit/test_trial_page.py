@@ -210,9 +210,9 @@ def test_areas_of_the_treemap_are_the_times_of_the_kernels(tmp_path):
     info = get_treemap_info(rank)
     assert info["ms"].sum() == pytest.approx(sum(kernel.total_ns for kernel in rank.kernels) / 3 / 1e6)
     [tree] = plot_treemap(info).data
-    values = dict(zip(tree.ids, tree.values, strict=True))
+    values = dict(zip(tree.ids, tree["values"], strict=True))
     inside = {}
-    for name, parent, value in zip(tree.ids, tree.parents, tree.values, strict=True):
+    for name, parent, value in zip(tree.ids, tree.parents, tree["values"], strict=True):
         if parent:
             inside[parent] = inside.get(parent, 0) + value
         assert (parent == "") == name.startswith("category ")

@@ -46,11 +46,19 @@ def worker_level(settings: Settings, *, python: str | None = None) -> Level:
 
 @contextlib.contextmanager
 def isolated_runner(
-    *, workload: str, directory: Path, settings: Settings, level: Level, python: str | None = None, **options: Any
+    *,
+    workload: str,
+    directory: Path,
+    settings: Settings,
+    level: Level,
+    python: str | None = None,
+    owner: str | None = None,
+    **options: Any,
 ) -> Iterator[LocalRunner]:
     """A runner whose trials run under a level, closed at the end, when nothing of them is left.
 
     Args:
+        owner: Who submitted the study.
         options: Of the `LocalRunner`.
 
     Raises:
@@ -62,7 +70,7 @@ def isolated_runner(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         StudyFiles(directory).make_folders()
-        resources = Resources.of_this_machine(directory, settings.study_disk_bytes)
+        resources = Resources.of_this_machine(directory, settings.study_disk_bytes, settings.study_memory_bytes)
     except OSError as error:
         raise StorageFull(f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY") from None
     request = SandboxRequest(
@@ -74,6 +82,7 @@ def isolated_runner(
         readable=tuple(path.absolute() for path in settings.readable),
         gpus=visible_gpus(os.environ.get(VISIBLE_DEVICES)),
         hidden=own_files(settings),
+        owner=owner,
     )
     with level.sandbox(request) as sandbox:
         runner = LocalRunner(workload=workload, directory=directory, python=python, sandbox=sandbox, **options)

@@ -42,6 +42,7 @@ def few_resources(**changes: Any) -> Resources:
         "num_tasks": 200,
         "disk_bytes": 96 << 20,
         "temporary_bytes": 64 << 20,
+        "memory_bytes": 8 << 30,
         "memory_reserve_bytes": 256 << 20,
     }
     return Resources(**{**few, **changes})
@@ -54,7 +55,13 @@ def all_but(num_bytes: int) -> int:
 
 @contextlib.contextmanager
 def isolated_study(
-    name: str, workload: str, *, resources: Resources | None = None, hidden: tuple[Path, ...] = (), **options: Any
+    name: str,
+    workload: str,
+    *,
+    resources: Resources | None = None,
+    hidden: tuple[Path, ...] = (),
+    owner: str | None = None,
+    **options: Any,
 ) -> Iterator[Prepared]:
     """A study under a level, in a folder that an ordinary user may pass through."""
     level = level_named(name)
@@ -73,6 +80,7 @@ def isolated_study(
                 python=python,
                 resources=resources or few_resources(),
                 hidden=hidden,
+                owner=owner,
             )
             with level.sandbox(request) as sandbox:
                 study = prepare(workload, directory, python=python, sandbox=sandbox, with_reference=False, **options)

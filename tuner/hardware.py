@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,6 +118,21 @@ def cpu_name() -> str:
 def free_memory_bytes() -> int:
     """Memory that can be had without swapping, under the container's limit where there is one."""
     free = int(psutil.virtual_memory().available)
+    for limit, usage in _container_memory():
+        free = min(free, max(0, limit - usage))
+    return free
+
+
+def memory_limit_bytes() -> int:
+    """Memory of the machine, or of the container where that has less."""
+    total = int(psutil.virtual_memory().total)
+    for limit, _ in _container_memory():
+        total = min(total, limit)
+    return total
+
+
+def _container_memory() -> Iterator[tuple[int, int]]:
+    """Limit and use, in bytes, where there is a limit."""
     for limit_file, usage_file in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -125,8 +141,7 @@ def free_memory_bytes() -> int:
             limit = int(Path(limit_file).read_text(encoding="ascii"))
             usage = int(Path(usage_file).read_text(encoding="ascii"))
             if limit < 1 << 60:
-                free = min(free, max(0, limit - usage))
-    return free
+                yield limit, usage
 
 
 # --- in a rank --------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class SandboxRequest:
         readable: Files and folders that the workload reads beside its own, datasets above all.
         gpus: NVIDIA's that they have, by their numbers in the order of the PCI bus; None for all.
         hidden: The service's own files: the database, other studies.
+        owner: Who submitted the study; None is nobody.
     """
 
     study_directory: Path
@@ -67,6 +68,7 @@ class SandboxRequest:
     readable: tuple[Path, ...] = ()
     gpus: tuple[int, ...] | None = None
     hidden: tuple[Path, ...] = ()
+    owner: str | None = None
 
 
 class Level(abc.ABC):

@@ -16,13 +16,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from steptune.service.isolation.base import Level, SandboxRequest
 from steptune.service.isolation.confine import confined, lacks
 from steptune.service.isolation.devices import device_nodes, device_variables
 from steptune.service.isolation.environment import USER, clean_environment
+from steptune.service.isolation.fellows import fellows
 from steptune.service.isolation.users import (
     SYS_ADMIN,
     become,
@@ -33,6 +34,7 @@ from steptune.service.isolation.users import (
 )
 from steptune.service.isolation.visible import interpreter_paths, system_paths, workload_paths
 from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.trials.memory_use import Taker
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -59,20 +61,28 @@ class Bubblewrap(Level):
         enter = ("env", f"--chdir={folder or request.study_directory}", *confined(request.python))
         resources = request.resources.command()
         if not can_change_user():
-            yield self._sandbox(request, (*command, *_user_namespace(), "--", *resources, *enter), environment)
+            prefix = (*command, *_user_namespace(), "--", *resources, *enter)
+            with fellows(request.owner, None) as others:
+                yield self._sandbox(request, prefix, environment, others)
             return
         _check_readable([path for path in own if not path.is_relative_to(request.study_directory)])
-        with own_user(request.study_directory) as uid:
+        with own_user(request.study_directory) as uid, fellows(request.owner, None) as others:
             if has_capabilities(SYS_ADMIN) and os.geteuid() == 0:
                 prefix = (*command, *_AS_ROOT, "--", *resources, *become(uid), *enter)
             else:
                 prefix = (*become(uid), *command, *_user_namespace(), "--", *resources, *enter)
-            yield self._sandbox(request, prefix, environment)
+            yield self._sandbox(request, prefix, environment, others)
 
     def separates(self) -> bool:
         return True
 
-    def _sandbox(self, request: SandboxRequest, prefix: tuple[str, ...], environment: dict[str, str]) -> Sandbox:
+    def _sandbox(
+        self,
+        request: SandboxRequest,
+        prefix: tuple[str, ...],
+        environment: dict[str, str],
+        others: Callable[[], Sequence[Taker]],
+    ) -> Sandbox:
         return Sandbox(
             level=self.name,
             prefix=prefix,
@@ -80,6 +90,7 @@ class Bubblewrap(Level):
             temporary=TEMPORARY,
             own_pids=True,
             quota=request.resources.quota,
+            fellows=others,
         )
 
     def _command(self, request: SandboxRequest, environment: dict[str, str], own: Sequence[Path]) -> tuple[str, ...]:

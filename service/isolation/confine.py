@@ -3,7 +3,8 @@
 In a user namespace of its own an ordinary process has every capability over what it makes there, and reaches much
 of the kernel that is closed to it otherwise. Bubblewrap can forbid further ones only where it made one
 itself, which it does not under root (CUDA would not start). So a filter on system calls does, for every level. Keys of
-the kernel's keyrings, which are inherited from whoever started the worker, are closed by the same filter.
+the kernel's keyrings, which are inherited from whoever started the worker, are closed by the same filter; so are
+System V's shared memory, semaphores and messages, which are no process's memory and outlast all of them.
 
 It is a program of its own, handed over as text: in a sandbox this package cannot be imported.
 
@@ -40,10 +41,10 @@ os.umask(0o027)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 _NUMBERS = {
-    "x86_64": (0xC000003E, 56, 272, 308, 435, 248, 249, 250),
-    "aarch64": (0xC00000B7, 220, 97, 268, 435, 217, 218, 219),
+    "x86_64": (0xC000003E, 56, 272, 308, 435, 248, 249, 250, 29, 64, 68),
+    "aarch64": (0xC00000B7, 220, 97, 268, 435, 217, 218, 219, 194, 190, 186),
 }
-"""Of the architecture, and of clone, unshare, setns, clone3, add_key, request_key, keyctl."""
+"""Of the architecture, and of clone, unshare, setns, clone3, add_key, request_key, keyctl, shmget, semget, msgget."""
 
 
 def confined(python: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import psutil
 from steptune.service.isolation.base import Level, SandboxRequest
 from steptune.service.isolation.confine import confined, lacks
 from steptune.service.isolation.environment import clean_environment
+from steptune.service.isolation.fellows import fellows
 from steptune.service.isolation.users import (
     SYS_ADMIN,
     become,
@@ -49,10 +50,13 @@ class Limits(Level):
         resources, inner = request.resources, confined(request.python)
         if not can_change_user():
             prefix = (*resources.command(num_others=_tasks_of(os.geteuid())), *_NO_NEW_PRIVILEGES, *inner)
-            yield Sandbox(level=self.name, prefix=prefix, environment=environment, quota=resources.quota)
+            with fellows(request.owner, None) as others:
+                yield Sandbox(
+                    level=self.name, prefix=prefix, environment=environment, quota=resources.quota, fellows=others
+                )
             return
         _check_reachable(request, environment)
-        with own_user(request.study_directory) as uid:
+        with own_user(request.study_directory) as uid, fellows(request.owner, uid) as others:
             yield Sandbox(
                 level=self.name,
                 prefix=(*_hiding_processes(), *resources.command(), *become(uid), *inner),
@@ -61,6 +65,7 @@ class Limits(Level):
                 as_user=become(uid),
                 headers=headers,
                 quota=resources.quota,
+                fellows=others,
             )
 
     def separates(self) -> bool:

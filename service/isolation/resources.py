@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from steptune.tuner.hardware import memory_limit_bytes
 from steptune.tuner.trials.watch import Quota
 
 NUM_TASKS_BASE = 1024
@@ -17,6 +18,8 @@ NUM_TASKS_PER_CORE = 64
 """Intra-op threads of several ranks, loader workers and 32 compile workers; a fork bomb stops here."""
 MAX_DESCRIPTORS = 65_536
 MAX_FILES = 1_000_000
+MEMORY_SHARE = 0.8
+"""Of the machine's memory, or of what its container may use."""
 MEMORY_RESERVE = 0.04
 DISK_SHARE = 0.5
 """Of the free space when the study begins."""
@@ -30,28 +33,38 @@ class Resources:
         num_tasks: Processes and threads.
         disk_bytes: Everything in the study's directory, and the largest single file.
         temporary_bytes: A temporary file system in memory, and as much again of shared memory.
+        memory_bytes: Memory of all processes together, and private memory of each.
         memory_reserve_bytes: What must stay available on the machine.
     """
 
     num_tasks: int
     disk_bytes: int
     temporary_bytes: int
+    memory_bytes: int
     memory_reserve_bytes: int
 
     @classmethod
-    def of_this_machine(cls, directory: Path, disk_bytes: int | None = None) -> Resources:
-        """What leaves room for others: half of the free disk, half of the memory, all of the cores."""
+    def of_this_machine(
+        cls, directory: Path, disk_bytes: int | None = None, memory_bytes: int | None = None
+    ) -> Resources:
+        """What leaves room for others: half of the free disk, four fifths of the memory, all of the cores."""
         total = psutil.virtual_memory().total
         return cls(
             num_tasks=NUM_TASKS_BASE + NUM_TASKS_PER_CORE * (os.cpu_count() or 1),
             disk_bytes=disk_bytes or int(DISK_SHARE * shutil.disk_usage(directory).free),
-            temporary_bytes=total // 2,
+            temporary_bytes=min(total // 2, memory_bytes or total),
+            memory_bytes=memory_bytes or int(MEMORY_SHARE * memory_limit_bytes()),
             memory_reserve_bytes=int(MEMORY_RESERVE * total),
         )
 
     @property
     def quota(self) -> Quota:
-        return Quota(disk_bytes=self.disk_bytes, num_files=MAX_FILES, memory_reserve_bytes=self.memory_reserve_bytes)
+        return Quota(
+            disk_bytes=self.disk_bytes,
+            num_files=MAX_FILES,
+            memory_bytes=self.memory_bytes,
+            memory_reserve_bytes=self.memory_reserve_bytes,
+        )
 
     def command(self, *, num_others: int = 0) -> tuple[str, ...]:
         """`prlimit`, so that the limits hold from the first instruction of the server on.
@@ -63,11 +76,13 @@ class Resources:
         soft = min(descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         tasks = _at_most(resource.RLIMIT_NPROC, self.num_tasks + num_others)
         size = _at_most(resource.RLIMIT_FSIZE, self.disk_bytes)
+        memory = _at_most(resource.RLIMIT_DATA, self.memory_bytes)
         return (
             "prlimit",
             f"--nproc={tasks}:{tasks}",
             f"--nofile={soft}:{descriptors}",
             f"--fsize={size}:{size}",
+            f"--data={memory}:{memory}",
             "--core=0:0",
             "--",
         )

@@ -24,3 +24,9 @@ class IsolationSettings(BaseModel):
     study_disk_bytes: int | None = Field(
         default=None, ge=0, description="What the files of one isolated study may take; not set, half of what is free."
     )
+    study_memory_bytes: int | None = Field(
+        default=None,
+        ge=1 << 28,
+        description="Memory that all processes of one isolated study may take together, and those of all studies of "
+        "one user on a machine; not set, four fifths of what the machine or its container has.",
+    )

@@ -67,7 +67,7 @@ def _free_user(directory: Path) -> Iterator[int]:
     directories of their own, and may share the studies. A file that is there and not locked was left by one who was
     killed, and so were the processes of that user; otherwise they are somebody's whose locks are not seen here.
     """
-    folders = [_lock_folder(Path(f"/tmp/steptune-users-{os.geteuid()}")), _lock_folder(directory.parent / ".users")]
+    folders = [private_folder(Path(f"/tmp/steptune-users-{os.geteuid()}")), private_folder(directory.parent / ".users")]
     for uid in range(FIRST_UID, LAST_UID + 1):
         with contextlib.ExitStack() as stack:
             was_left = any((folder / str(uid)).exists() for folder in folders)
@@ -80,7 +80,12 @@ def _free_user(directory: Path) -> Iterator[int]:
     raise IsolationUnavailable(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
 
 
-def _lock_folder(folder: Path) -> Path:
+def private_folder(folder: Path) -> Path:
+    """Makes a folder that no other user may enter.
+
+    Raises:
+        IsolationUnavailable: Somebody else has it.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise IsolationUnavailable(f"{folder} belongs to somebody else: remove it")

@@ -275,6 +275,7 @@ class Worker:
             settings=self._settings,
             level=self._level,
             python=self._python,
+            owner=claim.owner_id,
             device=study.settings.device or self._offer.profile.device_kind,
             num_ranks=study.settings.num_ranks,
             seed=study.settings.seed,

@@ -112,6 +112,13 @@ def study(level: str) -> Iterator[Study]:
             yield begun_study
 
 
+@pytest.fixture(scope="module")
+def small(level: str) -> Iterator[Study]:
+    """A study that may take one GiB of memory."""
+    with begun(level, resources=few_resources(memory_bytes=1 << 30, temporary_bytes=1 << 30)) as begun_study:
+        yield begun_study
+
+
 class TestHonest:
     def test_trials_run_and_say_how_they_were_isolated(self, study: Study, level: str) -> None:
         result = study.run()
@@ -234,6 +241,23 @@ class TestTaking:
         assert failure is not None
         assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, Phase.WARM_UP)
         assert "leave" in failure.message
+
+    @pytest.mark.parametrize("deed", ["take_alone", "take_by_many", "take_shared", "take_by_files", "take_by_devices"])
+    def test_two_gibibytes_end_at_a_limit_of_one(self, small: Study, deed: str) -> None:
+        """However they are held: by one process or many, alone or shared, mapped or not."""
+        failure = small.fails(deed)
+        if deed == "take_by_devices" and "No space left" in failure.message:  # the device of bubblewrap is small
+            return
+        assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, Phase.WARM_UP)
+        assert "1 GiB" in failure.message
+        assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
+
+    def test_page_tables_are_memory_too(self, small: Study) -> None:
+        assert small.fails("take_tables").kind is FailureKind.OUT_OF_MEMORY
+
+    def test_shared_memory_that_is_no_process_s_cannot_be_had(self, small: Study) -> None:
+        failure = small.fails("take_system_v")
+        assert "Operation not permitted" in failure.message or "no shared memory" in failure.message
 
     def test_sleeping_for_ever_ends_at_the_deadline(self, study: Study) -> None:
         failure = study.fails("sleep", seconds=1)

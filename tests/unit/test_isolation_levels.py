@@ -257,7 +257,9 @@ class TestTemporary:
 
 class TestWatch:
     def quota(self, **changes: int) -> Quota:
-        return Quota(**{"disk_bytes": 1 << 20, "num_files": 100, "memory_reserve_bytes": 0, **changes})
+        return Quota(
+            **{"disk_bytes": 1 << 20, "num_files": 100, "memory_bytes": 1 << 60, "memory_reserve_bytes": 0, **changes}
+        )
 
     def test_a_quiet_study_exceeds_nothing(self, tmp_path: Path) -> None:
         assert Watch(tmp_path, self.quota()).exceeded(Phase.BUILD) is None

@@ -5,7 +5,9 @@ out it writes into the study's directory, where the test reads it.
 """
 
 import contextlib
+import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
@@ -45,6 +47,80 @@ def _fill_memory() -> None:
     while True:
         with contextlib.suppress(MemoryError):
             hoard.append(bytearray(os.urandom(1 << 16) * 128))
+
+
+GIB = 1 << 30
+
+
+def _take_alone() -> None:
+    """Two GiB in one process."""
+    _hold(bytearray(2 * GIB))
+
+
+def _take_by_many() -> None:
+    """Two GiB in 16 processes, each of which keeps itself from the eyes of others."""
+    for _ in range(16):
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+            _hold(bytearray(GIB // 8))
+    time.sleep(600)
+
+
+def _take_shared() -> None:
+    """Two GiB that nobody has alone."""
+    _hold(mmap.mmap(-1, 2 * GIB))
+
+
+def _take_by_files() -> None:
+    """Two GiB in files without a name, none of them mapped."""
+    _fill_descriptors([os.memfd_create(str(number)) for number in range(64)])
+
+
+def _take_by_devices() -> None:
+    """Two GiB in /dev/shm, in files that have no name any more."""
+    found = []
+    for number in range(64):
+        path = Path("/dev/shm") / f"hostile-{os.getpid()}-{number}"
+        found.append(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        path.unlink()
+    _fill_descriptors(found)
+
+
+def _take_tables() -> None:
+    """Page tables without pages."""
+    regions = [mmap.mmap(-1, 64 * GIB, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) for _ in range(16)]
+    for region in regions:
+        for place in range(0, len(region), 2 << 20):
+            region[place]
+    time.sleep(600)
+
+
+def _take_system_v() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.shmget(0, ctypes.c_size_t(2 * GIB), 0o1600) < 0:
+        raise OSError(ctypes.get_errno(), "no shared memory of System V")
+    time.sleep(600)
+
+
+def _fill_descriptors(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        for _ in range(8):
+            os.write(descriptor, bytes(4 << 20))
+    time.sleep(600)
+
+
+def _hold(memory) -> None:
+    for place in range(0, len(memory), 4096):
+        memory[place] = 1
+    time.sleep(600)
+
+
+def _take_part() -> None:
+    """Less than the limit, for a while."""
+    memory = bytearray(600 << 20)
+    for place in range(0, len(memory), 4096):
+        memory[place] = 1
+    time.sleep(6)
 
 
 def _fill_disk(folder: Path) -> None:
@@ -116,6 +192,14 @@ DEEDS: dict[str, Callable[[], object]] = {
     "fork": _fork,
     "fork_away": _fork_away,
     "fill_memory": _fill_memory,
+    "take_alone": _take_alone,
+    "take_by_many": _take_by_many,
+    "take_shared": _take_shared,
+    "take_by_files": _take_by_files,
+    "take_by_devices": _take_by_devices,
+    "take_tables": _take_tables,
+    "take_system_v": _take_system_v,
+    "take_part": _take_part,
     "sleep": _sleep,
     "write_garbage": lambda: _write_to_parent(_framed(b"\xc1" * 100)),
     "announce_gigabytes": lambda: _write_to_parent((0xFFFFFFFF).to_bytes(4, "little") + bytes(1 << 20), 1 << 12),

@@ -129,7 +129,23 @@ def _told(error: BaseException) -> str:
     message = f"{name}: {text}" if text else name
     if _is_disk_full(error):
         message = f"{message}: free space, or put the studies elsewhere with STEPTUNE_DATA_DIRECTORY"
+    message += _limit_of_memory(error)
     return f"{message} ({place})" if place else message
+
+
+def _limit_of_memory(error: BaseException) -> str:
+    """The limit that an allocation on the host met, where this process has one, and the way out."""
+    import resource
+
+    import torch
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY or isinstance(error, torch.OutOfMemoryError) or not is_out_of_memory(error):
+        return ""
+    return (
+        f": a process may take {limit / 2**30:.3g} GiB of private memory here. Use a smaller global_batch or model, or "
+        "allow more (--memory-limit of the study, STEPTUNE_STUDY_MEMORY_BYTES of the worker)"
+    )
 
 
 def repeats_after(failure: Failure) -> int:

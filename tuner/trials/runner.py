@@ -103,7 +103,16 @@ class LocalRunner:
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
         self._was_killed = False
-        self._watch = None if sandbox.quota is None else Watch(directory, sandbox.quota, sandbox.as_user)
+        self._watch = None
+        if sandbox.quota is not None:
+            self._watch = Watch(
+                directory,
+                sandbox.quota,
+                sandbox.as_user,
+                uid=sandbox.uid,
+                servers=lambda: [server.pid for server in self._servers.values()],
+                fellows=sandbox.fellows,
+            )
         self._board = JobBoard(self._watch, check)
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)

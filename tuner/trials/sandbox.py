@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steptune.tuner.trials.memory_use import Taker
 from steptune.tuner.trials.watch import Quota
 
 
@@ -23,6 +24,7 @@ class Sandbox:
         uid: User of the server and of nobody else; None is the parent's.
         as_user: The command that runs another one as that user, who alone may look into all that is theirs.
         quota: What the trials together may take from the machine; None is not watched.
+        fellows: Other studies of the same submitter that run on this machine now, and share the quota.
     """
 
     level: str = "none"
@@ -34,6 +36,7 @@ class Sandbox:
     headers: Path | None = None
     as_user: tuple[str, ...] = ()
     quota: Quota | None = None
+    fellows: Callable[[], Sequence[Taker]] = tuple
 
     @property
     def alone(self) -> bool:

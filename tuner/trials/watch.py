@@ -10,30 +10,35 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from steptune.tuner.records import Failure, FailureKind, Phase
+from steptune.tuner.trials.memory_use import File, Taker, memory_file_systems, memory_of, processes_of
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 INTERVAL_S = 0.2
+LOOK_SHARE = 0.05
+"""Of the time, at most, goes into looking at the memory of processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """What the trials of one study may take together.
+    """What the trials of one study may take together, and all studies of one submitter on a machine.
 
     Attributes:
         disk_bytes: Size of all files in the study's directory.
         num_files: Their number.
+        memory_bytes: Memory of all their processes, with shared memory and files in memory.
         memory_reserve_bytes: What must stay available on the machine.
     """
 
     disk_bytes: int
     num_files: int
+    memory_bytes: int
     memory_reserve_bytes: int
 
 
@@ -44,13 +49,30 @@ class Watch:
         directory: The study's.
         as_user: Where trials have a user of their own, the command that runs another one as that user. Then all that
             the user has where everybody may write counts, too.
+        uid: That user; None where the trials have ours.
+        servers: Process ids of the trial servers now.
+        fellows: Other studies of the same submitter. Where they exceed the quota together, the one that takes most is
+            ended.
     """
 
-    def __init__(self, directory: Path, quota: Quota, as_user: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        quota: Quota,
+        as_user: Sequence[str] = (),
+        *,
+        uid: int | None = None,
+        servers: Callable[[], Iterable[int]] = tuple,
+        fellows: Callable[[], Sequence[Taker]] = tuple,
+    ) -> None:
         self._directories = [directory, *(place for place in SHARED_PLACES if as_user and place.is_dir())]
         self._quota = quota
         self._as_user = as_user
+        self._uid = uid
+        self._servers = servers
+        self._fellows = fellows
         self._looked_s = 0.0
+        self._memory_again_s = 0.0
         self._counted: list[tuple[int, int]] = []
         """Free bytes and free inodes below each directory when the files were last counted."""
 
@@ -64,9 +86,9 @@ class Watch:
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()
-        return self._memory(phase) or self._disk(phase)
+        return self._memory_left(phase) or self._memory_taken(phase) or self._disk(phase)
 
-    def _memory(self, phase: Phase) -> Failure | None:
+    def _memory_left(self, phase: Phase) -> Failure | None:
         available, reserve = psutil.virtual_memory().available, self._quota.memory_reserve_bytes
         if available >= reserve:
             return None
@@ -75,6 +97,38 @@ class Watch:
             f"{_gib(reserve)}. Use a smaller global_batch or model, fewer workers, or a machine with more memory"
         )
         return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=phase, message=message)
+
+    def _memory_taken(self, phase: Phase) -> Failure | None:
+        """Looks at processes only where the machine as a whole uses more than the limit."""
+        allowed, memory = self._quota.memory_bytes, psutil.virtual_memory()
+        if memory.total - memory.available <= allowed or time.monotonic() < self._memory_again_s:
+            return None
+        began_s = time.monotonic()
+        own = self._memory_of(set(self._servers()), self._uid, self._as_user)
+        others = [
+            self._memory_of({taker.pid} if taker.uid is None else set(), taker.uid, taker.as_user)
+            for taker in self._fellows()
+        ]
+        ended_s = time.monotonic()
+        self._memory_again_s = ended_s + (ended_s - began_s) / LOOK_SHARE
+        if own + sum(others) <= allowed or own < max(others, default=0):
+            return None
+        beside = f", and {_gib(sum(others))} in other studies of its user here" if own <= allowed else ""
+        message = (
+            f"the trial was ended when all processes of the study held {_gib(own)} of memory together{beside}: "
+            f"{_gib(allowed)} are allowed. Use a smaller global_batch or model, fewer workers, or raise "
+            "STEPTUNE_STUDY_MEMORY_BYTES"
+        )
+        return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=phase, message=message)
+
+    def _memory_of(self, roots: set[int], uid: int | None, as_user: Sequence[str]) -> int:
+        files: dict[File, int] = {}
+        systems = memory_file_systems("self")
+        places = [place for place in SHARED_PLACES if place.is_dir() and _device(place) in systems]
+        if as_user and places:
+            files = _files_of_user(as_user, places)
+        pids = processes_of(roots, uid) - {taker.pid for taker in self._fellows()}  # the workers themselves
+        return memory_of(pids, self._quota.memory_bytes, files)
 
     def _disk(self, phase: Phase) -> Failure | None:
         """Counts files at first, and again when the file system has lost a tenth of the quota since."""
@@ -87,15 +141,27 @@ class Watch:
         ):
             return None
         self._counted = free
-        num_bytes, num_files = self._used()
-        if num_bytes <= allowed[0] and num_files <= allowed[1]:
+        own, others = self._used(), self._left_by_fellows()
+        if not any(
+            own[kind] + sum(other[kind] for other in others) > allowed[kind]
+            and own[kind] >= max((other[kind] for other in others), default=0)
+            for kind in (0, 1)
+        ):
             return None
+        beside = sum(other[0] for other in others), sum(other[1] for other in others)
+        held = f"{_gib(own[0])} in {own[1]} files"
+        if others:
+            held += f", and other studies of its user {_gib(beside[0])} in {beside[1]} files where everybody may write"
         message = (
             f"the trial was ended when the study's directory {self._directories[0]} and its temporary files held "
-            f"{_gib(num_bytes)} in {num_files} files: {_gib(allowed[0])} in {allowed[1]} files are allowed. Write "
+            f"{held}: {_gib(allowed[0])} in {allowed[1]} files are allowed. Write "
             "less, or raise STEPTUNE_STUDY_DISK_BYTES"
         )
         return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=phase, message=message)
+
+    def _left_by_fellows(self) -> list[tuple[int, int]]:
+        places = [place for place in SHARED_PLACES if place.is_dir()]
+        return [_usage_of_user(taker.as_user, places) for taker in self._fellows() if taker.as_user]
 
     def _used(self) -> tuple[int, int]:
         if self._as_user:
@@ -131,14 +197,23 @@ def _usage(directory: Path) -> tuple[int, int]:
 
 
 def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple[int, int]:
-    """As `_usage`, of all that one user has below some directories, each file once. That user looks: it may have closed
-    its folders to others.
-    """
-    script = 'find "$@" -xdev -user "$(id -u)" -printf "%D:%i %b\\n" 2>/dev/null'
+    """As `_usage`, of all that one user has below some directories, each file once."""
+    files = _files_of_user(as_user, directories)
+    return sum(files.values()), len(files)
+
+
+def _files_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> dict[File, int]:
+    """Allocated bytes of each file that one user has there. That user looks, who may have closed folders to others."""
+    script = 'find "$@" -xdev -user "$(id -u)" -printf "%D %i %b\\n" 2>/dev/null'
     command = [*as_user, "/bin/sh", "-c", script, "sh", *map(str, directories)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    blocks = dict(line.split() for line in done.stdout.splitlines())
-    return 512 * sum(map(int, blocks.values())), len(blocks)
+    found = (map(int, line.split()) for line in done.stdout.splitlines())
+    return {((os.major(device), os.minor(device)), inode): 512 * blocks for device, inode, blocks in found}
+
+
+def _device(path: Path) -> tuple[int, int]:
+    number = path.stat().st_dev
+    return os.major(number), os.minor(number)
 
 
 def _gib(num_bytes: int) -> str:

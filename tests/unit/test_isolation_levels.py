@@ -1,6 +1,8 @@
 """Parts of isolation that can be looked at without running anybody's code."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from steptune.service.isolation import (
 )
 from steptune.service.isolation.bubblewrap import Bubblewrap
 from steptune.service.isolation.environment import ALLOWED, clean_environment
+from steptune.service.isolation.fellows import FOLDER, fellows
 from steptune.service.isolation.users import closed_to_others, give
 from steptune.service.isolation.visible import MAX_PARTS, visible_parts
 from steptune.service.running import own_files
@@ -292,6 +295,64 @@ class TestWatch:
         assert failure.kind is FailureKind.OUT_OF_MEMORY
 
 
+HOARD = "import sys, time; hoard = bytearray(b'x' * int(sys.argv[1])); print(flush=True); time.sleep(600)"
+
+
+@contextlib.contextmanager
+def hoarder(uid: int, num_bytes: int) -> Iterator[int]:
+    """A process of a user that holds so much memory."""
+    command = [*users.become(uid), "/usr/bin/env", "python3", "-Ic", HOARD, str(num_bytes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process.pid
+        finally:
+            process.kill()
+
+
+class TestMemoryTaken:
+    def quota(self) -> Quota:
+        return Quota(disk_bytes=1 << 40, num_files=1 << 20, memory_bytes=1 << 28, memory_reserve_bytes=0)
+
+    def test_what_descends_from_a_server_counts_together_and_nothing_else(self, tmp_path: Path) -> None:
+        script = 'for i in 1 2; do "$0" -Ic "$1" "$2" & done; wait'
+        command = ["/bin/sh", "-c", script, sys.executable, HOARD, str(150 << 20)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
+            try:
+                assert shell.stdout is not None
+                for _ in range(2):
+                    shell.stdout.readline()
+                failure = Watch(tmp_path, self.quota(), servers=lambda: [shell.pid]).exceeded(Phase.MEASURE)
+                assert Watch(tmp_path, self.quota()).exceeded(Phase.MEASURE) is None
+            finally:
+                os.killpg(shell.pid, signal.SIGKILL)
+        assert failure is not None
+        assert failure.kind is FailureKind.OUT_OF_MEMORY
+        assert "0.25 GiB" in failure.message
+
+    def test_memory_that_forks_share_counts_once(self, tmp_path: Path) -> None:
+        script = "import os, sys; hoard = b'x' * (150 << 20); [os.fork() for _ in range(3)]; os.write(1, b'1'); " + (
+            "import time; time.sleep(600)"
+        )
+        command = [sys.executable, "-Ic", script]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+            try:
+                assert process.stdout is not None
+                process.stdout.read(8)
+                watch = Watch(tmp_path, self.quota(), servers=lambda: [process.pid])
+                assert watch.exceeded(Phase.MEASURE) is None
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def test_a_study_that_was_killed_is_nobody_s_fellow(self) -> None:
+        with fellows("mine", 65400) as others:
+            left = Path(FOLDER.format(uid=os.geteuid())) / "left"
+            left.write_text('{"owner": "mine", "pid": 1, "uid": null}')
+            assert others() == ()
+            assert not left.exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs trials as other users")
 class TestOwnUsers:
     @pytest.fixture
@@ -328,6 +389,39 @@ class TestOwnUsers:
         finally:
             other.kill()
             other.wait()
+
+    def test_two_studies_of_one_submitter_share_one_limit_and_the_hungrier_ends(self, locks: Path) -> None:
+        quota = Quota(disk_bytes=1 << 40, num_files=1 << 20, memory_bytes=1 << 28, memory_reserve_bytes=0)
+        with contextlib.ExitStack() as stack:
+            watches = {}
+            for name, owner, size in (("one", "mine", 150), ("two", "mine", 200), ("three", "other", 250)):
+                uid = stack.enter_context(users.own_user(self.study(locks, name)))
+                others = stack.enter_context(fellows(owner, uid))
+                stack.enter_context(hoarder(uid, size << 20))
+                watches[name] = Watch(locks / name, quota, users.become(uid), uid=uid, fellows=others)
+            failures = {name: watch.exceeded(Phase.MEASURE) for name, watch in watches.items()}
+        assert [name for name, failure in failures.items() if failure] == ["two"]
+        failure = failures["two"]
+        assert failure is not None
+        assert failure.kind is FailureKind.OUT_OF_MEMORY
+        assert "in other studies of its user" in failure.message
+        assert "0.25 GiB" in failure.message
+        assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
+
+    def test_files_that_studies_of_one_submitter_leave_where_everybody_may_write_share_one_limit(
+        self, locks: Path
+    ) -> None:
+        quota = Quota(disk_bytes=8 << 20, num_files=1 << 20, memory_bytes=1 << 60, memory_reserve_bytes=0)
+        with contextlib.ExitStack() as stack:
+            watches = {}
+            for name, owner, size in (("one", "mine", 5), ("two", "mine", 6), ("three", "other", 7)):
+                uid = stack.enter_context(users.own_user(self.study(locks, name)))
+                others = stack.enter_context(fellows(owner, uid))
+                script = f"head -c {size << 20} /dev/zero > /var/tmp/steptune-test-{uid}"
+                subprocess.run([*users.become(uid), "/bin/sh", "-c", script], check=True)
+                watches[name] = Watch(locks / name, quota, users.become(uid), uid=uid, fellows=others)
+            failures = {name: watch.exceeded(Phase.MEASURE) for name, watch in watches.items()}
+        assert [name for name, failure in failures.items() if failure] == ["two"]
 
     def test_all_is_ours_again_whatever_its_user_closed(self, locks: Path) -> None:
         directory = self.study(locks, "one")

@@ -223,11 +223,11 @@ class GpuModel:
     def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
         return self.step.topology(hardware)
 
-    def inspect(self) -> WorkloadFacts:
+    def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
         self.now_s += self.step.prepare_s
         return self.step.facts()
 
-    def make_reference(self, request: Any) -> None:
+    def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         return None
 
     def task(self, entry: str, request: Any) -> bytes:

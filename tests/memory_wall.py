@@ -111,7 +111,7 @@ class WalledModel(GpuModel):
     def fits(self, choices: Choices) -> bool:
         return self.peak_bytes(choices) <= self._capacity
 
-    def make_reference(self, request: Any) -> None:
+    def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self.now_s += ATTEMPT_S
         if not self.fits(request.choices):
             self.num_out_of_memory += 1

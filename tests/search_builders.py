@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from steptune.tuner.errors import BudgetError
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
@@ -30,6 +31,7 @@ from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.space import Space
 from steptune.tuner.trials.fake import SEPARABLE, FakeRunner, Surface
+from steptune.tuner.trials.jobs import STARTING
 
 CREATED_AT = "2026-11-21T10:00:00+00:00"
 NO_LIMIT_S = 1e9
@@ -86,6 +88,8 @@ class Machine(FakeRunner):
         compile_s: What compiling a model takes that has a choice of these strategies, first; then a tenth of that.
         start_s: What each start takes beside its compilation.
         look_s: What each look at the workload takes; those after the last are free.
+        reference_s: What the guard's reference takes.
+        num_references: How often one was made.
         interrupt_at: The number of the run, from 0, at which the person presses Ctrl-C; None for never.
         runs: Candidates and purposes of every run that was begun.
         caps_s: The caps of their windows.
@@ -105,6 +109,7 @@ class Machine(FakeRunner):
         compile_s: Mapping[str, float] | None = None,
         start_s: float = 0.0,
         look_s: Sequence[float] = (),
+        reference_s: float = 0.0,
         interrupt_at: int | None = None,
         facts: Callable[[WorkloadFacts], WorkloadFacts] = lambda facts: facts,
     ) -> None:
@@ -115,6 +120,8 @@ class Machine(FakeRunner):
         self.compile_s = dict(compile_s or {})
         self.start_s = start_s
         self.look_s = list(look_s)
+        self.reference_s = reference_s
+        self.num_references = 0
         self.interrupt_at = interrupt_at
         self.runs: list[list[tuple[Candidate, Purpose]]] = []
         self.caps_s: list[float] = []
@@ -122,9 +129,19 @@ class Machine(FakeRunner):
         self._facts = facts
         self._compiled: set[str] = set()
 
-    def inspect(self) -> WorkloadFacts:
-        self.now_s += self.look_s.pop(0) if self.look_s else 0.0
+    def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
+        self._take(self.look_s.pop(0) if self.look_s else 0.0, longest_s)
         return self._facts(super().inspect())
+
+    def make_reference(self, request: Any, longest_s: float | None = None) -> None:
+        self._take(self.reference_s, longest_s)
+        super().make_reference(request)
+        self.num_references += 1
+
+    def _take(self, seconds: float, longest_s: float | None) -> None:
+        self.now_s += min(seconds, longest_s or seconds)
+        if longest_s is not None and seconds > longest_s:
+            raise BudgetError("the time for it was spent before it was done")
 
     def clock(self) -> float:
         return self.now_s
@@ -136,8 +153,8 @@ class Machine(FakeRunner):
         self.runs.append([(spec.candidate, purpose) for spec, purpose in zip(specs, purposes, strict=True)])
         self.caps_s.append(settings.cap_s)
         results = [
-            self._break(self._compile(self._start(result)))
-            for result in super().run(specs, purposes, settings, group, listener)
+            self._hurry(self._break(self._compile(self._start(result))), spec.deadlines.starting_s)
+            for result, spec in zip(super().run(specs, purposes, settings, group, listener), specs, strict=True)
         ]
         self.now_s += sum(result.duration_ns for result in results) / 1e9
         return results
@@ -166,6 +183,15 @@ class Machine(FakeRunner):
         taken_ns = int((seconds if cold else seconds / 10) * 1e9)
         startup = replace(result.startup, compile_ns=taken_ns, warm_up_ns=taken_ns, compile_cold=cold)
         return replace(result, startup=startup, phases_ns={**result.phases_ns, Phase.WARM_UP.value: taken_ns})
+
+    def _hurry(self, result: TrialResult, limit_s: float | None) -> TrialResult:
+        """Ends a trial that is not at its first window in time."""
+        starting_ns = sum(result.phases_ns.get(phase.value, 0) for phase in STARTING)
+        if limit_s is None or starting_ns <= limit_s * 1e9:
+            return result
+        failure = Failure(kind=FailureKind.TIMEOUT, phase=Phase.WARM_UP, message=f"took more than {limit_s:g} s")
+        phases_ns = {Phase.WARM_UP.value: int(limit_s * 1e9)}
+        return replace(result, failure=failure, windows=(), breakdowns=(), guard=None, phases_ns=phases_ns)
 
     def _break(self, result: TrialResult) -> TrialResult:
         kinds = [

@@ -62,18 +62,26 @@ class TrialRunner(Protocol):
         """
         ...
 
-    def inspect(self) -> WorkloadFacts:
+    def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
         """Looks at the workload and prepares the files that trials share.
 
+        Args:
+            longest_s: Seconds after which it is given up.
+
         Raises:
+            BudgetError: It was given up.
             WorkloadError: Names what is missing or wrong.
         """
         ...
 
-    def make_reference(self, request: Any) -> None:
+    def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         """Makes the guard's reference (a `steptune.tuner.trials.reference.ReferenceRequest`).
 
+        Args:
+            longest_s: Seconds after which it is given up.
+
         Raises:
+            BudgetError: It was given up.
             BaselineFailed: The reference configuration cannot be run.
         """
         ...

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trial_builders import Prepared, prepare, reference
+from trial_builders import Prepared, complete_choices, prepare, reference
 
 from steptune.tuner.hardware import find_compiler
 from steptune.tuner.profiling.compile_findings import diagnose_compilation
 from steptune.tuner.records import Candidate, TrialResult
+from steptune.tuner.trials.guard import Protocol
+from steptune.tuner.trials.reference import ReferenceRequest
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
 COMPILED = Candidate(choices={"compile": {"mode": "default"}})
@@ -54,3 +56,20 @@ def test_what_one_trial_compiled_the_next_one_finds(counts: Prepared) -> None:
     assert cold.cache_misses > 0
     assert (counts.directory / "compile_cache" / "inductor").is_dir()
     assert warm.cache_misses == 0
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_an_eager_reference_of_a_compiled_configuration_compiles_nothing(counts: Prepared, eager: bool) -> None:
+    """Disturbed runs would compile the model once more each; candidates are held to what rounding does in any case."""
+    request = ReferenceRequest(
+        workload=counts.workload,
+        study_directory=str(counts.directory),
+        choices=complete_choices(COMPILED, counts.facts),
+        device="cpu",
+        protocol=Protocol(num_pointwise=2, num_curve=0, num_horizon=0, randomness=counts.facts.randomness),
+        unit_roundoffs=(2.0**-24,),
+        eager=eager,
+    )
+    counts.runner.make_reference(request)
+    compiled = list((counts.directory / "compile_cache" / "inductor").rglob("*.py"))
+    assert bool(compiled) is not eager

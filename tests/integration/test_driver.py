@@ -128,7 +128,9 @@ class TestStory:
         assert all(trial.state is TrialState.COMPLETED and trial.result for trial in study.trials)
         assert [trial.sequence for trial in study.trials] == list(range(1, len(study.trials) + 1))
         kinds = [event.kind for event in study.store.events(study.study_id)]
+        num_baselines = sum(run[0][1] is Purpose.BASELINE for run in study.machine.runs)
         trials = ["trials_began", "trials_ended"] * len(study.machine.runs)
+        trials.insert(2 * num_baselines, "reference_made")  # once there is a candidate to judge
         assert kinds == ["prepared", "priors", *trials, "recommended"]
 
 
@@ -361,6 +363,81 @@ class TestBudget:
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 
 
+class TestPreparation:
+    """What a budget of two minutes leaves for candidates of a job that compiles for long."""
+
+    def job(self, **slowness):
+        return Machine(SMALL, **{"look_s": [12.0], "reference_s": 8.0, "start_s": 30.0, **slowness})
+
+    def test_the_reference_is_made_for_the_first_candidate_only(self):
+        study = StudyRun(self.job(), budget_s=200.0, max_trials=None)
+        study.run()
+        assert study.machine.num_references == 1
+        assert study.stages.index("baseline") < study.stages.index("running the reference")
+
+    def test_a_study_without_time_for_candidates_makes_no_reference(self):
+        study = StudyRun(self.job(start_s=80.0), budget_s=130.0, max_trials=None)
+        assert study.run().verdict is Verdict.NOT_SEARCHED
+        assert study.machine.num_references == 0
+
+    def test_nothing_is_kept_for_a_confirmation_that_has_no_finalist(self):
+        """Of a minute left after the baseline none was used, because blocks would have taken as long."""
+        study = StudyRun(self.job(), budget_s=130.0, max_trials=None)
+        answer = study.run()
+        judged = {c.key for c in study.machine.candidates_run if not c.is_baseline}
+        assert judged
+        assert answer.verdict is not Verdict.NOT_SEARCHED
+        assert 100.0 <= study.machine.now_s <= 1.15 * 130.0 + ROUNDING_S
+
+    def test_slow_starts_of_the_baseline_are_not_repeated_for_its_noise(self):
+        study = StudyRun(self.job(), budget_s=130.0, max_trials=None)
+        study.run()
+        assert [purpose for run in study.machine.runs for _, purpose in run].count(Purpose.BASELINE) == 1
+        roomy = StudyRun(self.job(), budget_s=1300.0, max_trials=None)
+        roomy.run()
+        assert [purpose for run in roomy.machine.runs for _, purpose in run].count(Purpose.BASELINE) >= 2
+
+    @pytest.mark.parametrize(
+        ("slowness", "said"),
+        [
+            ({"look_s": [200.0]}, "too short"),
+            ({"start_s": 200.0}, "spent before the configuration that you run today was measured"),
+        ],
+    )
+    def test_a_budget_bounds_the_preparation(self, slowness, said):
+        study = StudyRun(self.job(**slowness), budget_s=75.0)
+        with pytest.raises(BudgetError, match=rf"75 s .*{said}.*--budget"):
+            study.run()
+        assert study.machine.now_s <= 75.0 + ROUNDING_S
+        assert study.store.get_study(study.study_id).state is StudyState.FAILED
+
+    def test_a_reference_that_takes_too_long_ends_the_study_with_what_it_lacked(self):
+        study = StudyRun(self.job(reference_s=500.0), budget_s=130.0)
+        answer = study.run()
+        assert answer.verdict is Verdict.NOT_SEARCHED
+        assert {d.reason for d in answer.certificate.not_tried} == {"the budget was spent on the guard's reference"}
+        assert answer.needed_budget_s > 130.0
+        assert study.machine.now_s <= 130.0 + ROUNDING_S
+
+    @pytest.mark.parametrize("needs", [1, 2])
+    def test_a_reference_that_only_fits_otherwise_is_no_reason_to_call_the_baseline_too_large(self, needs):
+        """As it is compiled, or with less of it kept: the baseline fits, and gains are over the baseline."""
+        study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=100.0)))
+        make, asked = study.machine.make_reference, []
+
+        def make_reference(request, longest_s=None):
+            asked.append(request)
+            if len(asked) <= needs:
+                raise BaselineFailed("out of memory", out_of_memory=True)
+            make(request, longest_s)
+
+        study.machine.make_reference = make_reference
+        answer = study.run()
+        assert answer.verdict is Verdict.FASTER
+        assert answer.baseline_units_per_s > 0
+        assert asked[0].choices["recompute"] == {"level": 0} != asked[-1].choices["recompute"]
+
+
 class Linked(Machine):
     """Of several ranks, whose links can be measured.
 
@@ -461,7 +538,7 @@ class TestInterruption:
         study = StudyRun(Machine(SMALL, interrupt_at=9))
         earlier = study.run()
 
-        def interrupted():
+        def interrupted(longest_s=None):
             raise KeyboardInterrupt
 
         study.machine.inspect = interrupted

@@ -8,7 +8,7 @@ import pytest
 from marked import VARIABLE, new_mark, none_left
 from trial_builders import reference
 
-from steptune.tuner.errors import BaselineFailed, RunnerError, WorkloadError
+from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, WorkloadError
 from steptune.tuner.records import BASELINE, WorkloadFacts
 from steptune.tuner.strategies.composition import complete_choices
 from steptune.tuner.trials.guard import Protocol
@@ -87,6 +87,18 @@ class TestInspection:
         try:
             with pytest.raises(WorkloadError, match=r"^trying one step did not end within 6 s: make the workload"):
                 runner.inspect()
+        finally:
+            runner.close()
+
+
+class TestGivenUp:
+    def test_what_takes_longer_than_the_budget_is_ended(self, tmp_path: Path) -> None:
+        """Progress gives no more time, and no process is left."""
+        runner = LocalRunner(workload=reference("unsound", "EndlessStep"), directory=tmp_path)
+        try:
+            with pytest.raises(BudgetError, match="looking at the workload"):
+                runner.inspect(longest_s=4.0)
+            assert not runner._board.running()
         finally:
             runner.close()
 

@@ -73,3 +73,41 @@ def test_buffers_elsewhere_and_running_statistics_are_none() -> None:
 def test_batch_normalisation_is_one_over_the_batch_whether_it_keeps_statistics_or_not(tracked: bool) -> None:
     assert facts(in_blocks=TokenNorm(track_running_stats=tracked)).has_batch_statistics
     assert not facts().has_batch_statistics
+
+
+class Drawn(Everything):
+    """A loss that draws noise, beside a model that draws some in training mode, always, or never."""
+
+    def __init__(self, *, loss: bool = False, dropout: float = 0.0, always: bool = False) -> None:
+        self.draws_in_loss, self.dropout, self.always = loss, dropout, always
+
+    def model(self) -> nn.Module:
+        model = TinyViT()
+        model.head = nn.Sequential(model.head, nn.Dropout(self.dropout), Noise() if self.always else nn.Identity())
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        value = super().loss(model, batch)
+        return value * (1 + 0.1 * torch.rand(())) if self.draws_in_loss else value
+
+
+class Noise(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "randomness"),
+    [
+        ({}, "none"),
+        ({"dropout": 0.5}, "switchable"),
+        ({"always": True}, "always"),
+        ({"loss": True}, "none"),
+        ({"loss": True, "dropout": 0.5}, "switchable"),
+        ({"loss": True, "always": True}, "always"),
+    ],
+)
+def test_what_the_loss_draws_outside_of_the_model_is_not_its_randomness(drawn, randomness) -> None:
+    """With one seed it is the same for every candidate, compiled or not."""
+    job = assemble(Drawn(**drawn), Plan(), device=torch.device("cpu"))
+    assert look_at_model(job, next(iter(job))).randomness == randomness

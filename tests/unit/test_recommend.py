@@ -71,7 +71,7 @@ class TestVerdict:
 
     def test_a_study_that_tried_nothing_claims_nothing(self):
         """The budget was spent on the baseline: no word of a search that found nothing, but what one would take."""
-        study = StudyRun(Machine(SMALL, start_s=60.0), budget_s=170.0)
+        study = StudyRun(Machine(SMALL, start_s=100.0), budget_s=170.0)
         found = study.run()
         assert {candidate.is_baseline for candidate in study.machine.candidates_run} == {True}
         assert (found.verdict, found.gain, found.unproven_gain) == (Verdict.NOT_SEARCHED, None, None)
@@ -79,8 +79,8 @@ class TestVerdict:
         assert found.needed_budget_s > 2 * 170.0
 
     def test_the_budget_that_is_named_suffices(self):
-        needed_s = StudyRun(Machine(SMALL, start_s=60.0), budget_s=170.0).run().needed_budget_s
-        again = StudyRun(Machine(SMALL, start_s=60.0), budget_s=needed_s).run()
+        needed_s = StudyRun(Machine(SMALL, start_s=100.0), budget_s=170.0).run().needed_budget_s
+        again = StudyRun(Machine(SMALL, start_s=100.0), budget_s=needed_s).run()
         assert (again.verdict, again.needed_budget_s) == (Verdict.FASTER, None)
 
     def test_an_interrupt_after_the_baseline_is_no_verdict_on_the_rest(self):

@@ -70,6 +70,8 @@ class Deadlines(Record):
     measure_s: float = 120.0
     profile_s: float = 120.0
     report_s: float = 60.0
+    starting_s: float | None = None
+    """Build, guard and warm-up together; None sets no limit."""
 
     def of(self, phase: Phase) -> float:
         return float(getattr(self, f"{phase.value}_s"))

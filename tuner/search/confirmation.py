@@ -27,6 +27,8 @@ from steptune.tuner.records import Candidate, Gain, Interval, TrialResult
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12
 """Without two there is no interval; that of two is wide, and enough for a large gain."""
+LONGEST_OVERRUN = 0.15
+"""Of the budget, by which the fewest blocks may end late."""
 POWER = 0.8
 UNSHARED = 0.5
 """How much of a change of the machine's speed one configuration feels and another does not: between none of

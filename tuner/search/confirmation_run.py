@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from steptune.tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
-from steptune.tuner.search.confirmation import LEAST_BLOCKS, Block, Finalist, judge, num_blocks, plan_blocks
+from steptune.tuner.search.confirmation import (
+    LEAST_BLOCKS,
+    LONGEST_OVERRUN,
+    Block,
+    Finalist,
+    judge,
+    num_blocks,
+    plan_blocks,
+)
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.ledger import Ledger
@@ -52,6 +60,9 @@ class ConfirmationRun:
         # Slow starts leave fewer blocks than asked for; fewer than the least say nothing.
         least = min(LEAST_BLOCKS, self._settings.confirm_blocks)
         affordable = stored + int(self._view.left_s / self._least_block_s() + 1e-6)
+        if affordable < least and self._too_late(least - stored):
+            self._short_of_time = True
+            return
         count = max(least, stored, min(self._num_wanted(), affordable))
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
@@ -97,6 +108,10 @@ class ConfirmationRun:
         if not self._finalists or missing <= 0:
             return []
         return [f"{missing} of the {self._settings.confirm_blocks} blocks of the confirmation"]
+
+    def _too_late(self, num_missing: int) -> bool:
+        """Whether so many blocks would end long after the budget."""
+        return num_missing * self._least_block_s() > self._view.left_s + LONGEST_OVERRUN * self._view.budget_s
 
     # --- how much -----------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from steptune.tuner.records import (
     Suggestion,
     TrialResult,
 )
+from steptune.tuner.search.confirmation import LEAST_BLOCKS, LONGEST_OVERRUN
 from steptune.tuner.search.effects import Difference
 from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, without_effect
 from steptune.tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
@@ -49,6 +50,8 @@ from steptune.tuner.search.space import Space
 MAX_BASELINE_STARTS, MIN_BASELINE_STARTS = 4, 2
 BASELINE_SHARE = 0.06
 """Of the budget after which the baseline is not started once more."""
+SECOND_SHARE = 0.15
+"""Of the time left that the second start of the baseline may take; without it, noise is what it usually is."""
 PROOF_SHARE = 0.15
 """Of the time left that leaving out every one of several changes may take at once."""
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
@@ -81,6 +84,7 @@ class Designer:
         budget_s: Seconds of trials that the search and the confirmation may spend.
         confirm_blocks: Blocks of the confirmation, for which a part of the budget is kept; 0 keeps nothing.
         max_trials: Suggestions that the search may make.
+        ran_out: Trials of configurations nearer to today's that ran out of memory.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Designer:
         seed: int = 0,
         priors: Priors | None = None,
         reference: Candidate = BASELINE,
+        ran_out: Sequence[TrialResult] = (),
     ) -> None:
         self.space = space
         self.knowledge = Knowledge(space, reference)
@@ -108,6 +113,11 @@ class Designer:
         self._priors = priors or Priors()
         self._audits = self._violations = self._groups_tried = self._num_left_out = 0
         self._unproven_groups: list[tuple[Move, ...]] = []
+        self._ran_out = tuple(ran_out)
+        for result in self._ran_out[:1]:
+            self.knowledge.take_in_beside(result)
+        # That others ran out of memory in today's precision is no hint to try them in exchange for something.
+        self.knowledge.spent_s += sum(result.duration_ns for result in self._ran_out[1:]) / 1e9
         self._story = self._tell()
         self._next: Suggestion | None = None
         self._advance(None)
@@ -132,11 +142,16 @@ class Designer:
         self.knowledge.take_in(outcome, self._next.companion)
         self._advance(outcome)
 
-    def interrupt(self) -> None:
-        """Ends a search that will not go on here; what it would have tried is recorded as not tried."""
+    def stop(self, why: str, ended: str) -> None:
+        """Ends a search before its story does; what it would have tried is recorded as not tried.
+
+        Args:
+            why: Why that was not tried.
+            ended: `BUDGET_SPENT` or `INTERRUPTED`.
+        """
         if self._next is not None:
             self._next = None
-            self._conclude("the study was interrupted", INTERRUPTED)
+            self._conclude(why, ended)
 
     def learn(self, result: TrialResult) -> None:
         """Takes in a trial that was not suggested: the story waits for the outcome of its suggestion as before."""
@@ -223,10 +238,9 @@ class Designer:
         self._conclude(f"the {spent} {'were' if spent == 'trials' else 'was'} spent", f"{spent} spent")
 
     def _baseline(self) -> Story:
-        if not self.reference.is_baseline:
-            yield from self._what_does_not_fit()
-        if self.failed is not None:
-            return
+        for result in self._ran_out:
+            outcome = Outcome(result=result)
+            self._record("baseline", "failed", why_not(result), result.candidate, outcomes=[outcome])
         starts = number = 0
         while self._wants_baseline(starts):
             outcome = yield Suggestion(
@@ -235,7 +249,7 @@ class Designer:
                 stage="baseline",
                 reason="the configuration that gains are measured against; restarts show the noise",
                 replicate=number,
-                companion=self.reference,
+                companion=self.reference if number else None,  # what a start costs is not known before the first
             )
             number += 1
             starts += 2 if outcome.companion is not None and outcome.companion.ok else 1
@@ -248,24 +262,12 @@ class Designer:
         self._record("baseline", "measured", f"{starts} starts", self.reference)
 
     def _wants_baseline(self, starts: int) -> bool:
-        if starts < MIN_BASELINE_STARTS:
+        if starts == 0:
             return True
+        if starts < MIN_BASELINE_STARTS:
+            left_s = self.budget_s - self.knowledge.spent_s
+            return self.knowledge.expected_cost_s(self.reference, self.reference) <= SECOND_SHARE * left_s
         return starts < MAX_BASELINE_STARTS and self.knowledge.spent_s < BASELINE_SHARE * self.budget_s
-
-    def _what_does_not_fit(self) -> Story:
-        """The baseline, of which only the guard's runs, which need more than a step, ran out of memory so far.
-
-        Where it runs, gains are measured against it as ever.
-        """
-        reason = "what you run today, although the guard's reference needs more memory with it than there is"
-        outcome = yield Suggestion(candidate=BASELINE, purpose=Purpose.EXPLORE, stage="baseline", reason=reason)
-        result = outcome.result
-        verdict = "measured" if result.ok else "failed"
-        self._record("baseline", verdict, reason if result.ok else why_not(result), BASELINE, outcomes=[outcome])
-        if result.ok:
-            self.knowledge.reference = self.incumbent = BASELINE
-        elif not result.ran_out_of_memory:
-            self.failed = result
 
     def _past(self) -> Story:
         for winner in self._priors.past_winners:
@@ -450,8 +452,13 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
-        """For the confirmation of what is best so far."""
-        if not self._confirm_blocks:
+        """For the confirmation of what is best so far; nothing while that is the reference, or where the time for the
+        fewest blocks that say something is gone already.
+        """
+        if not self._confirm_blocks or self.best() == self.reference:
+            return 0.0
+        least_s = min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
+        if least_s > self.budget_s - self.knowledge.spent_s + LONGEST_OVERRUN * self.budget_s:
             return 0.0
         least, largest = LEAST_RESERVE * self.budget_s, LARGEST_RESERVE * self.budget_s
         return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))

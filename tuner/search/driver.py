@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 
 import steptune
-from steptune.tuner.errors import RunnerError, SteptuneError, StoreError
+from steptune.tuner.errors import BaselineFailed, RunnerError, SteptuneError, StoreError
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import Recommendation, Study, StudyState
 from steptune.tuner.search.confirmation_run import ConfirmationRun
-from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.designer import INTERRUPTED, Designer
 from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.ledger import Ledger
-from steptune.tuner.search.preparation import Preparation, Prepared
+from steptune.tuner.search.preparation import Preparation, Prepared, ReferenceMaker
 from steptune.tuner.search.recommend import recommend
 from steptune.tuner.search.search_run import SearchRun
 from steptune.tuner.search.view import StudyInterrupt, StudyView
@@ -101,15 +101,33 @@ class StudyDriver:
 
     def _run(self) -> Recommendation:
         prepared = self._prepare()
-        self.study, self.prepared = prepared.study, prepared  # an interrupt finds the study of what is prepared
-        designer = prepared.designer()
-        trials = self._group_runner(prepared, designer)
-        self._search_run(designer, trials).run()
+        while True:
+            self.study, self.prepared = prepared.study, prepared  # an interrupt finds the study of what is prepared
+            designer = prepared.designer()
+            trials = self._group_runner(prepared, designer)
+            try:
+                self._search_run(prepared, designer, trials).run()
+                break
+            except BaselineFailed as error:
+                prepared = self._with_less_memory(prepared, designer, error)
         self._confirmation = ConfirmationRun(
             designer, trials, self._ledger, self.study.settings, self.view, place=self._place
         )
         self._confirmation.run()
         return self._finish(designer, StudyState.COMPLETED)
+
+    def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineFailed) -> Prepared:
+        """What the search begins with where the reference ran out of memory: with the nearest one that may not."""
+        if not error.out_of_memory or designer.failed is None:
+            raise error
+        nearer = prepared.after(designer.failed)
+        if nearer is None:
+            raise BaselineFailed(
+                f"the workload does not fit into memory, as it is or with less of it kept: {error}. Use a smaller "
+                "global_batch or model, or a machine with more memory",
+                out_of_memory=True,
+            )
+        return nearer
 
     def _prepare(self) -> Prepared:
         return Preparation(
@@ -134,7 +152,7 @@ class StudyDriver:
             place=self._place,
         )
 
-    def _search_run(self, designer: Designer, trials: GroupRunner) -> SearchRun:
+    def _search_run(self, prepared: Prepared, designer: Designer, trials: GroupRunner) -> SearchRun:
         return SearchRun(
             designer,
             trials,
@@ -143,6 +161,7 @@ class StudyDriver:
             store=self._store,
             study_id=self.study.study_id,
             place=self._place,
+            guard=ReferenceMaker(prepared, self._runner, self._store, self.view),
         )
 
     # --- the end ------------------------------------------------------------------------------
@@ -189,7 +208,7 @@ class StudyDriver:
                 self.study.study_id, state, f"before the {'search went on' if again else 'baseline was measured'}"
             )
             raise KeyboardInterrupt
-        designer.interrupt()
+        designer.stop("the study was interrupted", INTERRUPTED)
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:
@@ -198,5 +217,5 @@ class StudyDriver:
         """
         self._ledger = Ledger(self._store, self.study.study_id)
         designer = prepared.designer()
-        self._search_run(designer, self._group_runner(prepared, designer)).retell()
+        self._search_run(prepared, designer, self._group_runner(prepared, designer)).retell()
         return designer

@@ -1,17 +1,26 @@
-"""Before the first trial of a study: looking at the machine and the workload, the links between ranks, the guard's
-reference.
+"""Before the first trial of a study: looking at the machine and the workload, and the links between ranks. Before the
+first candidate is judged: the guard's reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
 from steptune.tuner.protocols import StudyStore, TrialRunner
-from steptune.tuner.records import BASELINE, Candidate, Environment, MeasureSettings, Numerics, Study, WorkloadFacts
+from steptune.tuner.records import (
+    BASELINE,
+    Candidate,
+    Environment,
+    MeasureSettings,
+    Numerics,
+    Study,
+    TrialResult,
+    WorkloadFacts,
+)
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Priors
 from steptune.tuner.search.memory_model import MemoryModel, memory_model, pieces_of
@@ -22,7 +31,7 @@ from steptune.tuner.search.view import StudyView
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.composition import environment_variables
 from steptune.tuner.trials.guard import Protocol
-from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.reference import ReferenceRequest, compiles
 
 SEARCH_SHARE = 0.62
 """Of the budget left after looking at the workload that windows are planned for."""
@@ -32,6 +41,7 @@ REFERENCE_SHARE = 0.06
 """Of the budget that the guard's reference runs may take."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
 """Of the budget, and in seconds at most: for timing the links between ranks."""
+REFERENCE_STAGE = "running the reference"
 MANY_TRIALS = 500
 STEPS_OF_A_TRIAL = 12
 """A trial takes at least this many steps: guard, warm-up, windows."""
@@ -52,6 +62,8 @@ class Prepared:
     reference: Candidate
     priors: Priors
     trials_s: float
+    ran_out: tuple[TrialResult, ...] = ()
+    """Configurations that were tried as the reference before and ran out of memory, today's first."""
 
     def designer(self) -> Designer:
         """One that has been told nothing yet."""
@@ -64,7 +76,21 @@ class Prepared:
             seed=settings.seed,
             priors=self.priors,
             reference=self.reference,
+            ran_out=self.ran_out,
         )
+
+    def after(self, ran_out: TrialResult) -> Prepared | None:
+        """With the nearest configuration as the reference that needs less memory and loses no information; None where
+        there is none left.
+        """
+        known = (*self.ran_out, ran_out)
+        memory = memory_model(self.space, self.study.settings)
+        for result in known:
+            memory.ran_out_with(result.candidate, pieces_of(self.space, result.candidate))
+        tried = {result.candidate.key for result in known}
+        ladder = [candidate for candidate in self.space.memory_ladder() if candidate.key not in tried]
+        reference = next_on(ladder, memory, self.space)
+        return None if reference is None else replace(self, reference=reference, ran_out=known)
 
     def specs(self) -> SpecMaker:
         return SpecMaker(self.study, self.space, self.reference)
@@ -103,10 +129,9 @@ class Preparation:
         self._strategies = tuple(strategies)
 
     def prepare(self) -> Prepared:
-        """Looks, measures links, and makes the reference.
+        """Looks, and measures links.
 
         Raises:
-            BaselineFailed: The user's own configuration cannot be run, nor one that needs less memory.
             BudgetError: The budget is too short for one trial.
             StoreError: The study was begun on other hardware.
             WorkloadError: Something about the workload is missing or wrong.
@@ -117,10 +142,9 @@ class Preparation:
         space = Space(environment, facts, study.settings, self._strategies)
         self._view.unit = facts.sample_unit.value
         self._check_budget(expected_step_ns(facts, environment.topology))
-        reference = self._make_reference(space, facts)
         # A resumed study tells its story with the seconds that it began with, however long the looks take this time.
         trials_s = study.settings.budget_s - self._prepared_s()
-        return Prepared(study=study, space=space, reference=reference, priors=self._priors(space), trials_s=trials_s)
+        return Prepared(study=study, space=space, reference=BASELINE, priors=self._priors(space), trials_s=trials_s)
 
     def _look(self) -> tuple[Environment, WorkloadFacts]:
         self._view.say(stage="looking at the machine")
@@ -133,10 +157,18 @@ class Preparation:
                 "compared: begin a new study"
             )
         self._view.say(stage="looking at the workload")
-        facts = self._runner.inspect()
+        facts = self._inspect()
         # Figures that change from one look to the next (free memory, measured peaks, links) stay as they were.
         environment = known if known and known.hardware == environment.hardware else self._with_topology(environment)
         return environment, self._study.facts or facts
+
+    def _inspect(self) -> WorkloadFacts:
+        """A study that has measured something looks at its workload again, however little time is left."""
+        try:
+            return self._runner.inspect(None if self._has_trials else self._view.left_s)
+        except BudgetError as error:
+            budget_s = self._study.settings.budget_s
+            raise BudgetError(f"the budget of {budget_s:g} s is too short: {error}. Give a larger --budget") from None
 
     def _with_topology(self, environment: Environment) -> Environment:
         """With the links between ranks: those that an earlier study measured, where they still are as they were.
@@ -192,47 +224,79 @@ class Preparation:
                 f"({STEPS_OF_A_TRIAL} steps of {step_ns / 1e9:.2g} s). Give a larger --budget"
             )
 
-    # --- the guard's reference ----------------------------------------------------------------
 
-    def _make_reference(self, space: Space, facts: WorkloadFacts) -> Candidate:
-        """Of the baseline, or of the first candidate that needs less memory and fits."""
+class ReferenceMaker:
+    """Makes the guard's reference once, when the first candidate is about to be judged: a study that has no time for
+    candidates has no need of it.
+    """
+
+    def __init__(self, prepared: Prepared, runner: TrialRunner, store: StudyStore, view: StudyView) -> None:
+        self._study = prepared.study
+        self._space = prepared.space
+        self._reference = prepared.reference
+        self._runner = runner
+        self._store = store
+        self._view = view
+        self._made = False
+
+    def ensure(self, longest_s: float) -> None:
+        """Makes it, where that was not done yet: of the reference, or of the first candidate that loses no information
+        and fits.
+
+        Raises:
+            BaselineFailed: It cannot be run, nor can one that needs less memory.
+            BudgetError: It took longer than `longest_s`.
+        """
+        if self._made:
+            return
         problem: BaselineFailed | None = None
-        protocol = self._protocol(space, facts)
-        memory = memory_model(space, self._study.settings)
-        ladder = space.memory_ladder()
-        candidate: Candidate | None = BASELINE
+        protocol = self._protocol()
+        memory = memory_model(self._space, self._study.settings)
+        ladder = [candidate for candidate in self._space.memory_ladder() if candidate != self._reference]
+        candidate: Candidate | None = self._reference
         while candidate is not None:
-            self._view.say(stage="running the reference", current=candidate.label)
-            try:
-                self._runner.make_reference(self._request(space, candidate, protocol))
-                return candidate
-            except BaselineFailed as error:
-                problem = problem or error
-                if not error.out_of_memory:
-                    raise
-                memory.ran_out_with(candidate, pieces_of(space, candidate))
-                candidate = _next_on(ladder, memory, space)
+            self._view.say(stage=REFERENCE_STAGE, current=candidate.label, activity="")
+            for request in self._requests(candidate, protocol):
+                try:
+                    self._runner.make_reference(request, longest_s)
+                    self._note(candidate, eager=request.eager)
+                    return
+                except BaselineFailed as error:
+                    problem = problem or error
+                    if not error.out_of_memory:
+                        raise
+            memory.ran_out_with(candidate, pieces_of(self._space, candidate))
+            candidate = next_on(ladder, memory, self._space)
         raise BaselineFailed(
             "the workload does not fit into memory when the guard's reference is made, as it is or with less of it "
             f"kept: {problem}. Use a smaller global_batch or model, or a machine with more memory",
             out_of_memory=True,
         )
 
-    def _protocol(self, space: Space, facts: WorkloadFacts) -> Protocol:
-        settings = self._study.settings
+    def _note(self, candidate: Candidate, *, eager: bool) -> None:
+        self._made = True
+        data = {"candidate": candidate.label, "eager": eager}
+        self._store.add_event(self._study.study_id, "reference_made", data)
+
+    def _protocol(self) -> Protocol:
+        facts, settings = self._space.workload, self._study.settings
         return guard_protocol(
             facts,
-            step_ns=expected_step_ns(facts, space.environment.topology),
+            step_ns=expected_step_ns(facts, self._space.environment.topology),
             seconds=REFERENCE_SHARE * settings.budget_s,
-            num_roundoffs=len(space.unit_roundoffs()),
-            bias_corrections=space.rounds_bias_corrections(),
+            num_roundoffs=len(self._space.unit_roundoffs()),
+            bias_corrections=self._space.rounds_bias_corrections(),
             lossy=bool({Numerics.LOSSY, Numerics.RECIPE} & set(settings.allow)),
             seed=settings.seed,
         )
 
-    def _request(self, space: Space, candidate: Candidate, protocol: Protocol) -> ReferenceRequest:
-        choices = space.complete(candidate)
-        return ReferenceRequest(
+    def _requests(self, candidate: Candidate, protocol: Protocol) -> list[ReferenceRequest]:
+        """A compiled configuration without its compilation first, then, where that needs too much memory, with it.
+
+        A model whose randomness cannot be switched off draws other numbers compiled: it runs as it is.
+        """
+        space, choices = self._space, self._space.complete(candidate)
+        as_it_is = ReferenceRequest(
             workload=self._study.workload,
             study_directory=self._study.directory,
             choices=choices,
@@ -241,11 +305,14 @@ class Preparation:
             unit_roundoffs=space.unit_roundoffs(),
             bias_corrections=space.rounds_bias_corrections(),
             memory_limit_bytes=self._study.settings.memory_limit_bytes,
-            environment_variables=environment_variables(choices, self._strategies),
+            environment_variables=environment_variables(choices, space.strategies),
         )
+        if not compiles(choices) or protocol.randomness == "always":
+            return [as_it_is]
+        return [msgspec.structs.replace(as_it_is, eager=True), as_it_is]
 
 
-def _next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
+def next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
     """Takes the first that may fit; what is expected not to comes last, because expectations may be wrong."""
     ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(space, candidate)))
     return ladder.pop(0) if ladder else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from steptune.tuner.errors import BaselineFailed, RunnerError, SteptuneError
+from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, SteptuneError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Candidate, FailureKind, Purpose, Suggestion, TrialResult
-from steptune.tuner.search.designer import Designer, why_not
+from steptune.tuner.search.designer import BUDGET_SPENT, Designer, why_not
 from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.preparation import ReferenceMaker
+from steptune.tuner.search.specs import MIN_STARTING_S
 from steptune.tuner.search.view import StudyView
 
 MOVED_STARTS = 2
@@ -29,6 +31,7 @@ class SearchRun:
         store: StudyStore,
         study_id: str,
         place: str,
+        guard: ReferenceMaker,
     ) -> None:
         self._designer = designer
         self._trials = trials
@@ -37,6 +40,7 @@ class SearchRun:
         self._store = store
         self._study_id = study_id
         self._place = place
+        self._guard = guard
 
     def run(self) -> None:
         """Tells the designer the stored part of its story again, and runs what is missing.
@@ -52,11 +56,29 @@ class SearchRun:
             self._learn_of_moves(before=result)
             if result is None:
                 self._measure_here()
+                try:
+                    self._make_reference_for(suggestion)
+                except BudgetError:
+                    designer.stop("the budget was spent on the guard's reference", BUDGET_SPENT)
+                    break
                 result = self._measure(suggestion)
             self._tell(suggestion, result)
             self._show_progress()
         if designer.failed is not None:
-            raise _failed(designer.failed)
+            raise self._failed(designer.failed)
+
+    def _failed(self, result: TrialResult) -> SteptuneError:
+        """The error that a reference which could not be measured ends the search with."""
+        kind = result.failure.kind if result.failure else None
+        if kind is FailureKind.TIMEOUT and self._view.left_s <= MIN_STARTING_S:
+            return BudgetError(
+                f"the budget of {self._view.budget_s:g} s was spent before the configuration that you run today was "
+                f"measured: {why_not(result)}. Give a larger --budget"
+            )
+        message = f"the configuration that you run today could not be measured: {why_not(result)}"
+        if kind is FailureKind.INFRASTRUCTURE:
+            return RunnerError(message)
+        return BaselineFailed(message, out_of_memory=kind is FailureKind.OUT_OF_MEMORY)
 
     def retell(self) -> None:
         """Tells the designer what is stored, up to the first trial that is missing."""
@@ -72,14 +94,21 @@ class SearchRun:
             self._trials.specs.learn(result)
         self._designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
 
+    def _make_reference_for(self, suggestion: Suggestion) -> None:
+        """The baseline is what candidates are held to: it needs none."""
+        if suggestion.purpose is not Purpose.BASELINE:
+            self._guard.ensure(max(MIN_STARTING_S, self._view.left_s))
+            self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
+
     def _measure(self, suggestion: Suggestion) -> TrialResult:
         """In turns with its companion, where that is worth it."""
+        baseline = suggestion.purpose is Purpose.BASELINE
         companion = suggestion.companion
         if companion is not None and self._trials.takes_turns(suggestion.candidate, companion):
             pair, purposes = [companion, suggestion.candidate], [Purpose.COMPANION, suggestion.purpose]
         else:
             pair, purposes = [suggestion.candidate], [suggestion.purpose]
-        longest_s = None if suggestion.purpose is Purpose.BASELINE else self._designer.left_s
+        longest_s = self._view.left_s / len(pair) if baseline else self._designer.left_s
         return self._trials.run(pair, purposes, suggestion.replicate, longest_s)[-1]
 
     # --- studies that move from one place to another ------------------------------------------
@@ -135,9 +164,3 @@ class SearchRun:
             view.decisions = tuple(designer.decisions)
             self._store.replace_decisions(self._study_id, designer.decisions)
         view.say()
-
-
-def _failed(result: TrialResult) -> SteptuneError:
-    message = f"the configuration that you run today could not be measured: {why_not(result)}"
-    by_environment = result.failure is not None and result.failure.kind is FailureKind.INFRASTRUCTURE
-    return RunnerError(message) if by_environment else BaselineFailed(message)

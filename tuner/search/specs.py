@@ -24,6 +24,8 @@ from steptune.tuner.trials.reference import NUM_HORIZON_RUNS
 PATIENCE = 20
 """A phase may take this many times what it took the baseline."""
 MIN_DEADLINE_S = 30.0
+MIN_STARTING_S = 5.0
+"""A trial that was begun may take this long until its first window, however little time is left."""
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 MAX_POINTWISE, MIN_POINTWISE = 5, 2
@@ -51,7 +53,7 @@ class SpecMaker:
     def spec(self, candidate: Candidate, purpose: Purpose, replicate: int, longest_s: float | None = None) -> TrialSpec:
         """
         Args:
-            longest_s: What is left for the trial: no phase may take longer.
+            longest_s: What is left for the trial: it may take no longer until its first window.
         """
         space, settings = self._space, self._study.settings
         choices = space.complete(candidate)
@@ -67,7 +69,7 @@ class SpecMaker:
             num_ranks=settings.num_ranks,
             device=space.environment.hardware.device_kind,
             seed=settings.seed,
-            guard=first,
+            guard=first and purpose is not Purpose.BASELINE,  # which is what others are held to
             lossy=numerics.needs_consent,
             unit_roundoff=space.unit_roundoff(candidate),
             checks_loader=bool(own & {"data_loading", "dataset_cache", "device_prefetch"}),
@@ -88,7 +90,7 @@ class SpecMaker:
             limit = FIRST_DEADLINE_S if usual is None else max(MIN_DEADLINE_S, PATIENCE * usual)
             limit = fixed if fixed is not None else limit + added
             limits[f"{phase.value}_s"] = limit if longest_s is None else min(limit, max(MIN_DEADLINE_S, longest_s))
-        return Deadlines(**limits)
+        return Deadlines(**limits, starting_s=None if longest_s is None else max(MIN_STARTING_S, longest_s))
 
 
 def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:

@@ -184,10 +184,10 @@ class FakeRunner:
     def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
         return None
 
-    def inspect(self) -> WorkloadFacts:
+    def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
         return fake_workload()
 
-    def make_reference(self, request: Any) -> None:
+    def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
         needed_gb = self.surface.needed_gb(levels) + self._reference_gb
         if needed_gb > self.surface.cap_gb:

@@ -25,14 +25,13 @@ from steptune.tuner.records import (
     GuardVerdict,
     MeasureSettings,
     MemoryPeak,
-    Phase,
     Purpose,
     TrialProfile,
     TrialResult,
     TrialSpec,
     Window,
 )
-from steptune.tuner.trials.jobs import Job, JobBoard
+from steptune.tuner.trials.jobs import STARTING, Job, JobBoard
 from steptune.tuner.trials.messages import (
     Finish,
     FromRank,
@@ -50,8 +49,6 @@ from steptune.tuner.trials.messages import (
 
 PATIENCE = 3
 """Times the cap (or a second) after which a group without two rounds that count is given up."""
-STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
-"""Phases that a trial enters by itself; the later ones are told when they are asked for."""
 
 
 class Member:

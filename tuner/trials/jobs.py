@@ -33,6 +33,8 @@ from steptune.tuner.trials.messages import (
 )
 from steptune.tuner.trials.watch import Watch
 
+STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
+"""Phases that a trial enters by itself; the later ones are told when they are asked for."""
 END_TIMEOUT_S = 15.0
 MAX_JOB_MESSAGES = 10_000
 MAX_JOB_BYTES = 256 << 20
@@ -90,6 +92,15 @@ class Job:
         """The ranks that are in an earlier phase than the first one."""
         order = list(Phase)
         return {r: phase for r, phase in self.rank_phases.items() if order.index(phase) < order.index(self.phase)}
+
+    @property
+    def phase_limit_s(self) -> float:
+        """Seconds that the phase may take, of which those that lead to the first window share a limit."""
+        limit_s, starting_s = self.deadlines.of(self.phase), self.deadlines.starting_s
+        if starting_s is None or self.phase not in STARTING:
+            return limit_s
+        before_s = sum(ns for name, ns in self.phases_ns.items() if name != self.phase.value) / 1e9
+        return min(limit_s, max(0.0, starting_s - before_s))
 
     def active_for(self, seconds: float) -> bool:
         return self.active_since_s is not None and time.monotonic() - self.active_since_s > seconds
@@ -154,7 +165,7 @@ class JobBoard:
                 return job.inbox.popleft()
             if job.ended:
                 return None
-            limit = job.deadlines.of(job.phase)
+            limit = job.phase_limit_s
             if job.active_for(limit) and not job.killed:
                 self._fail(job, _overran(job, limit), consequence=True)
                 self.kill(job)

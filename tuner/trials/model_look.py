@@ -302,7 +302,9 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
 
 def _randomness(job: TrainingJob, batch: Any) -> str:
-    """ "none", "switchable" or "always": found by running the loss under two seeds."""
+    """ "none", "switchable" or "always": found by running the loss under two seeds. What the loss draws outside of the
+    model (the noise of a diffusion) is the same for every candidate with the same seed, and is no randomness here.
+    """
     from steptune.tuner.trials.guard import randomness_off
 
     if job.workload.has_custom_step:
@@ -318,14 +320,58 @@ def _randomness(job: TrainingJob, batch: Any) -> str:
 
 
 def _repeats(job: TrainingJob, batch: Any) -> bool:
+    """Whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
     import torch
 
-    values = []
-    for seed in (1, 2):
+    def loss_of(seed: int) -> Any:
         torch.manual_seed(seed)
-        with torch.no_grad():
-            values.append(job.loss(batch).detach().clone())
-    return bool(torch.equal(values[0], values[1]))
+        with torch.no_grad(), draws:
+            return job.loss(batch).detach().clone()
+
+    draws = _Draws(job)
+    first = loss_of(1)
+    return bool(torch.equal(first, loss_of(2))) or (not draws.seen and bool(torch.equal(first, loss_of(1))))
+
+
+class _Draws:
+    """Notices random numbers that the model draws: the state of a generator changes in its forward pass.
+
+    Attributes:
+        seen: Whether it did so far. A model that was not called by the loss is taken for one that draws.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._before: list[list[Any]] = []
+        self._called = self._drew = False
+
+    @property
+    def seen(self) -> bool:
+        return self._drew or not self._called
+
+    def __enter__(self) -> None:
+        model = self._job.model
+        self._hooks = [model.register_forward_pre_hook(self._begin), model.register_forward_hook(self._end)]
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, *_: Any) -> None:
+        self._before.append(self._states())
+
+    def _end(self, *_: Any) -> None:
+        import torch
+
+        self._called = True
+        pairs = zip(self._before.pop(), self._states(), strict=True)
+        self._drew |= any(not torch.equal(before, after) for before, after in pairs)
+
+    def _states(self) -> list[Any]:
+        import torch
+
+        device = self._job.device
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 class _AttentionSeen:

@@ -21,7 +21,7 @@ from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.initial_state import build_initialised, named_state
 from steptune.tuner.training.job import TrainingJob, unwrapped
-from steptune.tuner.training.plan import WrapArguments
+from steptune.tuner.training.plan import Plan, WrapArguments
 from steptune.tuner.training.sharding import holder_of_states, laid_out_as
 from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 from steptune.tuner.trials.coordination import Coordinator
@@ -64,6 +64,9 @@ class ReferenceRequest(Record):
     """Of the arithmetics that candidates may compute with."""
     bias_corrections: bool = False
     """Candidates may have an update that computes them in FP32."""
+    eager: bool = False
+    """Nothing is compiled: that rounds otherwise, and candidates are held to what rounding does. Disturbed runs would
+    compile the model anew each time."""
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     run_id: str = ""
@@ -84,7 +87,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     workload.directory = files.data
     device = rank_device(request.device, rank, request.memory_limit_bytes)
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
-    job = _build(workload, request.choices, files, device, rank, num_ranks)
+    plan = reference_plan(request.choices, eager=request.eager)
+    job = _build(workload, plan, files, device, rank, num_ranks)
     runs = _Runs(job, files, request, coordinator)
     reference, update = runs.run(horizon=True)
     repeated = deviations(*runs.run(), reference, update)
@@ -108,18 +112,31 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     return result
 
 
+def compiles(choices: Mapping[str, Choice]) -> bool:
+    """Whether a configuration compiles its model."""
+    return choices.get("compile", {}).get("mode") is not None
+
+
+def reference_plan(choices: Mapping[str, Choice], *, eager: bool) -> Plan:
+    """The plan of a configuration, in which gradients are reduced whole and in full."""
+    plan = make_plan(choices)
+    # Sharding stays: a model that is in parts today may fit in no other way.
+    plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
+    if eager:
+        plan.block_compilation.clear()
+        plan.whole_compilation.clear()
+    return plan
+
+
 def _build(
     workload: Workload,
-    choices: Mapping[str, Choice],
+    plan: Plan,
     files: StudyFiles,
     device: torch.device,
     rank: int,
     num_ranks: int,
 ) -> TrainingJob:
     """The reference configuration from the saved initial state; the ranks have met already."""
-    plan = make_plan(choices)
-    # Gradients are reduced whole and in full. Sharding stays: a model that is in parts today may fit in no other way.
-    plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
     return assemble(
         workload,
         plan,

@@ -6,7 +6,8 @@ import itertools
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 
 from steptune.tuner.errors import (
     BaselineFailed,
+    BudgetError,
     RunnerError,
     WorkloadError,
 )
@@ -113,9 +115,26 @@ class LocalRunner:
                 servers=lambda: [server.pid for server in self._servers.values()],
                 fellows=sandbox.fellows,
             )
-        self._board = JobBoard(self._watch, check)
+        self._board = JobBoard(self._watch, self._look)
+        self._check = check
+        self._given_up: tuple[float, str] | None = None
+        """When the task that runs is given up, on the monotonic clock, and what it is."""
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
+
+    def _look(self) -> None:
+        self._check()
+        if self._given_up is not None and time.monotonic() > self._given_up[0]:
+            doing, self._given_up = self._given_up[1], None  # once: its processes are still to be ended
+            raise BudgetError(f"the time for {doing} was spent before that was done")
+
+    @contextmanager
+    def _given_up_after(self, longest_s: float | None, doing: str) -> Iterator[None]:
+        self._given_up = None if longest_s is None else (time.monotonic() + longest_s, doing)
+        try:
+            yield
+        finally:
+            self._given_up = None
 
     # --- tasks --------------------------------------------------------------------------------
 
@@ -153,7 +172,7 @@ class LocalRunner:
         )
         return msgspec.msgpack.decode(self._task("topology", request, num_ranks=self._num_ranks), type=Topology)
 
-    def inspect(self) -> WorkloadFacts:
+    def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
         request = InspectRequest(
             workload=self._workload,
             study_directory=str(self._files.directory),
@@ -162,14 +181,16 @@ class LocalRunner:
             num_ranks=self._num_ranks,
             memory_limit_bytes=self._memory_limit,
         )
-        facts = msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
+        with self._given_up_after(longest_s, "looking at the workload"):
+            facts = msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
         for server in self._servers.values():
             server.send(Preload(path=str(self._files.imports)))
         return facts
 
-    def make_reference(self, request: ReferenceRequest) -> None:
+    def make_reference(self, request: ReferenceRequest, longest_s: float | None = None) -> None:
         try:
-            self._task("reference", request, request.environment_variables, self._num_ranks)
+            with self._given_up_after(longest_s, "running the guard's reference"):
+                self._task("reference", request, request.environment_variables, self._num_ranks)
         except WorkloadError as error:
             failure: Failure | None = getattr(error, "failure", None)
             raise BaselineFailed(

@@ -128,6 +128,7 @@ class WalledModel(GpuModel):
                 purpose=purpose,
                 group=group,
                 failure=Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.GUARD, message="out of memory"),
+                phases_ns={Phase.GUARD.value: int(ATTEMPT_S * 1e9)},
             )
         result = super()._trial(spec, purpose, settings, group)
         size = int(self.peak_bytes(spec.choices))

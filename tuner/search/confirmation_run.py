@@ -66,13 +66,16 @@ class ConfirmationRun:
         count = max(least, stored, min(self._num_wanted(), affordable))
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
+        longest_s = 0.0  # of the blocks so far
         for block in plan_blocks(self.designer.reference, self._finalists, count, self._settings.seed):
-            if block.number >= max(least, stored) and self._view.left_s <= 0:
+            if block.number >= max(least, stored) and self._view.left_s < longest_s:
                 self._short_of_time = block.number < self._settings.confirm_blocks
                 break  # starts took longer than in the search
+            began_s = self._view.elapsed_s
             self._view.say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
             self.blocks.append(self._run_block(block))
             self._view.num_trials = self._ledger.num_trials
+            longest_s = max(longest_s, self._view.elapsed_s - began_s)
 
     def judged(self, baseline: Sequence[TrialResult]) -> list[Finalist]:
         """The finalists, the best first; none before the first block.

@@ -249,6 +249,7 @@ class ReferenceMaker:
         """
         if self._made:
             return
+        began_s = self._view.elapsed_s
         problem: BaselineFailed | None = None
         protocol = self._protocol()
         memory = memory_model(self._space, self._study.settings)
@@ -259,7 +260,7 @@ class ReferenceMaker:
             for request in self._requests(candidate, protocol):
                 try:
                     self._runner.make_reference(request, longest_s)
-                    self._note(candidate, eager=request.eager)
+                    self._note(candidate, eager=request.eager, seconds=self._view.elapsed_s - began_s)
                     return
                 except BaselineFailed as error:
                     problem = problem or error
@@ -273,9 +274,14 @@ class ReferenceMaker:
             out_of_memory=True,
         )
 
-    def _note(self, candidate: Candidate, *, eager: bool) -> None:
+    def spent_s(self) -> float:
+        """Seconds that it took when this study made it first: a resumed study tells its story with these."""
+        made = (event for event in self._store.events(self._study.study_id) if event.kind == "reference_made")
+        return next((float(event.data["seconds"]) for event in made), 0.0)
+
+    def _note(self, candidate: Candidate, *, eager: bool, seconds: float) -> None:
         self._made = True
-        data = {"candidate": candidate.label, "eager": eager}
+        data = {"candidate": candidate.label, "eager": eager, "seconds": seconds}
         self._store.add_event(self._study.study_id, "reference_made", data)
 
     def _protocol(self) -> Protocol:

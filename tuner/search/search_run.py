@@ -41,6 +41,8 @@ class SearchRun:
         self._study_id = study_id
         self._place = place
         self._guard = guard
+        self._reference_is_paid = False
+        """What the guard's reference took is off the designer's budget."""
 
     def run(self) -> None:
         """Tells the designer the stored part of its story again, and runs what is missing.
@@ -92,6 +94,9 @@ class SearchRun:
     def _tell(self, suggestion: Suggestion, result: TrialResult) -> None:
         if suggestion.purpose is Purpose.BASELINE:
             self._trials.specs.learn(result)
+        elif not self._reference_is_paid:
+            self._designer.knowledge.spent_s += self._guard.spent_s()
+            self._reference_is_paid = True
         self._designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
 
     def _make_reference_for(self, suggestion: Suggestion) -> None:

@@ -14,8 +14,7 @@ from sqlalchemy import cast as cast_to
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from steptune.service import rows
-from steptune.service.advisory_locks import EVENT_NUMBERS
+from steptune.service import advisory_locks, rows
 from steptune.service.connections import reading, writing
 from steptune.service.fencing import Lease, hold
 from steptune.service.models import (
@@ -334,7 +333,7 @@ MAX_PAUSE_MS = 30_000
 _DRAWS_A_NUMBER = select(
     func.set_config("idle_in_transaction_session_timeout", str(MAX_PAUSE_MS), True),
     func.pg_advisory_xact_lock_shared(
-        EVENT_NUMBERS,
+        advisory_locks.EVENT_NUMBERS,
         cast_to(select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery() % NUMBERS_MODULO, Integer),
     ),
 )

@@ -21,7 +21,8 @@ UNITS = {
 SMALL = {"fp32": 11.0, "O1": 7.6, "O2": 6.5}
 """Gigabytes of a sample: as they were measured at O1."""
 LARGE = {"fp32": 15.0, "O1": 10.6, "O2": 9.5}
-BUDGET_S = 400.0
+BUDGET_S = 420.0
+"""Attempts that run out of memory are trials, which cost more than an attempt at the guard's reference."""
 CAPACITY_BYTES = 24 * GB
 O1: dict[str, Choice] = {
     "precision": {"level": "O1", "dtype": "bfloat16"},

@@ -182,7 +182,7 @@ class TestConsent:
     @pytest.mark.parametrize("asked", [{"only": ("product",)}, {"skip": ("product",)}])
     def test_an_unknown_strategy_is_refused_by_name(self, asked):
         study = StudyRun(Machine(SMALL), **asked)
-        with pytest.raises(ChoiceError, match=r"'product'.*loader, products, update"):
+        with pytest.raises(ChoiceError, match=r"there is no strategy 'product': did you mean 'products'\?"):
             study.run()
         assert study.machine.runs == []
         assert study.store.get_study(study.study_id).state is StudyState.FAILED

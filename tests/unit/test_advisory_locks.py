@@ -22,4 +22,4 @@ def test_no_number_is_locked_that_is_not_listed() -> None:
         for argument in re.findall(r"pg_\w*advisory\w*\(([^)]*)\)", path.read_text())
     ]
     assert locked
-    assert all(argument.startswith("advisory_locks.") for argument in locked)
+    assert all(argument.strip().startswith("advisory_locks.") for argument in locked)

@@ -8,6 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 JOBS ?= 2
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
 .PHONY: install demo test export-environments check format bench soak gpu-test wheelhouse offline-install clean
 
@@ -24,11 +25,19 @@ install: $(VENV)/.installed
 demo: install
 	$(BIN)/steptune tune examples/digits_vit.py:DigitsViT --budget 4m --database sqlite:///steptune.db --output demo-results
 
-test: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not soak and not gpu" tests
+test: install .venv-kernels/.installed
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not soak and not gpu" tests; status=$$?; \
+	.venv-kernels/bin/python -m pytest -n $(JOBS) $(KERNEL_TESTS) && exit $$status
+
+# Kernels are interpreted on a CPU. Their Triton is in an environment of its own, so that no other test compiles by it.
+KERNEL_TESTS := tests/contracts/test_kernels.py tests/unit/test_window_attention.py
+.venv-kernels/.installed: pyproject.toml constraints.txt $(VENV)/.installed
+	$(BIN)/python -m venv --clear --without-pip .venv-kernels
+	$(BIN)/python -c '$(PURELIB)' >"$$(.venv-kernels/bin/python -c '$(PURELIB)')/steptune-shared.pth"
+	$(BIN)/python -m pip --python .venv-kernels/bin/python install --quiet --no-deps --constraint constraints.txt triton
+	@touch $@
 
 # The libraries that exports are for, in two environments of their own; torch and the rest are those of $(VENV).
-PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 export-environments: .venv-exports-accelerate/.installed .venv-exports-deepspeed/.installed
 
 .venv-exports-%/.installed: exports-%.txt $(VENV)/.installed
@@ -84,4 +93,4 @@ offline-install:
 	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --upgrade --requirement wheelhouse.txt
 
 clean:
-	rm -rf $(VENV) .venv-exports-* build dist *.egg-info
+	rm -rf $(VENV) .venv-exports-* .venv-kernels build dist *.egg-info

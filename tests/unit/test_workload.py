@@ -50,15 +50,15 @@ class TestValidate:
         ("name", "meant"),
         [
             ("optimiser", "optimizer"), ("global_bacth", "global_batch"), ("max_grad_nrom", "max_grad_norm"),
-            ("samplers", "sampler"), ("batch_transforms", "batch_transform"),
+            ("batch_transforms", "batch_transform"),
         ],
     )  # fmt: skip
     def test_a_mistyped_member_would_be_ignored_and_is_refused(self, name: str, meant: str) -> None:
         members = {known: getattr(Complete, known) for known in ("model", "dataset", "loss") if known != meant}
         with pytest.raises(WorkloadRejected, match=rf"Own\.{name} is not part of a workload: did you mean {meant}\?"):
-            validate(type("Own", (Workload,), {**members, name: None})())
+            validate(type("Own", (Workload,), {**members, name: getattr(Workload, meant)})())
         instance = type("Own", (Workload,), members)()
-        setattr(instance, name, 3)
+        setattr(instance, name, getattr(Workload, meant))
         with pytest.raises(WorkloadRejected, match=rf"did you mean {meant}\?"):
             validate(instance)
 
@@ -67,7 +67,10 @@ class TestValidate:
         with pytest.raises(WorkloadRejected, match=r"Own lacks model\(self\): did you mean model by modle\?"):
             validate(type("Own", (Workload,), members)())
 
-    @pytest.mark.parametrize("name", ["datasets", "model_name", "batch", "lr", "_optimiser", "config", "dim"])
+    @pytest.mark.parametrize(
+        "name",
+        ["datasets", "samples", "samplers", "losses", "model_name", "batch", "lr", "_optimiser", "config", "dim"],
+    )
     def test_helpers_of_the_users_own_are_left_alone(self, name: str) -> None:
         workload = type("Own", (Complete,), {name: 3})()
         assert validate(workload) is workload

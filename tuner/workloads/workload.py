@@ -282,19 +282,26 @@ def validate(workload: object) -> Workload:
 
 
 def _check_names(workload: Workload) -> None:
-    """Refuse a member whose name is nearly that of one which Steptune would ask for: it would be ignored."""
+    """Refuse a member that is nearly one which Steptune would ask for, by its name and its kind: it would be ignored.
+
+    Plain values of one's own are free: `samples = 512` is no mistyped `sampler`, which is a method.
+    """
     bases = [cls for cls in type(workload).__mro__ if issubclass(cls, Workload) and cls is not Workload]
     own = {name for place in (workload, *bases) for name in vars(place) if not name.startswith("_")}
     known = [name for name in vars(Workload) if not name.startswith("_")]
     for name in sorted(own.difference(known)):
-        meant = [close for close in near(name, known, MISTYPED) if close not in own]
-        if isinstance(getattr(workload, name), int | float):  # `learning_rate = 0.1` is no mistyped `learning_rates`
-            meant = [close for close in meant if not isinstance(getattr(Workload, close), Mapping)]
+        value = getattr(workload, name)
+        close = (close for close in near(name, known, MISTYPED) if close not in own)
+        meant = [found for found in close if _kind(getattr(Workload, found)) == _kind(value)]
         if meant:
             raise WorkloadRejected(
                 f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is a "
                 "helper of your own, give it another name, or one that begins with an underscore"
             )
+
+
+def _kind(value: object) -> str:
+    return "method" if callable(value) else "mapping" if isinstance(value, Mapping) else "value"
 
 
 def _check_arguments(cls: type, method: str, expected: tuple[str, ...]) -> None:

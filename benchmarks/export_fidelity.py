@@ -133,7 +133,7 @@ def rate(command: list[str]) -> float:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "ACCELERATE_"))}
     done = subprocess.run(
         command,
-        env={**variables, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{SCRIPTS}"},
+        env={**variables, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, SCRIPTS)))},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -187,7 +187,11 @@ def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path
             *(str(python.with_name("accelerate")), "launch", "--config_file", str(tmp_path / "accelerate.yaml")),
             *(str(fidelity / "digits_accelerate.py"), str(tmp_path), "0.1", "0.1"),
         ],
-        env={**variables, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{fidelity}", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **variables,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, fidelity))),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         capture_output=True,
         text=True,
         timeout=250,

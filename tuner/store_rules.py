@@ -123,11 +123,11 @@ def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
         raise StudyNotFound(f"{text!r} fits {len(matches)} studies ({shown}): write more of the id")
     if not newest:
         raise StudyNotFound(f"there is no study {text!r}, nor any other yet: `steptune tune` starts one")
-    close = near(text, ["last", *(end for known in newest for end in (known, known[-len(text) :], known[: len(text)]))])
-    if close:
-        raise StudyNotFound(f"no study's id begins or ends with {text!r}: did you mean {close[0]!r}?")
+    ends = (end for known in newest for end in (known, known[-len(text) :], known[: len(text)]))
+    close = near(text, ["last", *ends]) if text else []
+    meant = f": did you mean {close[0]!r}?" if close else ""
     shown = ", ".join(newest[:NUM_IDS_SHOWN])
-    raise StudyNotFound(f"no study's id begins or ends with {text!r}; the newest here: {shown}")
+    raise StudyNotFound(f"no study's id begins or ends with {text!r}{meant}; the newest here: {shown}")
 
 
 def unknown_study(study_id: str) -> StudyNotFound:

@@ -111,7 +111,7 @@ class Attacked(Site):
             data / "studies/another/source/train.py",
             data / "uploads/one",
             Path("/etc/shadow"),
-            Path("/root/.bashrc"),
+            Path.home() / ".bashrc",
         ]
 
     def attack(self) -> dict:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from marked import VARIABLE, marked, new_mark, none_left, wait_until
 from trial_builders import THREE_THREADS, Prepared, prepare, reference
@@ -202,6 +203,24 @@ class TestKilledByOthers:
             (attempt,) = result.repeated
             assert attempt.failure.kind is FailureKind.INFRASTRUCTURE
             assert "trial server ended" in attempt.failure.message
+
+    def test_a_trial_server_that_dies_under_the_first_of_a_group_is_replaced(self, left: Path, tmp_path: Path) -> None:
+        workload = reference("misbehaving", "Killed", left=str(left), victim="server")
+        with closing_runner(workload, tmp_path) as prepared:
+            left.write_text("1")
+            results = prepared.run(*[prepared.spec(guard=False, profile=False) for _ in range(2)])
+            assert all(result.ok for result in results)
+            kinds = [[attempt.failure.kind for attempt in result.repeated] for result in results]
+            assert kinds == [[FailureKind.INFRASTRUCTURE]] * 2
+
+    def test_a_trial_server_that_dies_between_trials_costs_nothing(self, left: Path, tmp_path: Path) -> None:
+        with closing_runner(reference("misbehaving", "Killed", left=str(left)), tmp_path) as prepared:
+            (server,) = psutil.Process().children()
+            server.kill()
+            wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE, "it has ended")
+            result = prepared.run_baseline()
+            assert result.ok
+            assert result.repeated == ()
 
     def test_a_task_that_is_killed_every_time_fails(self, left: Path, tmp_path: Path) -> None:
         left.write_text("9")

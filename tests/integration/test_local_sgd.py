@@ -284,7 +284,7 @@ class TestCheckpoints:
         ({"sharding": {"mode": "zero1"}}, "needs the whole model"),
         ({"gradient_compression": {"method": "bf16"}}, "no gradients are sent"),
         ({"hierarchical_allreduce": {"levels": 2}}, "inside=True"),
-        ({"precision": {"level": "O1", "dtype": "float16"}}, "would skip other steps"),
+        ({"precision": {"level": "O1", "dtype": "float16"}}, "would skip different steps"),
         ({"precision": {"level": "O1", "dtype": "bfloat16"}}, None),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -130,7 +130,6 @@ class TestKilled:
         ("at", "choices", "who"),
         [
             pytest.param("step", THREADS, ("parent",), id="warming up, parent"),
-            pytest.param("step", THREADS, ("server",), id="warming up, server"),
             pytest.param("window", f"{THREADS}, {WORKERS}", ("parent",), id="measuring with workers, parent"),
             pytest.param("window", f"{THREADS}, {WORKERS}", ("parent", "server"), id="measuring with workers, both"),
         ],
@@ -139,6 +138,18 @@ class TestKilled:
         victim = start(at=at, choices=choices)
         wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=200)
         victim.kill(*who)
+        removed_by_the_next_start(victim)
+
+    def test_nothing_is_left_of_a_server_after_which_another_goes_on(self, start: StartVictim) -> None:
+        victim = start(at="step", choices=THREADS)
+        wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=200)
+        first = {process.pid for process in marked(victim.mark)} - {victim.process.pid}
+        (victim.study / "data" / "moment").unlink()
+        os.kill(victim.server, signal.SIGKILL)
+        wait_until(lambda: victim.moment, "the trial is there again", deadline_s=200)
+        assert first.isdisjoint(process.pid for process in marked(victim.mark))
+        victim.kill("parent")
+        victim.killed |= first
         removed_by_the_next_start(victim)
 
 

@@ -165,7 +165,7 @@ class TestReference:
     def test_is_not_that_of_other_statistics(self, normalised: Prepared, deal: str) -> None:
         """ "halves" are of the very same samples: a model without statistics would train as it does."""
         workload = reference("regression", "Normalised", deal=deal)
-        (result,) = normalised.run(normalised.spec(workload=workload, profile=False))
+        (result,) = normalised.run(normalised.spec(THREE_THREADS, workload=workload, profile=False))
         assert result.failure is not None
         assert result.failure.kind is FailureKind.NUMERICS
         assert "loss differs by" in result.failure.message
@@ -189,7 +189,8 @@ class TestReference:
         """DDP itself never compares them after its beginning."""
         study = prepare(reference("regression", "Together"), tmp_path, num_ranks=2)
         study.runner.close()
-        assert all(not tolerance.is_zero for tolerance in _reference(study).rounding.values())
+        for tolerance in _reference(study).rounding.values():
+            assert any((*tolerance.loss, *tolerance.gradient_norm, tolerance.update_norm))
 
     @pytest.mark.parametrize("mode", ["zero1", "grad_op", "full"])
     def test_may_be_in_parts_where_it_does_not_fit_whole(self, study: Prepared, mode: str, tmp_path: Path) -> None:

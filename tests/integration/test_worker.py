@@ -178,8 +178,8 @@ class TestDying:
         servers = [pid for pid, command in commands(site.mark).items() if "steptune.tuner.trials.server" in command]
         min(map(psutil.Process, servers), key=lambda process: process.create_time()).kill()
         entry = site.await_state(study_id, StudyState.COMPLETED)
-        assert entry.num_claims == 2
-        assert entry.num_lost == 0, "a trial was complete since"
+        assert entry.num_claims == 1, "another server goes on"
+        assert all(trial.result.failure is None for trial in site.store.trials(study_id))
 
     def test_a_worker_whose_lease_was_taken_kills_its_trials_and_writes_nothing(self, site: Site) -> None:
         study_id = site.submit(trials=200)

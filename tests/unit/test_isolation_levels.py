@@ -37,7 +37,7 @@ from steptune.service.settings import Settings
 from steptune.service.studies import compressed
 from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
 from steptune.tuner.errors import ChoiceError, IsolationUnavailable, StoreError
-from steptune.tuner.records import FailureKind, Phase
+from steptune.tuner.records import FailureKind, Phase, new_id
 from steptune.tuner.trials import scratch
 from steptune.tuner.trials.scratch import LOCK, empty_temporary
 from steptune.tuner.trials.untrusted import open_below
@@ -346,9 +346,10 @@ class TestMemoryTaken:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def test_a_study_that_was_killed_is_nobody_s_fellow(self) -> None:
-        with fellows("mine", 65400) as others:
-            left = Path(FOLDER.format(uid=os.geteuid())) / "left"
-            left.write_text('{"owner": "mine", "pid": 1, "uid": null}')
+        owner = new_id()
+        with fellows(owner, 65400) as others:
+            left = Path(FOLDER.format(uid=os.geteuid())) / owner
+            left.write_text(f'{{"owner": "{owner}", "pid": 1, "uid": null}}')
             assert others() == ()
             assert not left.exists()
 
@@ -394,7 +395,8 @@ class TestOwnUsers:
         quota = Quota(disk_bytes=1 << 40, num_files=1 << 20, memory_bytes=1 << 28, memory_reserve_bytes=0)
         with contextlib.ExitStack() as stack:
             watches = {}
-            for name, owner, size in (("one", "mine", 150), ("two", "mine", 200), ("three", "other", 250)):
+            mine = new_id()
+            for name, owner, size in (("one", mine, 150), ("two", mine, 200), ("three", new_id(), 250)):
                 uid = stack.enter_context(users.own_user(self.study(locks, name)))
                 others = stack.enter_context(fellows(owner, uid))
                 stack.enter_context(hoarder(uid, size << 20))
@@ -414,7 +416,8 @@ class TestOwnUsers:
         quota = Quota(disk_bytes=8 << 20, num_files=1 << 20, memory_bytes=1 << 60, memory_reserve_bytes=0)
         with contextlib.ExitStack() as stack:
             watches = {}
-            for name, owner, size in (("one", "mine", 5), ("two", "mine", 6), ("three", "other", 7)):
+            mine = new_id()
+            for name, owner, size in (("one", mine, 5), ("two", mine, 6), ("three", new_id(), 7)):
                 uid = stack.enter_context(users.own_user(self.study(locks, name)))
                 others = stack.enter_context(fellows(owner, uid))
                 script = f"head -c {size << 20} /dev/zero > /var/tmp/steptune-test-{uid}"

@@ -106,6 +106,7 @@ class ServerConnection:
         try:
             self.channel.send(message)
         except OSError as error:
+            self._process.wait(timeout=CLOSE_TIMEOUT_S)
             raise RunnerError(f"the trial server is gone: {error}; its log is {self._log}") from None
 
     def take_messages(self) -> list[FromServer]:

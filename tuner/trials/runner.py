@@ -225,8 +225,8 @@ class LocalRunner:
         job_id = new_id()
         if num_ranks > 1:
             request = msgspec.structs.replace(request, run_id=job_id)
-        job = self._board.start(
-            self._server(variables),
+        job = self._begin(
+            variables,
             job_id=job_id,
             entry=entry,
             payload=request,
@@ -292,15 +292,16 @@ class LocalRunner:
         for repeats in itertools.count():
             began, began_ns = datetime.now(UTC).isoformat(), time.monotonic_ns()
             run = GroupRun(self._board, self._start, settings, listener, seed=seed)
-            self._run_group(run, specs, purposes)
+            self._run_group(run, specs, purposes, repeats)
             died = _ended_by_environment(run, repeats)
             if died is None:
                 break
             listener(Progress(trial_id=specs[0].trial_id, text=f"{died.message}; repeating"))
-            for member in run.members:
-                failure = member.job.failure or _died_beside(died)
+            failures = {member.spec.trial_id: member.job.failure for member in run.members}
+            for spec in specs:
+                failure = failures.get(spec.trial_id) or _died_beside(died)
                 attempt = Attempt(failure=failure, began_at=began, duration_ns=time.monotonic_ns() - began_ns)
-                earlier[member.spec.trial_id] += (attempt,)
+                earlier[spec.trial_id] += (attempt,)
         wanted = min(2, settings.min_rounds)
         return [
             msgspec.structs.replace(
@@ -312,13 +313,18 @@ class LocalRunner:
             for member in run.members
         ]
 
-    def _run_group(self, run: GroupRun, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
+    def _run_group(self, run: GroupRun, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], repeats: int) -> None:
+        """Runs a group to its end.
+
+        Raises:
+            RunnerError: Not all of them were started, and the group is not repeated.
+        """
         try:
             run.run(specs, purposes)
         except RunnerError as error:
-            if len(run.members) < len(specs):
-                raise  # there is no server to start all of them
             self._outlive(error, [member.job for member in run.members])
+            if len(run.members) < len(specs) and _ended_by_environment(run, repeats) is None:
+                raise
         finally:
             run.end()
 
@@ -356,8 +362,8 @@ class LocalRunner:
         spec = msgspec.structs.replace(
             spec, run_id=new_id(), requested_at_ns=time.monotonic_ns(), memory_limit_bytes=limit
         )
-        return self._board.start(
-            self._server(spec.environment_variables),
+        return self._begin(
+            spec.environment_variables,
             job_id=spec.trial_id,
             entry="trial",
             payload=spec,
@@ -367,6 +373,20 @@ class LocalRunner:
         )
 
     # --- servers ------------------------------------------------------------------------------
+
+    def _begin(self, variables: Mapping[str, str], **job: Any) -> Job:
+        """Starts a job. Nothing is lost with a trial server that died while it had nothing to do: another one is asked.
+
+        Raises:
+            RunnerError: The other one is gone, too, or the servers were killed on purpose.
+        """
+        server = self._server(variables)
+        try:
+            return self._board.start(server, **job)
+        except RunnerError:
+            if self._was_killed or not server.has_ended:
+                raise
+            return self._board.start(self._server(variables), **job)
 
     def _server(self, variables: Mapping[str, str]) -> ServerConnection:
         key = tuple(sorted(variables.items()))

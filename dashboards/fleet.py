@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.frames import rows_of
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.records import Verdict
 
@@ -23,7 +21,7 @@ MIN_STUDIES = 3
 
 
 class FleetStudies(NamedTuple):
-    """Studies that have all this in common; None where it is not known."""
+    """Studies that have all this in common; None where it is not known. Others may have the same in common."""
 
     hardware: str | None
     verdict: str | None
@@ -37,7 +35,7 @@ class FleetStudies(NamedTuple):
 
 
 class FleetParts(NamedTuple):
-    """A strategy in the studies with an answer that had one bottleneck: how often tried, its gains in answers."""
+    """A strategy in some studies with an answer that had one bottleneck: how often tried, its gains in answers."""
 
     strategy: str
     bottleneck: str | None
@@ -46,47 +44,71 @@ class FleetParts(NamedTuple):
     gains: tuple[float, ...]
 
 
-HARDWARE_COLUMNS = (
-    "hardware",
-    "num_studies",
-    "num_answers",
-    "num_faster",
-    "gain",
-    "low",
-    "high",
-    "limit",
-    "device_hours",
-)
-LIMIT_COLUMNS = ("hardware", "bottleneck", "num_before", "num_after")
-PART_COLUMNS = ("strategy", "bottleneck", "num_studies", "num_tried", "num_parts", "gain")
+class HardwareRow(NamedTuple):
+    """Studies on one kind of hardware."""
+
+    hardware: str
+    num_studies: int
+    num_answers: int
+    num_faster: int
+    gain: float
+    """The median of those found faster; NaN where there are none."""
+    low: float
+    high: float
+    """Quartiles of the gain."""
+    limit: str
+    """What limits most of them before; empty where that is not known."""
+    device_hours: float
 
 
-def get_hardware_info(studies: Iterable[FleetStudies]) -> pd.DataFrame:
-    """One row a kind of hardware, the most used first: studies, those with an answer, those found faster; the median
-    gain of these with its quartiles `low` and `high`; what limits most of them; the device hours they took.
-    """
+class LimitRow(NamedTuple):
+    """Studies with an answer on one kind of hardware that had a bottleneck before, and after."""
+
+    hardware: str
+    bottleneck: str
+    num_before: int
+    num_after: int
+
+
+class StrategyRow(NamedTuple):
+    """A strategy where one bottleneck limited the step before."""
+
+    strategy: str
+    bottleneck: str
+    num_studies: int
+    num_tried: int
+    num_parts: int
+    """Answers that it is part of."""
+    gain: float
+    """The median of what it gains there by itself; NaN where it is part of none."""
+
+
+def get_hardware_info(studies: Iterable[FleetStudies]) -> list[HardwareRow]:
+    """One row for each kind of hardware, the most used first."""
     by_hardware: dict[str, list[FleetStudies]] = {}
     for group in studies:
         by_hardware.setdefault(group.hardware or NOT_RUN, []).append(group)
-    rows: list[tuple[Any, ...]] = []
-    for hardware, groups in by_hardware.items():
-        limits: Counter[str] = Counter()
-        for group in groups:
-            if group.bottleneck_before:
-                limits[group.bottleneck_before] += group.num_studies
-        rows.append(
-            (
-                hardware,
-                sum(group.num_studies for group in groups),
-                sum(group.num_studies for group in groups if group.verdict is not None),
-                sum(group.num_studies for group in groups if group.verdict == FASTER),
-                *_quantiles(_gains_of_faster(groups), 0.5, 0.25, 0.75),
-                min(limits, key=lambda name: (-limits[name], name), default=""),
-                sum(group.device_seconds for group in groups) / 3600,
-            )
-        )
-    rows.sort(key=lambda row: (-row[1], row[0]))
-    return pd.DataFrame(rows, columns=list(HARDWARE_COLUMNS))
+    rows = [_hardware_row(hardware, groups) for hardware, groups in by_hardware.items()]
+    return sorted(rows, key=lambda row: (-row.num_studies, row.hardware))
+
+
+def _hardware_row(hardware: str, groups: Sequence[FleetStudies]) -> HardwareRow:
+    limits: Counter[str] = Counter()
+    for group in groups:
+        if group.bottleneck_before:
+            limits[group.bottleneck_before] += group.num_studies
+    gain, low, high = _quantiles(_gains_of_faster(groups), 0.5, 0.25, 0.75)
+    return HardwareRow(
+        hardware,
+        num_studies=sum(group.num_studies for group in groups),
+        num_answers=sum(group.num_studies for group in groups if group.verdict is not None),
+        num_faster=sum(group.num_studies for group in groups if group.verdict == FASTER),
+        gain=gain,
+        low=low,
+        high=high,
+        limit=min(limits, key=lambda name: (-limits[name], name), default=""),
+        device_hours=sum(group.device_seconds for group in groups) / 3600,
+    )
 
 
 def _gains_of_faster(groups: Iterable[FleetStudies]) -> list[float]:
@@ -98,54 +120,49 @@ def _quantiles(values: Sequence[float], *shares: float) -> list[float]:
     return [float(value) for value in np.quantile(values, shares)] if len(values) else [math.nan] * len(shares)
 
 
-def get_limits_info(studies: Iterable[FleetStudies]) -> pd.DataFrame:
-    """One row for each kind of hardware and bottleneck: how many studies with an answer had it before, and after."""
+def get_limits_info(studies: Iterable[FleetStudies]) -> list[LimitRow]:
+    """One row for each kind of hardware and bottleneck."""
     counts: dict[tuple[str, str], list[int]] = {}
     for group in studies:
         for place, bottleneck in enumerate((group.bottleneck_before, group.bottleneck_after)):
             if bottleneck:
                 counts.setdefault((group.hardware or NOT_RUN, bottleneck), [0, 0])[place] += group.num_studies
     order = {name: number for number, name in enumerate(theme.BOTTLENECK_COLOURS)}
-    rows: list[tuple[Any, ...]] = [(*key, *found) for key, found in counts.items()]
-    rows.sort(key=lambda row: (row[0], order.get(row[1], len(order)), row[1]))
-    return pd.DataFrame(rows, columns=list(LIMIT_COLUMNS))
+    rows = [LimitRow(*key, *found) for key, found in counts.items()]
+    return sorted(rows, key=lambda row: (row.hardware, order.get(row.bottleneck, len(order)), row.bottleneck))
 
 
-def get_strategies_info(parts: Iterable[FleetParts]) -> pd.DataFrame:
-    """One row for each strategy and bottleneck: studies in which it was tried and how often, answers that it is part
-    of, and the median of what it gains there (NaN where it is part of none). What pays most often comes first.
-    """
-    rows: list[tuple[Any, ...]] = [
-        (
-            part.strategy,
-            part.bottleneck or "unknown",
-            part.num_studies,
-            part.num_tried,
-            len(part.gains),
-            *_quantiles(part.gains, 0.5),
-        )
-        for part in parts
-    ]
+def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
+    """One row for each strategy and bottleneck; the strategies that are part of most answers come first."""
+    cells: dict[tuple[str, str], list[FleetParts]] = {}
+    for part in parts:
+        cells.setdefault((part.strategy, part.bottleneck or "unknown"), []).append(part)
+    rows = []
+    for cell, found in cells.items():
+        gains = [gain for part in found for gain in part.gains]
+        num_studies, num_tried = sum(part.num_studies for part in found), sum(part.num_tried for part in found)
+        rows.append(StrategyRow(*cell, num_studies, num_tried, len(gains), *_quantiles(gains, 0.5)))
     totals: Counter[str] = Counter()
-    for strategy, _, _, _, num_parts, _ in rows:
-        totals[strategy] += num_parts
-    rows.sort(key=lambda row: (-totals[row[0]], row[0], row[1]))
-    return pd.DataFrame(rows, columns=list(PART_COLUMNS))
+    for row in rows:
+        totals[row.strategy] += row.num_parts
+    return sorted(rows, key=lambda row: (-totals[row.strategy], row.strategy, row.bottleneck))
 
 
-def plot_limits(info: pd.DataFrame) -> Figure:
+def plot_limits(info: Sequence[LimitRow]) -> Figure:
     """Of each kind of hardware two bars on one scale: what limits its studies before and after, in shares."""
-    hardware = list(dict.fromkeys(info["hardware"]))
-    figure = theme.new_figure(height=130 + 74 * len(hardware), barmode="stack", bargap=0.25)
-    totals = info.groupby("hardware")[["num_before", "num_after"]].sum()
-    labels = {name: theme.plain(name if len(name) <= 34 else f"{name[:33]}…") for name in hardware}
-    for bottleneck in dict.fromkeys(info["bottleneck"]):
-        rows = info[info["bottleneck"] == bottleneck]
+    labels = {row.hardware: _bar_label(row.hardware) for row in info}
+    totals: dict[str, tuple[int, int]] = {}
+    for row in info:
+        before, after = totals.get(row.hardware, (0, 0))
+        totals[row.hardware] = before + row.num_before, after + row.num_after
+    figure = theme.new_figure(height=130 + 74 * len(labels), barmode="stack", bargap=0.25)
+    for bottleneck in dict.fromkeys(row.bottleneck for row in info):
         colour = theme.BOTTLENECK_COLOURS.get(bottleneck, theme.MUTED)
         names, whens, shares, texts, hovers = [], [], [], [], []
-        for row in rows_of(rows):
-            for when, column in (("before", "num_before"), ("after", "num_after")):
-                count, total = getattr(row, column), totals.loc[row.hardware, column]
+        for row in (row for row in info if row.bottleneck == bottleneck):
+            for when, count, total in zip(
+                ("before", "after"), (row.num_before, row.num_after), totals[row.hardware], strict=True
+            ):
                 share = count / total if total else 0.0
                 names.append(labels[row.hardware])
                 whens.append(when)
@@ -171,16 +188,21 @@ def plot_limits(info: pd.DataFrame) -> Figure:
     return figure
 
 
-def plot_strategies(info: pd.DataFrame) -> Figure:
+def _bar_label(hardware: str) -> str:
+    return theme.plain(hardware if len(hardware) <= 34 else f"{hardware[:33]}…")
+
+
+def plot_strategies(info: Sequence[StrategyRow]) -> Figure:
     """A table of cells: what a strategy gains (median) where a bottleneck limits the step."""
-    strategies = [name for name in dict.fromkeys(info["strategy"]) if info[info["strategy"] == name]["num_parts"].sum()]
-    bottlenecks = [name for name in theme.BOTTLENECK_COLOURS if name in set(info["bottleneck"])]
-    bottlenecks += sorted(set(info["bottleneck"]) - set(bottlenecks))
-    cells = {(row.strategy, row.bottleneck): row for row in rows_of(info)}
+    strategies = list(dict.fromkeys(row.strategy for row in info if _num_parts(info, row.strategy)))
+    seen = {row.bottleneck for row in info}
+    bottlenecks = [name for name in theme.BOTTLENECK_COLOURS if name in seen]
+    bottlenecks += sorted(seen - set(bottlenecks))
+    cells = {(row.strategy, row.bottleneck): row for row in info}
     gains, texts, hovers = [], [], []
     for strategy in strategies:
         found = [cells.get((strategy, bottleneck)) for bottleneck in bottlenecks]
-        gains.append([_shown_gain(cell) for cell in found])
+        gains.append([cell.gain if cell and cell.num_parts else None for cell in found])
         texts.append([units.ratio(cell.gain) if cell and cell.num_parts else "" for cell in found])
         hovers.append([_cell_hover(cell) for cell in found])
     figure = theme.new_figure(height=110 + 30 * max(1, len(strategies)))
@@ -204,11 +226,11 @@ def plot_strategies(info: pd.DataFrame) -> Figure:
     return figure
 
 
-def _shown_gain(cell: Any) -> float | None:
-    return float(cell.gain) if cell is not None and cell.num_parts else None
+def _num_parts(info: Iterable[StrategyRow], strategy: str) -> int:
+    return sum(row.num_parts for row in info if row.strategy == strategy)
 
 
-def _cell_hover(cell: Any) -> str:
+def _cell_hover(cell: StrategyRow | None) -> str:
     if cell is None:
         return "never tried there"
     tried = units.counted(cell.num_studies, "study", "studies")
@@ -217,23 +239,23 @@ def _cell_hover(cell: Any) -> str:
     return f"<b>{units.ratio(cell.gain)}</b> median of {cell.num_parts}, tried in {tried}"
 
 
-def fleet_context(studies: list[FleetStudies], parts: list[FleetParts]) -> dict[str, Any]:
+def fleet_context(studies: Sequence[FleetStudies], parts: Sequence[FleetParts]) -> dict[str, Any]:
     """What the template `fleet.html` shows."""
     hardware, limits, strategies = get_hardware_info(studies), get_limits_info(studies), get_strategies_info(parts)
     figures = {}
-    if len(limits):
+    if limits:
         figures["limits"] = plot_limits(limits)
-    if strategies["num_parts"].sum():
+    if any(row.num_parts for row in strategies):
         figures["strategies"] = plot_strategies(strategies)
     return {
-        "num_studies": int(hardware["num_studies"].sum()),
-        "num_answers": int(hardware["num_answers"].sum()),
-        "num_faster": int(hardware["num_faster"].sum()),
+        "num_studies": sum(row.num_studies for row in hardware),
+        "num_answers": sum(row.num_answers for row in hardware),
+        "num_faster": sum(row.num_faster for row in hardware),
         "median_gain": _quantiles(_gains_of_faster(studies), 0.5)[0],
-        "device_hours": float(hardware["device_hours"].sum()),
-        "hardware": rows_of(hardware),
-        "limits": rows_of(limits),
-        "strategies": rows_of(strategies),
+        "device_hours": sum(row.device_hours for row in hardware),
+        "hardware": hardware,
+        "limits": limits,
+        "strategies": strategies,
         "colours": theme.BOTTLENECK_COLOURS,
         "muted": theme.MUTED,
         "not_run": NOT_RUN,

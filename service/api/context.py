@@ -12,6 +12,7 @@ from steptune.service.api.metrics import Metrics
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.event_hub import EventHub
 from steptune.service.page_copies import PageCopies
+from steptune.service.queries.fleet import FleetSums
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
@@ -31,6 +32,7 @@ class Services:
     streams: StreamLimits
     uploads: UploadSpace
     copies: PageCopies = field(default_factory=PageCopies)
+    fleet: FleetSums = field(default_factory=FleetSums)
 
 
 def services(request: Request) -> Services:

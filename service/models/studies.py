@@ -57,11 +57,10 @@ class StudyRow(Base):
     __table_args__ = (
         Index(None, "state", "study_id"),
         Index(None, "owner_id", "study_id"),
-        Index(None, "owner_id", "state", "study_id"),
+        Index(None, "owner_id", "state", "study_id", "revision"),
         Index(None, "workload_id", "study_id"),
         Index(None, "workload", "study_id"),
         Index(None, "hardware_fingerprint", "study_id"),
-        Index("ix_studies_owner_id_state_revision", "owner_id", "state", "revision"),
     )
 
     study_id: Mapped[str] = mapped_column(primary_key=True)

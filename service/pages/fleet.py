@@ -11,7 +11,6 @@ from steptune.dashboards.fleet import fleet_context
 from steptune.dashboards.site import Site
 from steptune.service.api.context import services
 from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
-from steptune.service.queries.fleet import fleet_parts, fleet_studies
 from steptune.service.queries.versions import fleet_version
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -24,7 +23,7 @@ def fleet_page(request: Request, principal: Reader) -> Response:
     owner_id = None if principal.is_admin else principal.user_id
 
     def context(site: Site) -> dict[str, Any]:
-        found = fleet_context(fleet_studies(service.engine, owner_id), fleet_parts(service.engine, owner_id))
+        found = fleet_context(*service.fleet.read(service.engine, owner_id))
         return {**found, "title": "Fleet", "current": "/fleet"}
 
     return shared_page(

@@ -1,8 +1,16 @@
-"""All studies of an overview, summed by the database: of single studies only the gains are read."""
+"""All studies of an overview, summed by the database: of single studies only the gains are read.
+
+Studies are summed in blocks, by the last character of their ids, which is random. What a process has summed it keeps:
+after a change it sums again only the blocks whose studies changed.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,15 +19,72 @@ from sqlalchemy import ColumnElement, Engine, Select, Text, bindparam, cast, fun
 from steptune.dashboards.fleet import FleetParts, FleetStudies
 from steptune.service.connections import querying
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StrategyOutcomeRow, StudyRow
+from steptune.service.queries.versions import block_of, block_versions
 
+NUM_OWNERS = 64
+"""Whose sums are kept in a process; those of who asked longest ago go first."""
 _decode = msgspec.json.Decoder(tuple[float, ...]).decode
 _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_s, 0.0)
+
+
+@dataclass
+class Block:
+    """The sums of one block, and their version."""
+
+    version: Hashable
+    studies: list[FleetStudies]
+    parts: list[FleetParts]
+
+
+class FleetSums:
+    """What overviews of a process are made of; several threads may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owners: OrderedDict[str | None, dict[str, Block]] = OrderedDict()
+
+    def read(self, engine: Engine, owner_id: str | None) -> tuple[list[FleetStudies], list[FleetParts]]:
+        """Groups of studies of a user, or of all, and what came of each strategy in them."""
+        versions = block_versions(engine, owner_id)  # before the sums, which are of this version or a later one
+        with self._lock:
+            kept = self._owners.get(owner_id, {})
+        blocks = {name: kept[name] for name, version in versions.items() if _is_of(kept.get(name), version)}
+        changed = versions.keys() - blocks.keys()
+        if changed:
+            blocks |= _summed(engine, owner_id, {name: versions[name] for name in changed})
+        with self._lock:
+            self._owners[owner_id] = blocks
+            self._owners.move_to_end(owner_id)
+            while len(self._owners) > NUM_OWNERS:
+                self._owners.popitem(last=False)
+        found = blocks.values()
+        return [s for block in found for s in block.studies], [p for block in found for p in block.parts]
+
+
+def _is_of(block: Block | None, version: Hashable) -> bool:
+    return block is not None and block.version == version
+
+
+def _summed(engine: Engine, owner_id: str | None, versions: dict[str, Hashable]) -> dict[str, Block]:
+    blocks = {name: Block(version, [], []) for name, version in versions.items()}
+    asked = engine.dialect.name, owner_id is not None
+    for name, hardware, verdict, before, after, count, seconds, gains in _rows(
+        engine, _studies(*asked), owner_id, blocks
+    ):
+        if name in blocks:
+            found = _decode(gains or "[]")
+            blocks[name].studies.append(FleetStudies(hardware, verdict, before, after, count, seconds, found))
+    for name, strategy, limit, count, tried, gains in _rows(engine, _parts(*asked), owner_id, blocks):
+        if name in blocks:
+            blocks[name].parts.append(FleetParts(strategy, limit, count, int(tried), _decode(gains or "[]")))
+    return blocks
 
 
 @functools.cache
 def _studies(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
     """By what they have in common. Seconds are those of devices; without a queue, of the search."""
     common = (
+        block_of(StudyRow.study_id).label("block"),
         HardwareProfileRow.label,
         RecommendationRow.verdict,
         RecommendationRow.bottleneck_before,
@@ -31,25 +96,32 @@ def _studies(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
         .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
         .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
         .outerjoin(HardwareProfileRow, HardwareProfileRow.fingerprint == StudyRow.hardware_fingerprint)
+        .where(StudyRow.study_id.in_(_members(owned)))
         .group_by(*common)
     )
-    return statement.where(StudyRow.owner_id == bindparam("owner_id")) if owned else statement
+    return statement
 
 
 @functools.cache
 def _parts(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
-    common = StrategyOutcomeRow.strategy, RecommendationRow.bottleneck_before
+    common = (
+        block_of(StrategyOutcomeRow.study_id).label("block"),
+        StrategyOutcomeRow.strategy,
+        RecommendationRow.bottleneck_before,
+    )
     sums = func.count(), func.sum(StrategyOutcomeRow.num_tried), _values(StrategyOutcomeRow.gain, dialect)
-    statement = (
+    return (
         select(*common, *sums)
         .join(RecommendationRow, RecommendationRow.study_id == StrategyOutcomeRow.study_id)
+        .where(StrategyOutcomeRow.study_id.in_(_members(owned)))
         .group_by(*common)
     )
-    if not owned:
-        return statement
-    return statement.join(StudyRow, StudyRow.study_id == StrategyOutcomeRow.study_id).where(
-        StudyRow.owner_id == bindparam("owner_id")
-    )
+
+
+def _members(owned: bool) -> Select[*tuple[Any, ...]]:
+    """Ids of the studies of some blocks."""
+    members = select(StudyRow.study_id).where(block_of(StudyRow.study_id).in_(bindparam("blocks", expanding=True)))
+    return members.where(StudyRow.owner_id == bindparam("owner_id")) if owned else members
 
 
 def _values(column: Any, dialect: str) -> ColumnElement[str]:
@@ -58,22 +130,9 @@ def _values(column: Any, dialect: str) -> ColumnElement[str]:
     return cast(gathered.filter(column.is_not(None)), Text)
 
 
-def fleet_studies(engine: Engine, owner_id: str | None) -> list[FleetStudies]:
-    """Those of a user, or all."""
-    rows = _rows(engine, _studies(engine.dialect.name, owner_id is not None), owner_id)
-    return [FleetStudies._make([*row[:-1], _decode(row[-1] or "[]")]) for row in rows]
-
-
-def fleet_parts(engine: Engine, owner_id: str | None) -> list[FleetParts]:
-    """What came of each strategy in them."""
-    rows = _rows(engine, _parts(engine.dialect.name, owner_id is not None), owner_id)
-    return [
-        FleetParts(strategy, limit, count, int(tried), _decode(gains or "[]"))
-        for strategy, limit, count, tried, gains in rows
-    ]
-
-
-def _rows(engine: Engine, statement: Select[*tuple[Any, ...]], owner_id: str | None) -> list[tuple[Any, ...]]:
+def _rows(
+    engine: Engine, statement: Select[*tuple[Any, ...]], owner_id: str | None, blocks: Iterable[str]
+) -> list[tuple[Any, ...]]:
+    asked = {"blocks": list(blocks)} | ({} if owner_id is None else {"owner_id": owner_id})
     with querying(engine) as connection:
-        found = connection.execute(statement, {} if owner_id is None else {"owner_id": owner_id})
-        return [tuple(row) for row in found]
+        return [tuple(row) for row in connection.execute(statement, asked)]

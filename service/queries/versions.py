@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
-from sqlalchemy import Engine, bindparam, case, func, select
+from sqlalchemy import ColumnElement, Engine, bindparam, case, func, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from steptune.service.connections import querying
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow, TrialRow
 from steptune.tuner.records import StudyState
+
+
+def block_of(study_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
+    """The last character of a study's id: random, so that studies are spread over 32 blocks of the same size."""
+    return func.substr(study_id, func.length(study_id))
+
 
 _COLUMNS = (StudyRow.revision, StudyRow.state, QueueEntryRow.version, QueueEntryRow.device_seconds)
 _STUDY = (
@@ -22,8 +30,8 @@ _TRIAL = (
     .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
     .where(TrialRow.trial_id == bindparam("trial_id"))
 )
-_under_way = StudyRow.state.in_((StudyState.QUEUED.value, StudyState.RUNNING.value))
-_settled = case((_under_way, 0), else_=StudyRow.revision)
+_UNDER_WAY = (StudyState.QUEUED.value, StudyState.RUNNING.value)
+_settled = case((StudyRow.state.in_(_UNDER_WAY), 0), else_=StudyRow.revision)
 _FLEET = select(
     func.count().label("studies"),
     func.sum(case((StudyRow.state == StudyState.RUNNING.value, 1), else_=0)).label("running"),
@@ -32,6 +40,15 @@ _FLEET = select(
     func.sum(_settled * _settled).label("squares"),
 )
 _OWN_FLEET = _FLEET.where(StudyRow.owner_id == bindparam("owner_id"))
+_BLOCKS = select(
+    block_of(StudyRow.study_id).label("block"),
+    StudyRow.state,
+    func.count(),
+    func.max(StudyRow.study_id),
+    func.sum(StudyRow.revision),
+    func.sum(StudyRow.revision * StudyRow.revision),
+).group_by("block", StudyRow.state)
+_OWN_BLOCKS = _BLOCKS.where(StudyRow.owner_id == bindparam("owner_id"))
 _NUM_PROFILES = select(func.count()).select_from(HardwareProfileRow)
 
 
@@ -63,3 +80,16 @@ def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
             sums = connection.execute(_OWN_FLEET, {"owner_id": owner_id}).one()
             newest = newest.where(StudyRow.owner_id == owner_id)
         return (*sums, connection.scalar(newest), connection.scalar(_NUM_PROFILES))
+
+
+def block_versions(engine: Engine, owner_id: str | None) -> dict[str, Hashable]:
+    """By the name of a block the version of what an overview shows of its studies, as `fleet_version` says it."""
+    asked = (_BLOCKS, {}) if owner_id is None else (_OWN_BLOCKS, {"owner_id": owner_id})
+    with querying(engine) as connection:
+        num_profiles = connection.scalar(_NUM_PROFILES)
+        rows = connection.execute(*asked).all()
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for block, state, count, newest, *revisions in rows:
+        sums = () if state in _UNDER_WAY else revisions
+        found.setdefault(block, []).append((state, count, newest, *sums))
+    return {block: (num_profiles, *sorted(states)) for block, states in found.items()}

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from page_builders import put, ranks_story, stories
 from report_builders import make_recommendation, make_study, without_gain
 
+from steptune.dashboards.fleet import get_strategies_info
 from steptune.dashboards.site import PLOTLY, asset_file, asset_names
 from steptune.service.connections import create_engine_for
 from steptune.service.pages import PAGES, ROUTERS
-from steptune.service.queries.fleet import fleet_parts, fleet_studies
+from steptune.service.queries.fleet import FleetSums
 from steptune.service.queries.studies import StudyFilter, list_studies
 from steptune.service.queries.study_list import ListQuery, list_page
 from steptune.service.store import SqlStudyStore
@@ -273,9 +274,10 @@ class TestList:
         assert {row.answer for row in page.studies if row.gain is None} >= {"no significant gain", "unconfirmed"}
         summaries = list_studies(store.engine, StudyFilter(), limit=50, before=None)
         assert max(summary.gain or 0.0 for summary in summaries) == 2.42
-        assert max(gain for s in fleet_studies(store.engine, None) for gain in s.gains) == 2.42
-        [part] = [p for p in fleet_parts(store.engine, None) if p.strategy == "data_loading"]
-        assert len(part.gains) == 3
+        studies, parts = FleetSums().read(store.engine, None)
+        assert max(gain for s in studies for gain in s.gains) == 2.42
+        [row] = [row for row in get_strategies_info(parts) if row.strategy == "data_loading"]
+        assert row.num_parts == 3
 
     def test_a_cursor_of_another_list_is_refused(self, listed):
         store, _ = listed
@@ -287,11 +289,11 @@ class TestList:
 def test_the_overview_reads_columns_only(listed):
     """What each strategy brought is written with the answer."""
     store, ids = listed
-    studies = fleet_studies(store.engine, None)
+    studies, parts = FleetSums().read(store.engine, None)
     assert sum(s.num_studies for s in studies) == len(ids)
     assert [gain for s in studies for gain in s.gains] == [2.42, 2.42]
-    [part] = [p for p in fleet_parts(store.engine, None) if p.strategy == "data_loading"]
-    assert part.bottleneck == "input"
-    assert part.gains == (1.92,) * 3
-    assert part.num_studies >= 3
-    assert fleet_studies(store.engine, "nobody") == []
+    [row] = [row for row in get_strategies_info(parts) if row.strategy == "data_loading"]
+    assert row.bottleneck == "input"
+    assert (row.num_parts, row.gain) == (3, 1.92)
+    assert row.num_studies >= 3
+    assert FleetSums().read(store.engine, "nobody") == ([], [])

@@ -10,9 +10,12 @@ from report_builders import WINNER, make_recommendation, make_result
 from sqlalchemy import event
 
 from steptune.service.access.scopes import Scope
+from steptune.service.deleting import delete_study
 from steptune.service.pages import fleet, study, trials
+from steptune.service.queries import fleet as fleet_queries
+from steptune.service.queries.fleet import FleetSums
 from steptune.service.queries.studies import change_study
-from steptune.service.queries.versions import fleet_version
+from steptune.service.queries.versions import block_versions, fleet_version
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import Decision, Purpose, StudyState, Trial, TrialState, new_id
 
@@ -166,6 +169,47 @@ def test_the_overview_changes_with_answers_and_states_and_not_with_trials(servic
         assert len(renderings) == count + 1
 
 
+def _another(service) -> None:
+    """A study with an answer, without its trials."""
+    study, *_, answer = stories()["complete"]
+    put(service.store, (study, [], [], answer), owner_id=service.user_id("ada"))
+
+
+OVERVIEW_CHANGES = {
+    "a study comes": _another,
+    "a study ends": lambda s: s.store.set_state(s.study_id, StudyState.COMPLETED),
+    "an answer": lambda s: s.store.save_recommendation(make_recommendation(study_id=s.study_id)),
+    "a study goes": lambda s: delete_study(s.store.get_study(s.study_id), s.store, s.services.settings),
+}
+
+
+def test_kept_sums_are_those_of_all_studies_after_every_change(service):
+    engine, kept = service.services.engine, FleetSums()
+    for _ in range(40):  # every block has studies, some have several
+        _another(service)
+    for owner_id in (None, service.user_id("ada"), service.user_id("eve")):
+        kept.read(engine, owner_id)
+    for title, change in OVERVIEW_CHANGES.items():
+        change(service)
+        for owner_id in (None, service.user_id("ada"), service.user_id("eve")):
+            now, anew = (sums.read(engine, owner_id) for sums in (kept, FleetSums()))
+            assert [sorted(found, key=str) for found in now] == [sorted(found, key=str) for found in anew], title
+
+
+def test_only_the_block_of_a_study_that_changed_is_summed_anew(service, monkeypatch):
+    engine, kept = service.services.engine, FleetSums()
+    for _ in range(40):
+        _another(service)
+    kept.read(engine, None)
+    summed = []
+    inner = fleet_queries._summed
+    monkeypatch.setattr(fleet_queries, "_summed", lambda e, o, blocks: summed.append([*blocks]) or inner(e, o, blocks))
+    kept.read(engine, None)
+    service.store.set_state(service.study_id, StudyState.COMPLETED)
+    kept.read(engine, None)
+    assert summed == [[service.study_id[-1]]]
+
+
 def test_the_version_of_the_overview_is_read_from_an_index_alone(service):
     statements = []
 
@@ -174,7 +218,8 @@ def test_the_version_of_the_overview_is_read_from_an_index_alone(service):
 
     engine = service.services.engine
     event.listen(engine, "before_cursor_execute", remember)
-    fleet_version(engine, None), fleet_version(engine, service.user_id("ada"))
+    for version in (fleet_version, block_versions):
+        version(engine, None), version(engine, service.user_id("ada"))
     event.remove(engine, "before_cursor_execute", remember)
     with engine.connect() as connection:
         plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", p).all() for s, p in statements]

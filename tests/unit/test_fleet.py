@@ -53,31 +53,39 @@ PARTS = [
 
 class TestFleet:
     def test_hardware_has_its_gains_limits_and_hours(self) -> None:
-        info = get_hardware_info(STUDIES).set_index("hardware")
-        row = info.loc["A"]
-        assert row[["num_studies", "num_answers", "num_faster"]].tolist() == [3, 3, 2]
-        assert (row["gain"], row["limit"], row["device_hours"]) == (2.5, "input", 3.0)
-        assert info.loc["B", "device_hours"] == pytest.approx(60 / 3600)
-        assert info.loc[NOT_RUN, "num_answers"] == 0
-        assert math.isnan(info.loc[NOT_RUN, "gain"])
+        rows = {row.hardware: row for row in get_hardware_info(STUDIES)}
+        row = rows["A"]
+        assert (row.num_studies, row.num_answers, row.num_faster) == (3, 3, 2)
+        assert (row.gain, row.limit, row.device_hours) == (2.5, "input", 3.0)
+        assert rows["B"].device_hours == pytest.approx(60 / 3600)
+        assert rows[NOT_RUN].num_answers == 0
+        assert math.isnan(rows[NOT_RUN].gain)
 
     def test_limits_are_counted_before_and_after(self) -> None:
-        info = get_limits_info(STUDIES)
-        assert info.to_numpy().tolist() == [
-            ["A", "input", 2, 1],
-            ["A", "compute", 1, 2],
-            ["B", "host", 1, 0],
-            ["B", "compute", 0, 1],
+        assert get_limits_info(STUDIES) == [
+            ("A", "input", 2, 1),
+            ("A", "compute", 1, 2),
+            ("B", "host", 1, 0),
+            ("B", "compute", 0, 1),
         ]
 
     def test_a_strategy_pays_where_it_is_part_of_answers(self) -> None:
         info = get_strategies_info(PARTS)
-        assert info["strategy"].iloc[0] == "data_loading"
-        row = info[(info["strategy"] == "data_loading") & (info["bottleneck"] == "input")].iloc[0]
-        assert (row["num_studies"], row["num_parts"], row["gain"]) == (2, 2, 2.0)
-        in_vain = info[(info["strategy"] == "data_loading") & (info["bottleneck"] == "compute")].iloc[0]
-        assert (in_vain["num_studies"], in_vain["num_parts"]) == (1, 0)
-        assert math.isnan(in_vain["gain"])
+        assert info[0].strategy == "data_loading"
+        rows = {(row.strategy, row.bottleneck): row for row in info}
+        row, in_vain = rows["data_loading", "input"], rows["data_loading", "compute"]
+        assert (row.num_studies, row.num_parts, row.gain) == (2, 2, 2.0)
+        assert (in_vain.num_studies, in_vain.num_parts) == (1, 0)
+        assert math.isnan(in_vain.gain)
+
+    def test_sums_in_pieces_are_sums(self) -> None:
+        """The database sums studies in blocks."""
+        whole = [FleetParts("data_loading", "input", 3, 5, (1.2, 1.8, 2.2))]
+        pieces = [
+            FleetParts("data_loading", "input", 2, 3, (1.8, 2.2)),
+            FleetParts("data_loading", "input", 1, 2, (1.2,)),
+        ]
+        assert get_strategies_info(pieces) == get_strategies_info(whole)
 
     def test_shares_in_the_figure_sum_to_a_hundred(self) -> None:
         figure = plot_limits(get_limits_info(STUDIES))

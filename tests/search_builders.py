@@ -11,6 +11,7 @@ from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Candidate,
+    Choice,
     Failure,
     FailureKind,
     MeasureSettings,
@@ -128,10 +129,13 @@ class Machine(FakeRunner):
         self.now_s = 0.0
         self._facts = facts
         self._compiled: set[str] = set()
+        self._current: Mapping[str, Choice] = {}
 
     def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
         self._take(self.look_s.pop(0) if self.look_s else 0.0, longest_s)
-        return self._facts(super().inspect())
+        facts = self._facts(super().inspect())
+        self._current = facts.current
+        return facts
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self._take(self.reference_s, longest_s)
@@ -172,7 +176,7 @@ class Machine(FakeRunner):
 
     def _compile(self, result: TrialResult) -> TrialResult:
         """Models differ by the choices of strategies that say so; what was compiled once is in a cache."""
-        choices = result.candidate.choices
+        choices = {**self._current, **result.candidate.choices}
         seconds = sum(s for name, s in self.compile_s.items() if name in choices)
         if not seconds or result.startup is None:
             return result

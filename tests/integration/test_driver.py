@@ -389,6 +389,25 @@ class TestPreparation:
         assert answer.verdict is not Verdict.NOT_SEARCHED
         assert 100.0 <= study.machine.now_s <= 1.15 * 130.0 + ROUNDING_S
 
+    @pytest.mark.parametrize(("budget_s", "again"), [(130.0, False), (500.0, True)])
+    def test_a_job_that_compiles_is_not_compiled_anew_where_that_took_more_than_is_left(self, budget_s, again):
+        """What leaves its graph alone is measured instead."""
+        machine = Machine(
+            SEPARABLE,
+            look_s=[20.0],
+            compile_s={"fusion": 60.0},
+            facts=lambda facts: replace(facts, current={"fusion": {"level": 1}}),
+        )
+        strategies = machine.surface.strategies
+        for strategy in strategies:
+            strategy.recompiles = strategy.name in RECOMPILING
+            strategy.trial_cost_s = 30.0 if strategy.name == "fusion" else 0.0
+        study = StudyRun(machine, strategies, budget_s=budget_s, max_trials=None)
+        study.run()
+        assert any("loader" in run.choices for run in machine.candidates_run)
+        assert any("products" in run.choices for run in machine.candidates_run) == again
+        assert machine.now_s <= 1.15 * budget_s + ROUNDING_S
+
     def test_slow_starts_of_the_baseline_are_not_repeated_for_its_noise(self):
         study = StudyRun(self.job(), budget_s=130.0, max_trials=None)
         study.run()

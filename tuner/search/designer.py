@@ -61,6 +61,7 @@ WINDOW_S = 1.2
 """Of a start of the confirmation, beside the start itself."""
 SURE = 0.95
 CLEARLY = 0.9
+EVEN = 0.5
 LIKELY = 0.7
 """Probability of a worthwhile gain from which a candidate is run again."""
 NEEDED_CANDIDATES = 3
@@ -452,16 +453,22 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
-        """For the confirmation of what is best so far; nothing while that is the reference, or where the time for the
-        fewest blocks that say something is gone already.
+        """For the confirmation of what is best so far; nothing while that is hardly faster than the reference, or where
+        the time for the fewest blocks that say something is gone already.
         """
-        if not self._confirm_blocks or self.best() == self.reference:
+        if not self._confirm_blocks or not self._has_something_to_confirm():
             return 0.0
         least_s = min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
         if least_s > self.budget_s - self.knowledge.spent_s + LONGEST_OVERRUN * self.budget_s:
             return 0.0
         least, largest = LEAST_RESERVE * self.budget_s, LARGEST_RESERVE * self.budget_s
         return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))
+
+    def _has_something_to_confirm(self) -> bool:
+        best = self.best()
+        if best == self.reference:
+            return False
+        return self.knowledge.difference(best, self.reference).probability_above(WORTHWHILE) > EVEN
 
     def _block_s(self) -> float:
         """Seconds of a block of the confirmation: a start of the reference and one of the incumbent."""

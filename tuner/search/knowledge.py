@@ -318,8 +318,13 @@ class Knowledge:
         usual, added = self.space.trial_cost_s(incumbent), self.space.trial_cost_s(candidate)
         if not self.space.compiles_again(candidate, incumbent):
             return sum(base) / len(base) + max(0.0, added - usual)
-        slowness = self._cold_s.get(incumbent.key, 0.0) / usual if usual else 1.0
-        return sum(base) / len(base) + added * max(1.0, slowness)
+        return sum(base) / len(base) + added * max(1.0, self._slowness(incumbent))
+
+    def _slowness(self, incumbent: Candidate) -> float:
+        """How many times as long as expected compilation takes here, by that of the incumbent or of the reference."""
+        expected_s = {c.key: self.space.trial_cost_s(c) for c in (incumbent, self.reference)}
+        ratios = (self._cold_s.get(key, 0.0) / seconds for key, seconds in expected_s.items() if seconds)
+        return max(ratios, default=1.0)
 
     def start_s(self, candidate: Candidate) -> float:
         """Seconds from the request of a trial to its first window, without a guard, once compiled."""

@@ -398,4 +398,4 @@ class Proposals:
         return next((m for m in legal if self._knowledge.bound(m, self._incumbent) > self._threshold), None)
 
     def _expensive(self, move: Move) -> bool:
-        return self._space.trial_cost_s(Candidate(choices={move.strategy: move.choice})) > EXPENSIVE_S
+        return self._space.strategy(move.strategy).cost_s(move.choice, self._space.workload) > EXPENSIVE_S

@@ -114,10 +114,14 @@ class Space:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """What a trial costs beyond an ordinary one, before any was measured."""
+        """Seconds that a trial takes beyond an ordinary one, before any was measured: for what the candidate changes and
+        for what the user has chosen already.
+        """
+        complete = self.complete(candidate)
         return sum(
-            self.strategy(name).cost_s(self.strategy(name).complete(choice, self.workload), self.workload)
-            for name, choice in candidate.choices.items()
+            strategy.cost_s(complete[strategy.name], self.workload)
+            for strategy in self.strategies
+            if strategy.name in candidate.choices or strategy.name in self.workload.current
         )
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:

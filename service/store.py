@@ -47,7 +47,7 @@ from steptune.tuner.records import (
     TrialState,
     Verdict,
 )
-from steptune.tuner.store_rules import decode, encode
+from steptune.tuner.store_rules import BUDGET_CHANGED, decode, encode
 from steptune.tuner.trial_figures import figures_of
 
 
@@ -95,6 +95,19 @@ class SqlStudyStore:
                     message=study.message,
                 ),
             )
+
+    def set_budget(self, study_id: str, budget_s: float) -> Study:
+        """Gives a study another budget, in seconds from its beginning; an event says when.
+
+        Raises:
+            StudyNotFound: There is no such study.
+        """
+        with self._writing(study_id) as session:
+            stored = decode(_study_row(session, study_id).record, Study)
+            study = replace(stored, settings=replace(stored.settings, budget_s=budget_s))
+            write_study(session, study)
+            write_event(session, study_id, BUDGET_CHANGED, {"budget_s": budget_s})
+        return study
 
     def get_study(self, study_id: str) -> Study:
         with reading(self._engine) as session:

@@ -26,11 +26,13 @@ from steptune.service.isolation import Level
 from steptune.service.places import this_place
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
+from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import RunnerError, StorageFull, StoreError, StudyNotFound
 from steptune.tuner.export import OWN
 from steptune.tuner.protocols import ProgressListener, StudyStore
 from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.space import check_names
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.trials.analysis_files import read_analysis, read_timelines
@@ -122,6 +124,12 @@ def check_unchanged(study: Study) -> None:
             f"the file of {study.workload} has changed since study {study.study_id} began: its results would "
             "mix two workloads. Begin a new study with `steptune tune`"
         )
+
+
+def with_more_time(study: Study, store: SqlStudyStore, seconds: float) -> Study:
+    """The study with a budget that ends so many seconds from now: what its trials took, and these."""
+    spent_s = Ledger(store, study.study_id).spent_s
+    return store.set_budget(study.study_id, spent_s + seconds)
 
 
 def run_study(

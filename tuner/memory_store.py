@@ -60,6 +60,14 @@ class MemoryStudyStore:
                 message=study.message,
             )
 
+    def set_budget(self, study_id: str, budget_s: float) -> Study:
+        """As that of the database."""
+        with self._lock:
+            study = self._study(study_id)
+            study = self._studies[study_id] = replace(study, settings=replace(study.settings, budget_s=budget_s))
+            self._append_event(study_id, store_rules.BUDGET_CHANGED, {"budget_s": budget_s})
+            return copy_of(study)
+
     def get_study(self, study_id: str) -> Study:
         with self._lock:
             if study_id not in self._studies:

@@ -22,6 +22,8 @@ from steptune.tuner.wording import near
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
+BUDGET_CHANGED = "budget_changed"
+"""Kind of an event."""
 NUM_IDS_SHOWN = 5
 NUM_PAST_STUDIES = 50
 """From which a new study learns: the newest, however many there are."""

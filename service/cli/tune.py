@@ -132,24 +132,34 @@ def tune(
 
 def resume(
     study_id: StudyId = "last",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time from now on, like 10m; goes on with an ended study, too.", show_default=False),
+    ] = None,
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Resume an interrupted or killed study, the newest by default; finished trials are kept."""
+    """Resume an interrupted or killed study, or give an ended one more time; finished trials are kept."""
     from steptune.service.queue import StudyQueue
-    from steptune.service.studies import check_unchanged
+    from steptune.service.studies import check_unchanged, with_more_time
 
     check_platform()
     way = _way(database, isolation, python, output_folder, as_json=as_json)
     with opened_store(way.settings) as store:
         study = resolve(store, study_id)
-        if study.state is StudyState.COMPLETED:
-            raise StoreError(f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer")
+        if study.state is StudyState.COMPLETED and budget is None:
+            raise StoreError(
+                f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer, "
+                f"`steptune resume {study.study_id} --budget 10m` goes on searching"
+            )
         check_unchanged(study)
+        more_s = None if budget is None else parse_duration_s(budget)
         StudyQueue(store.engine).take_over(study.study_id)
+        if more_s is not None:
+            study = with_more_time(study, store, more_s)
         _run(study, store, way, is_new=False)
 
 

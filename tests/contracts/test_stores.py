@@ -219,6 +219,13 @@ class TestTrials:
         """It is running and has no result."""
         assert begun.trials(STUDY_ID) == [sample_trial()]
 
+    def test_another_budget_is_stored_and_noted(self, begun):
+        before = begun.get_study(STUDY_ID)
+        after = begun.set_budget(STUDY_ID, 700.0)
+        assert after == replace(before, settings=replace(before.settings, budget_s=700.0)) == begun.get_study(STUDY_ID)
+        event = begun.events(STUDY_ID)[-1]
+        assert (event.kind, event.data) == ("budget_changed", {"budget_s": 700.0})
+
     @pytest.mark.parametrize(
         ("result", "state"), [(sample_result(), TrialState.COMPLETED), (failed_result(), TrialState.FAILED)]
     )

@@ -172,6 +172,7 @@ def test_a_complete_study_is_not_resumed(tuned_inside, study_id):
     message = tuned_inside("resume", study_id, status=2).error
     assert "is complete" in message
     assert f"steptune show {study_id}" in message
+    assert f"steptune resume {study_id} --budget" in message
 
 
 def test_apply_in_a_plain_script_gives_the_measured_configuration(tuned, tmp_path, recommendation):

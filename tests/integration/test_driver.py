@@ -363,6 +363,43 @@ class TestBudget:
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 
 
+class TestMoreTime:
+    """A study that has ended goes on with another budget."""
+
+    def test_it_searches_on_and_keeps_what_was_measured(self):
+        study = StudyRun(Machine(SEPARABLE), budget_s=60.0, max_trials=None)
+        first = study.run()
+        before = study.trials
+        study.store.set_budget(study.study_id, 360.0)
+        second = study.run()
+        assert study.trials[: len(before)] == before
+        assert len(study.trials) > len(before)
+        asked = [(t.candidate.key, t.purpose, t.replicate) for t in study.trials if t.purpose is not Purpose.COMPANION]
+        assert len(set(asked)) == len(asked)
+        assert second.units_per_s >= 0.99 * first.units_per_s
+        assert study.machine.now_s <= 360.0 + ROUNDING_S
+
+    def test_blocks_are_not_completed_long_after_they_were_begun(self):
+        study = StudyRun(Machine(SEPARABLE), budget_s=60.0, max_trials=None)
+        study.run()
+        before = len(study.trials)
+        study.store.set_budget(study.study_id, 360.0)
+        study.run()
+        blocks = {}
+        for number, trial in enumerate(study.trials):
+            if trial.purpose is Purpose.CONFIRM:
+                blocks.setdefault(trial.replicate, set()).add(number < before)
+        assert {True} in blocks.values()
+        assert all(len(times) == 1 for times in blocks.values())
+
+    def test_a_baseline_that_the_budget_ended_is_measured_again(self):
+        study = StudyRun(Machine(SMALL, start_s=80.0), budget_s=75.0)
+        with pytest.raises(BudgetError, match="Give a larger --budget"):
+            study.run()
+        study.store.set_budget(study.study_id, 700.0)
+        assert study.run().baseline_units_per_s > 0
+
+
 class TestPreparation:
     """What a budget of two minutes leaves for candidates of a job that compiles for long."""
 

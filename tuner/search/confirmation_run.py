@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from steptune.tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.confirmation import (
@@ -67,13 +68,14 @@ class ConfirmationRun:
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
         longest_s = 0.0  # of the blocks so far
+        numbers = list(itertools.islice(self._numbers(), count))
         for block in plan_blocks(self.designer.reference, self._finalists, count, self._settings.seed):
             if block.number >= max(least, stored) and self._view.left_s < longest_s:
                 self._short_of_time = block.number < self._settings.confirm_blocks
                 break  # starts took longer than in the search
             began_s = self._view.elapsed_s
             self._view.say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
-            self.blocks.append(self._run_block(block))
+            self.blocks.append(self._run_block(block, numbers[block.number]))
             self._view.num_trials = self._ledger.num_trials
             longest_s = max(longest_s, self._view.elapsed_s - began_s)
 
@@ -157,20 +159,27 @@ class ConfirmationRun:
 
     def _num_stored(self) -> int:
         """Blocks of these finalists that were complete before a restart."""
-        number = 0
-        while _is_whole(self._ledger.find(c, Purpose.CONFIRM, number) for c in self._all()):
-            number += 1
-        return number
+        return sum(1 for _ in itertools.takewhile(self._is_stored, self._numbers()))
+
+    def _numbers(self) -> Iterator[int]:
+        """Numbers of blocks, in order. One that was begun before the budget was changed counts only where it is whole:
+        starts that lie hours apart make no block.
+        """
+        first = self._ledger.first_block
+        return itertools.chain(filter(self._is_stored, range(first)), itertools.count(first))
+
+    def _is_stored(self, number: int) -> bool:
+        return _is_whole(self._ledger.find(c, Purpose.CONFIRM, number) for c in self._all())
 
     # --- a block ------------------------------------------------------------------------------
 
-    def _run_block(self, block: Block) -> dict[str, TrialResult]:
+    def _run_block(self, block: Block, number: int) -> dict[str, TrialResult]:
         """One start of each; in turns where all fit together."""
-        found = {c.key: self._ledger.find(c, Purpose.CONFIRM, block.number) for c in block.order}
+        found = {c.key: self._ledger.find(c, Purpose.CONFIRM, number) for c in block.order}
         if not _is_whole(found.values()):  # a block is of one place
             found = {key: result if result and result.place == self._place else None for key, result in found.items()}
         for group in self._trials.together([c for c in block.order if found[c.key] is None]):
-            for result in self._trials.run(group, [Purpose.CONFIRM] * len(group), block.number):
+            for result in self._trials.run(group, [Purpose.CONFIRM] * len(group), number):
                 found[result.candidate.key] = result
         return {key: result for key, result in found.items() if result is not None and result.ok}
 

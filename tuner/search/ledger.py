@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult, TrialSpec, TrialState
+from steptune.tuner.records import Candidate, FailureKind, Purpose, Trial, TrialResult, TrialSpec, TrialState
+from steptune.tuner.store_rules import BUDGET_CHANGED
 from steptune.tuner.trials.failures import repeats_after
 
 
@@ -31,6 +32,12 @@ class Ledger:
         """Starts by candidate since the study came to its last place; None once its search goes on there."""
         self.spent_s = 0.0
         self.num_trials = 0
+        changed = [event.at for event in store.events(study_id) if event.kind == BUDGET_CHANGED]
+        before = [
+            t.replicate for t in stored if t.purpose is Purpose.CONFIRM and changed and t.started_at <= changed[-1]
+        ]
+        self.first_block = max(before, default=-1) + 1
+        """The first block of a confirmation that was not begun before the budget was changed."""
         for trial in stored:
             if trial.result is not None and trial.state in (TrialState.COMPLETED, TrialState.FAILED):
                 self._remember(trial, trial.result)
@@ -115,6 +122,8 @@ class Ledger:
 
 
 def _says_nothing(trial: Trial, result: TrialResult) -> bool:
-    """Whether a baseline was ended by its environment: a study that is resumed measures it again."""
+    """Whether a baseline was ended by its environment or its deadline: a study that is resumed measures it again."""
     is_baseline = trial.purpose is Purpose.BASELINE or trial.candidate.is_baseline
-    return is_baseline and result.failure is not None and repeats_after(result.failure) > 0
+    if not is_baseline or result.failure is None:
+        return False
+    return result.failure.kind is FailureKind.TIMEOUT or repeats_after(result.failure) > 0

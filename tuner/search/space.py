@@ -114,8 +114,8 @@ class Space:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """Seconds that a trial takes beyond an ordinary one, before any was measured: for what the candidate changes and
-        for what the user has chosen already.
+        """Seconds that a trial takes beyond an ordinary one, before any was measured, for all that is chosen: by the
+        candidate and by the user already.
         """
         complete = self.complete(candidate)
         return sum(

@@ -300,6 +300,11 @@ class Service:
             process.wait(timeout=120)
         self.engine.dispose()
 
+    def log_of(self, study_id: str) -> str:
+        """What was logged of a study, in the order of time."""
+        lines = (p.read_text(errors="replace").splitlines() for p in self.folder.glob("worker-*.log"))
+        return "\n".join(sorted(line for line in itertools.chain(*lines) if study_id in line))
+
     def log(self) -> str:
         return "\n".join(p.read_text(errors="replace")[-4000:] for p in sorted(self.folder.glob("*.log")))
 
@@ -504,6 +509,7 @@ class Chaos:
         engine = create_engine_for(service.url)
         with reading(engine) as session:
             tally.studies = Counter(session.scalars(select(StudyRow.state)))
+            failed = session.scalars(select(StudyRow.study_id).where(StudyRow.state == StudyState.FAILED.value)).all()
             tally.claims = int(session.scalar(select(func.sum(QueueEntryRow.num_claims))) or 0)
             tally.leases_left = len(
                 session.scalars(select(QueueEntryRow).where(QueueEntryRow.lease_until.is_not(None))).all()
@@ -518,6 +524,8 @@ class Chaos:
             completed = select(StudyRow.study_id).where(StudyRow.state == StudyState.COMPLETED.value)
             tally.studies_without_an_answer = len(set(session.scalars(completed)) - answered)
         engine.dispose()
+        for study_id in failed:
+            sys.stderr.write(f"failed: {study_id}\n{service.log_of(study_id)}\n")
         tally.trials = Counter(trial.state for trial in trials)
         tally.moves = len({trial.trial_group for trial in trials if trial.purpose == "moved"})
         self._count_twice(trials, attempts)

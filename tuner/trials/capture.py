@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.errors import RunnerError
 from steptune.tuner.profiling.facts import OWN_MARK
 
 if TYPE_CHECKING:
@@ -21,6 +23,31 @@ def num_profiled_steps(step_time_ns: int) -> int:
     return int(max(1, min(MAX_STEPS, TARGET_S * 1e9 // max(1, step_time_ns))))
 
 
+def _export(recorder: Any, path: Path) -> None:
+    """Writes a trace. The profiler raises nothing where it could not: it leaves no file, or an empty one, or a part.
+
+    Raises:
+        RunnerError: The trace was not written to its end.
+    """
+    recorder.export_chrome_trace(str(path))
+    if not _is_whole(path):
+        free = shutil.disk_usage(path.parent).free / 2**20
+        raise RunnerError(
+            f"the profiler could not write its trace to {path}, where {free:.3g} MiB are free: free space, or put the "
+            "studies elsewhere with STEPTUNE_DATA_DIRECTORY"
+        )
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file ends as an object of JSON does."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 64))
+            return file.read().rstrip().endswith(b"}")
+    except OSError:
+        return False
+
+
 def record_profile(
     step: Callable[[], None], num_steps: int, device: torch.device, path: Path, options: dict[str, Any] | None = None
 ) -> None:
@@ -31,6 +58,9 @@ def record_profile(
     Args:
         step: One step of the loop, `next(loader)` included.
         path: `.json`; torch.profiler takes twenty times as long to write `.json.gz`.
+
+    Raises:
+        RunnerError: The trace could not be written.
     """
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -52,7 +82,7 @@ def record_profile(
             import torch
 
             torch.cuda.synchronize(device)
-    recorder.export_chrome_trace(str(path))
+    _export(recorder, path)
 
 
 def record_memory(step: Callable[[], None], path: Path) -> None:
@@ -67,4 +97,4 @@ def record_memory(step: Callable[[], None], path: Path) -> None:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
         step()
-    recorder.export_chrome_trace(str(path))
+    _export(recorder, path)

@@ -19,6 +19,8 @@ _GLOO_TIMEOUTS = frozenset({"Wait timeout", "Application timeout caused pair clo
 """All that gloo says where others wait, and once a group has timed out."""
 _GLOO = "gloo/transport/"
 """In all else that its connections say; there is no exception of its own."""
+_TORCH_WRITER = ("PytorchStreamWriter failed writing", ". unexpected pos ")
+"""In what `torch.save` raises where it cannot write; there is no exception of its own."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 
 EXTERNAL_SIGNALS = frozenset(
@@ -87,7 +89,12 @@ def _says(error: BaseException, words: tuple[str, ...]) -> bool:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether an exception, or one that it was raised for, says that a disk is full."""
+    if error.__cause__ is not None and _is_disk_full(error.__cause__):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_WRITER)
 
 
 def _from_compiler(error: BaseException) -> bool:

@@ -69,9 +69,10 @@ class Bubblewrap(Level):
         with own_user(request.study_directory) as uid, fellows(request.owner, None) as others:
             if has_capabilities(SYS_ADMIN) and os.geteuid() == 0:
                 prefix = (*command, *_AS_ROOT, "--", *resources, *become(uid), *enter)
+                yield self._sandbox(request, prefix, environment, others)
             else:
                 prefix = (*become(uid), *command, *_user_namespace(), "--", *resources, *enter)
-            yield self._sandbox(request, prefix, environment, others)
+                yield self._sandbox(request, prefix, environment, others, as_user=become(uid))
 
     def separates(self) -> bool:
         return True
@@ -82,6 +83,7 @@ class Bubblewrap(Level):
         prefix: tuple[str, ...],
         environment: dict[str, str],
         others: Callable[[], Sequence[Taker]],
+        as_user: tuple[str, ...] = (),
     ) -> Sandbox:
         return Sandbox(
             level=self.name,
@@ -89,6 +91,7 @@ class Bubblewrap(Level):
             environment=environment,
             temporary=TEMPORARY,
             own_pids=True,
+            as_user=as_user,
             quota=request.resources.quota,
             fellows=others,
         )

@@ -28,6 +28,7 @@ from steptune.service.isolation.users import (
     closed_to_others,
     has_capabilities,
     own_user,
+    remove_left,
 )
 from steptune.service.isolation.visible import interpreter_paths
 from steptune.tuner.errors import IsolationUnavailable
@@ -64,6 +65,7 @@ class Limits(Level):
                 uid=uid,
                 as_user=become(uid),
                 headers=headers,
+                tidy=lambda kept: remove_left(uid, kept=kept, deep=False),
                 quota=resources.quota,
                 fellows=others,
             )

@@ -11,11 +11,11 @@ import contextlib
 import fcntl
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.trials.as_user import Disturbed, run_as
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 FIRST_UID, LAST_UID = 61184, 65519
@@ -124,19 +124,35 @@ def become(uid: int) -> tuple[str, ...]:
 
 def kill_all_of(uid: int) -> None:
     """Kills every process of a user at one stroke: only one of the same user can do that."""
-    _run([*become(uid), "/bin/sh", "-c", "kill -9 -1"])
+    with contextlib.suppress(Disturbed):
+        run_as(become(uid), "/bin/sh", "-c", "kill -9 -1")
 
 
-def remove_left(uid: int) -> None:
-    """Removes what a user has left where everybody may write: files, and shared memory of System V."""
-    for place in SHARED_PLACES:
-        if place.is_dir():
-            own = [*become(uid), "find", str(place), "-xdev", "-mindepth", "1", "-user", str(uid)]
-            for change in (["chmod", "-R", "u+rwX"], ["rm", "-rf", "--"]):
-                _run([*own, "-maxdepth", "1", "-exec", *change, "{}", "+"])
-            _run([*own, "-delete"])  # in folders of others that everybody may write
-    if shutil.which("ipcrm"):
-        _run([*become(uid), "ipcrm", "--all"])
+_FIND = """
+user=$(id -u) deep=$1; shift
+find "$@" -xdev $deep -type d -perm -0002 ! -user "$user" -print0 |
+  xargs -0r -I% find % -xdev -mindepth 1 -maxdepth 1 -user "$user" -print0
+"""
+_REMOVE = """xargs -0r sh -c 'chmod -R u+rwX -- "$@"; rm -rf -- "$@"' sh"""
+
+
+def remove_left(uid: int, *, kept: Collection[Path] = (), deep: bool = True) -> None:
+    """Removes what a user has left where everybody may write: files, and shared memory of System V.
+
+    What lies in a folder that only some may write was put there on purpose: a study's directory may be below `/tmp`.
+
+    Args:
+        kept: Files and folders that stay.
+        deep: Whether to search every folder in there that everybody may write, which takes a while.
+    """
+    places = [str(place) for place in SHARED_PLACES if place.is_dir()]
+    with contextlib.suppress(Disturbed):  # it does what it can while processes of that user live
+        found = run_as(become(uid), "/bin/sh", "-c", _FIND, "sh", "" if deep else "-maxdepth 0", *places).stdout
+        left = [path for path in found.split("\0") if path and Path(path) not in kept]
+        if left:
+            run_as(become(uid), "/bin/sh", "-c", _REMOVE, given="\0".join(left))
+        if shutil.which("ipcrm"):
+            run_as(become(uid), "ipcrm", "--all")
 
 
 def give(directory: Path, uid: int) -> None:
@@ -144,29 +160,28 @@ def give(directory: Path, uid: int) -> None:
 
     A file with several names may be somebody else's too, and is left alone. Our group keeps its access.
     """
+    directory = directory.absolute()
     directory.chmod(_STUDY_MODE)
     owner = f"{uid}:{os.getegid()}"
     find = ["find", str(directory), "-xdev", "-user", str(os.geteuid())]
-    _run([*find, "-type", "d", "-exec", "chmod", f"{_STUDY_MODE:o}", "{}", "+"])
-    _run([*find, "-type", "f", "-links", "1", "-exec", "chmod", "g+rw", "{}", "+"])
+    run_as((), *find, "-type", "d", "-exec", "chmod", f"{_STUDY_MODE:o}", "{}", "+")
+    run_as((), *find, "-type", "f", "-links", "1", "-exec", "chmod", "g+rw", "{}", "+")
     changed = ["(", "-type", "d", "-o", "-links", "1", ")", "-exec", "chown", "--no-dereference", owner, "{}", "+"]
     # What is in a directory first: it cannot be entered any more where it is not ours and closed to our group.
-    _run([*find, "-depth", *changed], check=True)
+    done = run_as((), *find, "-depth", *changed)
+    if done.returncode:
+        raise IsolationUnavailable(f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}")
 
 
 def take_back(directory: Path) -> None:
     """Undoes `give`, whoever of the users it was given to. None of that user's processes may be left."""
+    directory = directory.absolute()
     uid = directory.stat().st_uid
     if not can_change_user() or not FIRST_UID <= uid <= LAST_UID:
         return
-    _run([*become(uid), "chmod", "-R", "u+rwX,g+rwX", str(directory)])
-    _run(["chown", "-R", "-h", f"--from={uid}", f"{os.geteuid()}:{os.getegid()}", str(directory)])
-
-
-def _run(command: Sequence[str], *, check: bool = False) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise IsolationUnavailable(f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}")
+    with contextlib.suppress(Disturbed):
+        run_as(become(uid), "chmod", "-R", "u+rwX,g+rwX", str(directory))
+    run_as((), "chown", "-R", "-h", f"--from={uid}", f"{os.geteuid()}:{os.getegid()}", str(directory))
 
 
 def closed_to_others(path: Path) -> Path | None:

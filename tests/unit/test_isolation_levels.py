@@ -253,7 +253,7 @@ class TestTemporary:
         (temporary / LOCK).touch()
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
         monkeypatch.setattr(scratch, "SHARED_MEMORY", tmp_path / "kept" / "headers")
-        empty_temporary()
+        empty_temporary(shared_memory=True)
         assert sorted(path.name for path in temporary.rglob("*")) == [LOCK, "link"]
         assert (tmp_path / "kept" / "headers").is_dir()
 

@@ -106,7 +106,9 @@ class ServerConnection:
         try:
             self.channel.send(message)
         except OSError as error:
-            self._process.wait(timeout=CLOSE_TIMEOUT_S)
+            # It has closed its end, and is about to end: who asks shall find it so.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_TIMEOUT_S)
             raise RunnerError(f"the trial server is gone: {error}; its log is {self._log}") from None
 
     def take_messages(self) -> list[FromServer]:

@@ -169,13 +169,6 @@ class GroupRun:
             while (message := self._board.next_message(member.job)) is not None:
                 member.take_in(message)
 
-    def end(self) -> None:
-        """Leaves nothing behind, whatever happened."""
-        for member in self.members:
-            if not member.job.ended:
-                self._board.end(member.job)
-            self._board.forget(member.job)
-
     # --- rounds -------------------------------------------------------------------------------
 
     def _measure(self) -> None:

@@ -146,8 +146,9 @@ class JobBoard:
         num_ranks: int = 1,
         log: str = "",
     ) -> Job:
-        job = self._jobs[job_id] = Job(job_id=job_id, server=server, deadlines=deadlines)
+        job = Job(job_id=job_id, server=server, deadlines=deadlines)
         server.send(Start(job=job_id, entry=entry, payload=msgspec.Raw(encode(payload)), num_ranks=num_ranks, log=log))
+        self._jobs[job_id] = job
         return job
 
     def tell(self, job: Job, command: Any) -> None:

@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -70,11 +71,31 @@ def kill_session(session: int) -> None:
                     os.kill(pid, number)
 
 
+def kill_descendants(within_s: float = 5.0) -> bool:
+    """Kills all that descends from this process, whatever their sessions; returns whether nothing is left of it.
+
+    Orphans count where this process adopts them. All are stopped before one is killed: they fork no more, and still
+    count where the number of a user's processes is limited, so that what forks without end comes to an end.
+    """
+    end_s = time.monotonic() + within_s
+    stopped: set[int] = set()
+    while time.monotonic() < end_s:
+        found = {child.pid for child in psutil.Process().children(recursive=True) if not _is_zombie(child.pid)}
+        if not found:
+            return True
+        number = signal.SIGSTOP if found - stopped else signal.SIGKILL
+        for pid in found - stopped or found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        stopped = found if number == signal.SIGSTOP else set()
+    return False
+
+
 def kill_all_others() -> None:
     """Kills, at one stroke, every process that this one may send a signal to.
 
-    Only where all of them are its own: in a process namespace, or under a user of its own. The kernel does it while
-    nothing can fork, so that nothing outruns it.
+    Only where none of them is anybody else's: in a process namespace, or under a user of its own, where it ends other
+    trial servers of the same study, too. The kernel does it while nothing can fork, so that nothing outruns it.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)

@@ -112,6 +112,7 @@ class LocalRunner:
                 sandbox.quota,
                 sandbox.as_user,
                 uid=sandbox.uid,
+                python=python,
                 servers=lambda: [server.pid for server in self._servers.values()],
                 fellows=sandbox.fellows,
             )
@@ -249,8 +250,7 @@ class LocalRunner:
         except RunnerError as error:
             self._outlive(error, [job])
         finally:
-            self._board.end(job)
-            self._board.forget(job)
+            self._end([job])
         return job, answer, doing
 
     def _raise_failure(self, job: Job, entry: str, doing: str) -> None:
@@ -326,7 +326,17 @@ class LocalRunner:
             if len(run.members) < len(specs) and _ended_by_environment(run, repeats) is None:
                 raise
         finally:
-            run.end()
+            self._end([member.job for member in run.members])
+
+    def _end(self, jobs: Sequence[Job]) -> None:
+        """Leaves nothing behind of jobs that ran together, and with no others."""
+        for job in jobs:
+            try:
+                self._board.end(job)
+            except RunnerError as error:
+                self._outlive(error, [job])
+            self._board.forget(job)
+        self._sandbox.tidy([server.temporary for server in self._servers.values()])
 
     def _outlive(self, error: RunnerError, jobs: Sequence[Job]) -> None:
         """Where the trial server of jobs has died: they failed with it, and the next one gets a new server.

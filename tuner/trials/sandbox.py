@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,10 @@ class Sandbox:
         temporary: Directory for temporary files inside, where the host's is not visible.
         own_pids: The server lives in a process namespace of its own, and does not see its parent.
         headers: Where torch.compile's precompiled headers are kept, which others do not share.
-        uid: User of the server and of nobody else; None is the parent's.
+        uid: User of the study's servers and of nobody else; None is the parent's.
         as_user: The command that runs another one as that user, who alone may look into all that is theirs.
+        tidy: Called when no trial runs, with the temporary directories of the servers: removes what trials have left
+            elsewhere.
         quota: What the trials together may take from the machine; None is not watched.
         fellows: Other studies of the same submitter that run on this machine now, and share the quota.
     """
@@ -35,6 +37,7 @@ class Sandbox:
     uid: int | None = None
     headers: Path | None = None
     as_user: tuple[str, ...] = ()
+    tidy: Callable[[Collection[Path]], None] = lambda kept: None
     quota: Quota | None = None
     fellows: Callable[[], Sequence[Taker]] = tuple
 

@@ -129,13 +129,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def empty_temporary() -> None:
-    """Removes what a trial left in the temporary directory and in shared memory, where both are the server's own.
+def empty_temporary(*, shared_memory: bool) -> None:
+    """Removes what a trial left in the temporary directory, where that is the server's own.
 
     Links stay: that to the precompiled headers was there before. So does what belongs to others, and what is mounted
     there: a study's directory may be.
+
+    Args:
+        shared_memory: Whether that is the server's own, too, and is emptied with it.
     """
-    for folder in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
+    for folder in {Path(tempfile.gettempdir()), *([SHARED_MEMORY] if shared_memory else [])}:
         with contextlib.suppress(OSError, RecursionError):  # nested too deep: the limits of the file system hold
             _empty(folder, folder.stat().st_dev)
 

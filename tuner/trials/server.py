@@ -45,9 +45,9 @@ from steptune.tuner.trials.messages import (
 )
 from steptune.tuner.trials.processes import (
     become_subreaper,
-    child_pids,
     die_with_parent,
     kill_all_others,
+    kill_descendants,
     kill_session,
     kill_tree,
     oom_kills,
@@ -79,11 +79,19 @@ class _Job:
 
 
 class TrialServer:
-    """The server's loop: messages from the parent, messages and deaths of ranks."""
+    """The server's loop: messages from the parent, messages and deaths of ranks.
 
-    def __init__(self, parent: Channel, start_method: str = "fork", *, alone: bool = False) -> None:
+    Args:
+        alone: Whether every process that this one may send a signal to belongs to its study.
+        own_pids: Whether it is its own, as are shared memory and the temporary directory.
+    """
+
+    def __init__(
+        self, parent: Channel, start_method: str = "fork", *, alone: bool = False, own_pids: bool = False
+    ) -> None:
         self._parent = parent
         self._alone = alone
+        self._own_pids = own_pids
         self._start_method = start_method
         self._jobs: dict[str, _Job] = {}
         self._selector = selectors.DefaultSelector()
@@ -297,15 +305,13 @@ class TrialServer:
         if not self._jobs:
             self._kill_the_rest()
             if self._alone:
-                empty_temporary()
+                empty_temporary(shared_memory=self._own_pids)
         self._send(JobEnded(job=name))
 
     def _kill_the_rest(self) -> None:
         """What escaped into a session of its own (compile workers do) was orphaned to us."""
-        if self._alone:
+        if self._own_pids or (not kill_descendants() and self._alone):
             kill_all_others()
-        for pid in child_pids():
-            kill_tree(pid)
 
     def _kill(self, name: str) -> None:
         job = self._jobs.get(name)
@@ -350,12 +356,12 @@ def preload(modules: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="steptune.tuner.trials.server")
     parser.add_argument("descriptor", type=int)
-    parser.add_argument("parent_pid", type=int)
+    parser.add_argument("parent_pid", type=int, help="0 in a process namespace of its own")
     parser.add_argument("--preload", nargs="*", default=[])
     parser.add_argument("--imports", default="", help="file with further modules, as `imports.save_imports` writes it")
     parser.add_argument("--log", default="")
     parser.add_argument("--scratch", default="")
-    parser.add_argument("--alone", action="store_true", help="nobody else's process can be reached by a signal")
+    parser.add_argument("--alone", action="store_true", help="no other study's process can be reached by a signal")
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid, signal.SIGTERM)
@@ -375,7 +381,8 @@ def main() -> None:
     channel = Channel.from_descriptor(arguments.descriptor)
     channel.send(ServerReady(pid=os.getpid(), preload_ns=time.monotonic_ns() - began))
     try:
-        TrialServer(channel, arguments.start_method, alone=arguments.alone).run()
+        own_pids = not arguments.parent_pid
+        TrialServer(channel, arguments.start_method, alone=arguments.alone, own_pids=own_pids).run()
     finally:
         if arguments.scratch:
             remove(Path(arguments.scratch))

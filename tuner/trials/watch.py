@@ -8,7 +8,7 @@ file each. Only when those look bad are files counted.
 from __future__ import annotations
 
 import os
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from steptune.tuner.records import Failure, FailureKind, Phase
+from steptune.tuner.trials.as_user import Disturbed, run_as
 from steptune.tuner.trials.memory_use import File, Taker, memory_file_systems, memory_of, processes_of
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
@@ -50,6 +51,7 @@ class Watch:
         as_user: Where trials have a user of their own, the command that runs another one as that user. Then all that
             the user has where everybody may write counts, too.
         uid: That user; None where the trials have ours.
+        python: An interpreter that this user can run.
         servers: Process ids of the trial servers now.
         fellows: Other studies of the same submitter. Where they exceed the quota together, the one that takes most is
             ended.
@@ -62,6 +64,7 @@ class Watch:
         as_user: Sequence[str] = (),
         *,
         uid: int | None = None,
+        python: str = sys.executable,
         servers: Callable[[], Iterable[int]] = tuple,
         fellows: Callable[[], Sequence[Taker]] = tuple,
     ) -> None:
@@ -69,6 +72,7 @@ class Watch:
         self._quota = quota
         self._as_user = as_user
         self._uid = uid
+        self._python = python
         self._servers = servers
         self._fellows = fellows
         self._looked_s = 0.0
@@ -86,7 +90,14 @@ class Watch:
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()
-        return self._memory_left(phase) or self._memory_taken(phase) or self._disk(phase)
+        try:
+            return self._memory_left(phase) or self._memory_taken(phase) or self._disk(phase)
+        except Disturbed as error:
+            message = (
+                f"the trial was ended because its files could not be counted: {error}. Stop or kill no process that "
+                "the workload did not start, and write fewer files"
+            )
+            return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=phase, message=message)
 
     def _memory_left(self, phase: Phase) -> Failure | None:
         available, reserve = psutil.virtual_memory().available, self._quota.memory_reserve_bytes
@@ -128,7 +139,7 @@ class Watch:
         if as_user and places:
             files = _files_of_user(as_user, places)
         pids = processes_of(roots, uid) - {taker.pid for taker in self._fellows()}  # the workers themselves
-        return memory_of(pids, self._quota.memory_bytes, files)
+        return memory_of(pids, self._quota.memory_bytes, files, as_user=as_user, python=self._python)
 
     def _disk(self, phase: Phase) -> Failure | None:
         """Counts files at first, and again when the file system has lost a tenth of the quota since."""
@@ -205,8 +216,7 @@ def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple
 def _files_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> dict[File, int]:
     """Allocated bytes of each file that one user has there. That user looks, who may have closed folders to others."""
     script = 'find "$@" -xdev -user "$(id -u)" -printf "%D %i %b\\n" 2>/dev/null'
-    command = [*as_user, "/bin/sh", "-c", script, "sh", *map(str, directories)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = run_as(as_user, "/bin/sh", "-c", script, "sh", *(str(directory.absolute()) for directory in directories))
     found = (map(int, line.split()) for line in done.stdout.splitlines())
     return {((os.major(device), os.minor(device)), inode): 512 * blocks for device, inode, blocks in found}
 

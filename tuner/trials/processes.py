@@ -75,12 +75,14 @@ def kill_descendants(within_s: float = 5.0) -> bool:
     """Kills all that descends from this process, whatever their sessions; returns whether nothing is left of it.
 
     Orphans count where this process adopts them. All are stopped before one is killed: they fork no more, and still
-    count where the number of a user's processes is limited, so that what forks without end comes to an end.
+    count where the number of a user's processes is limited, so that what forks without end comes to an end. One that
+    hides itself in `/proc` is found as a child, and what it has started once it is dead.
     """
     end_s = time.monotonic() + within_s
     stopped: set[int] = set()
     while time.monotonic() < end_s:
         found = {child.pid for child in psutil.Process().children(recursive=True) if not _is_zombie(child.pid)}
+        found |= _own_children()
         if not found:
             return True
         number = signal.SIGSTOP if found - stopped else signal.SIGKILL
@@ -88,6 +90,21 @@ def kill_descendants(within_s: float = 5.0) -> bool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         stopped = found if number == signal.SIGSTOP else set()
+    return False
+
+
+def _own_children() -> set[int]:
+    """Direct children that live, those included that `/proc` does not show."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= set(map(int, path.read_text(encoding="ascii").split()))
+    return {pid for pid in found if _lives(pid)}
+
+
+def _lives(child: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     return False
 
 

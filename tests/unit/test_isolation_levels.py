@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +39,9 @@ from steptune.service.studies import compressed
 from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
 from steptune.tuner.errors import ChoiceError, IsolationUnavailable, StoreError
 from steptune.tuner.records import FailureKind, Phase, new_id
-from steptune.tuner.trials import scratch
+from steptune.tuner.trials import memory_use, scratch
+from steptune.tuner.trials.as_user import Disturbed, run_as
+from steptune.tuner.trials.memory_use import memory_of
 from steptune.tuner.trials.scratch import LOCK, empty_temporary
 from steptune.tuner.trials.untrusted import open_below
 from steptune.tuner.trials.watch import Quota, Watch
@@ -354,6 +357,10 @@ class TestMemoryTaken:
             assert not left.exists()
 
 
+OTHER = 65200
+"""A user that no study has in these tests."""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs trials as other users")
 class TestOwnUsers:
     @pytest.fixture
@@ -427,6 +434,8 @@ class TestOwnUsers:
         assert [name for name, failure in failures.items() if failure] == ["two"]
 
     def test_all_is_ours_again_whatever_its_user_closed(self, locks: Path) -> None:
+        """Below `/tmp`, too, where nothing else of that user stays."""
+        locks.chmod(0o755)
         directory = self.study(locks, "one")
         (directory / "before").write_text("ours")
         script = "umask 077; mkdir -p a/b; echo theirs > a/b/c; chmod 0 a/b/c a/b a before"
@@ -435,3 +444,67 @@ class TestOwnUsers:
             assert (directory / "a").stat().st_uid == uid
         assert {path.stat().st_uid for path in directory.rglob("*")} == {os.geteuid()}
         assert (directory / "a" / "b" / "c").read_text() == "theirs\n"
+
+    def test_what_a_user_left_is_removed_where_everybody_may_write(self, locks: Path) -> None:
+        locks.chmod(0o755)
+        (locks / "open").mkdir()
+        (locks / "open").chmod(0o1777)
+        (locks / "open" / "ours").touch()
+        left = locks / "open" / "left\nhere"
+        kept = Path("/tmp") / f"steptune-kept-{os.getpid()}"
+        script = 'mkdir -p "$1/a" "$2"; echo > "$1/a/b"; chmod 0 "$1/a" "$1"'
+        with users.own_user(self.study(locks, "one")) as uid:
+            subprocess.run([*users.become(uid), "sh", "-c", script, "sh", left, kept], check=True)
+            users.remove_left(uid, kept=[kept])
+            assert kept.is_dir()
+            assert [path.name for path in (locks / "open").iterdir()] == ["ours"]
+        assert not kept.exists()
+
+    def test_a_user_s_commands_carry_nothing_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That user may read their environment."""
+        monkeypatch.setenv("STEPTUNE_DATABASE_URL", "postgresql://me:secret@host/db")
+        seen = run_as(users.become(OTHER), "env").stdout.splitlines()
+        assert {line.partition("=")[0] for line in seen} <= {"PATH", "LC_ALL", "PWD", "SHLVL", "_"}
+
+    def test_what_its_user_stops_or_kills_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("steptune.tuner.trials.as_user.TIMEOUT_S", 0.2)
+        for number, message in (("KILL", "ended by signal 9"), ("STOP", r"within 0\.2 s")):
+            with pytest.raises(Disturbed, match=message):
+                run_as(users.become(OTHER), "/bin/sh", "-c", f"kill -{number} $$")
+
+    def test_memory_is_seen_with_the_eyes_of_its_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where we may not look into other users' processes, as without the capability to trace them."""
+        script = "import os, time; f = os.memfd_create('f'); os.write(f, bytes(64 << 20)); print(flush=True); " + (
+            "time.sleep(600)"
+        )
+        command = [*users.become(OTHER), "/usr/bin/env", "python3", "-Ic", script]
+        python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+        assert python
+        monkeypatch.setattr(memory_use, "_is_closed", lambda pid: True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None
+                process.stdout.readline()
+                taken = memory_of([process.pid], 1 << 20, {}, as_user=users.become(OTHER), python=python)
+                disturbed = memory_of([process.pid], 1 << 20, {}, as_user=users.become(OTHER), python="/bin/false")
+            finally:
+                process.kill()
+        assert 64 << 20 <= taken < 128 << 20
+        assert disturbed >= taken
+
+    def test_what_hides_itself_from_its_own_user_is_found_out(self) -> None:
+        """It counts as all that it may have, then."""
+        hide = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush=True); time.sleep(600)"
+        for begin, expected in (("", "False\n"), (hide, "True\n")):
+            script = begin or "import time; print(flush=True); time.sleep(600)"
+            command = [*users.become(OTHER), "/usr/bin/env", "python3", "-Ic", script]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                try:
+                    assert process.stdout is not None
+                    process.stdout.readline()
+                    look = f"print(_hidden([{process.pid}]))\n"
+                    source = Path(memory_use.__file__).read_text().replace("_answer()\n", look)
+                    seen = run_as(users.become(OTHER), "/usr/bin/env", "python3", "-ISc", source).stdout
+                finally:
+                    process.kill()
+            assert seen == expected

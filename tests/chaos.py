@@ -92,6 +92,8 @@ class Tally:
     wishes: Counter[str] = field(default_factory=Counter)
     stops: Counter[str] = field(default_factory=Counter)
     full_disks: int = 0
+    left_out: list[str] = field(default_factory=list)
+    """Of what should have been done, with the reason."""
     database_restarts: int = 0
     database_crashes: int = 0
     service_restarts: int = 0
@@ -322,6 +324,10 @@ class Chaos:
         self.server = server
         self.random = random.Random(seed)
         self.tally = Tally()
+        if disk is None:
+            self.tally.left_out.append("full disks: this process may mount no small file system")
+        if server is None:
+            self.tally.left_out.append("restarts and crashes of the database: SQLite has no server")
         self._pause_s = pause_s
         self._began_s = time.monotonic()
         self._kept: dict[str, str] = {}

@@ -55,11 +55,14 @@ def open_engine(url: str) -> Engine:
     return engine
 
 
-def migrate(database: Engine | str) -> None:
+def migrate(database: Engine | str) -> str | None:
     """Brings a database to the schema of this version, in one transaction.
 
     Args:
         database: An engine, or a URL.
+
+    Returns:
+        The revision before; None where there were no tables.
 
     Raises:
         StoreError: It cannot be migrated; SchemaTooNew if a newer version wrote it.
@@ -67,19 +70,20 @@ def migrate(database: Engine | str) -> None:
     if isinstance(database, str):
         engine = create_engine_for(database)
         try:
-            migrate(engine)
+            return migrate(engine)
         finally:
             engine.dispose()
-        return
     with writing(database) as session:
         connection = session.connection()
         if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
             connection.execute(select(func.pg_advisory_xact_lock(advisory_locks.MIGRATION)))
         # Another process may have migrated it while this one waited for its turn.
+        before = _revision(connection, place_of(database))
         if _state(connection, place_of(database)) is not _Schema.CURRENT:
             config = _alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+    return before
 
 
 def check_schema(engine: Engine) -> None:

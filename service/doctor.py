@@ -83,7 +83,11 @@ def _arithmetic(environment: Environment) -> Examined:
     found = ", ".join(f"{name} {units.significant(rate / 1e9)} GFLOP/s" for name, rate in rates.items())
     slow = [name for name, rate in rates.items() if rate < 0.5 * rates["float32"]]
     verb = "is" if len(slow) == 1 else "are"
-    advice = f"{' and '.join(slow)} {verb} emulated here: slower than float32, and not tried" if slow else ""
+    advice = (
+        f"{' and '.join(slow)} {verb} emulated here: slower than float32, so no gain is expected of such precision"
+        if slow
+        else ""
+    )
     return Examined(level="note" if slow else "ok", subject="arithmetic", found=found, advice=advice)
 
 

@@ -14,7 +14,7 @@ from steptune.service.backups import restore as restore_backup
 from steptune.service.cli.console import output, print_json, say, settings_with
 from steptune.service.cli.options import AsJson, Database
 from steptune.service.connections import without_password
-from steptune.service.database import migrate, open_engine
+from steptune.service.database import known_revisions, migrate, open_engine
 from steptune.service.housekeeping import keep_house
 from steptune.service.permissions import keep_private, mend
 
@@ -28,11 +28,14 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Bring the database to this version's schema; makes it where there is none."""
     settings = settings_with(database)
     mend(settings)  # files that earlier versions left open to others
-    migrate(settings.database_url)
+    before, now = migrate(settings.database_url), known_revisions()[0]
     if as_json:
-        print_json({"database": without_password(settings.database_url), "upgraded": True})
+        print_json({"database": without_password(settings.database_url), "upgraded": True, "from": before, "to": now})
+    elif before == now:
+        output.print(f"the database has this version's schema already (revision {now})")
     else:
-        output.print("the database has this version's schema")
+        where = f"upgraded from revision {before}" if before else "made"
+        output.print(f"the database was {where}: it has this version's schema (revision {now})")
 
 
 @app.command()

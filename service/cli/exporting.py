@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from steptune.dashboards.trial_page import TrialPageSource
@@ -57,6 +57,7 @@ def export_local(store: TrialPageSource, study: Study, format_: str | None, fold
     if str(folder) == "-":
         _print(files)
         return
+    files, folder = _placed(files, folder)
     paths = write_files(study.study_id, {file.file_name: file.content for file in files}, folder)
     report = write_report(study.study_id, store, folder / REPORT_FILE) if format_ is None else None
     _tell(files, paths, report, as_json=as_json)
@@ -80,6 +81,7 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
     if str(folder) == "-":
         _print(files)
         return
+    files, folder = _placed(files, folder)
     with storage_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / file.file_name for file in files]
@@ -127,6 +129,13 @@ def _of_service(client: Client, study_id: str, known: ExportFormat) -> Exported:
         usage=known.usage,
         not_expressible=known.not_expressible,
     )
+
+
+def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
+    """The files with their folder: a single one may be named itself, by the ending that it has."""
+    if len(files) != 1 or target.is_dir() or target.suffix != PurePath(files[0].file_name).suffix:
+        return files, target
+    return [replace(files[0], file_name=target.name)], target.parent
 
 
 def _print(files: Sequence[Exported]) -> None:

@@ -125,7 +125,9 @@ def export(
             show_default=False,
         ),
     ] = None,
-    folder: Annotated[Path, typer.Option("--output", "-o", help="Folder, or `-` for standard output.")] = Path(),
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder, or file of one format, or `-` for standard output.")
+    ] = Path(),
     database: Database = None,
     url: Url = None,
     token: Token = None,

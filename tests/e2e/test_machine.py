@@ -10,6 +10,7 @@ from command import PATIENT, TUNED
 from profiled import breakdown_of, situation
 from rich.console import Console
 
+from steptune.service.database import known_revisions
 from steptune.service.profiling import WorkloadProfile, print_profile
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.profiling.diagnosis import Evidence, diagnose
@@ -105,8 +106,13 @@ def test_the_doctor_names_a_problem_and_the_way_out(steptune):
 
 def test_a_database_is_made_by_upgrade_and_is_then_current(inside):
     url = "sqlite:///made.db"
-    assert inside("db", "upgrade", "--database", url, "--json").json == {"database": url, "upgraded": True}
-    assert "this version's schema" in inside("db", "upgrade", "--database", url).out
+    assert inside("db", "upgrade", "--database", url, "--json").json == {
+        "database": url,
+        "upgraded": True,
+        "from": None,
+        "to": known_revisions()[0],
+    }
+    assert "this version's schema already" in inside("db", "upgrade", "--database", url).out
     assert inside("list", "--database", url, "--json").json == []
 
 

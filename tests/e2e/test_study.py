@@ -145,6 +145,13 @@ def test_the_study_is_exported_for_optuna(tuned, tuned_inside, tmp_path):
     assert (tmp_path / "optuna_study.log").read_text().startswith('{"op_code":0')
 
 
+def test_one_export_may_be_named_itself(tuned, tuned_inside, tmp_path):
+    path = tmp_path / "new" / "mine.log"
+    written = tuned_inside("export", "--format", "optuna", "--output", str(path), "--json").json
+    assert [entry["path"] for entry in written["exports"]] == [str(path)]
+    assert path.read_text().startswith('{"op_code":0')
+
+
 @pytest.mark.parametrize("command", ["show", "list"])
 def test_json_names_carry_units(tuned_inside, command):
     assert not list(_unitless(tuned_inside(command, "--json").json))

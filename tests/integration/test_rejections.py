@@ -61,6 +61,8 @@ class TestInspection:
             ("NotScalar", "a tensor of shape (8, 1)", "reduce it to a scalar"),
             ("NoParameters", "NoParameters.model() has no parameter", "requires a gradient"),
             ("DamagedInWorker", "ValueError: sample", "is damaged"),
+            ("Ragged", "got [8] at entry 0 and [9] at entry 1", "`collate(self, samples)`"),
+            ("RaggedInWorker", "got [8] at entry 0 and [9] at entry 1", "`collate(self, samples)`"),
             ("TooLarge", "can't allocate memory", "4398046511104 bytes"),
             ("NotAWorkload", "NotAWorkload is not a workload", "subclass steptune.Workload"),
         ],

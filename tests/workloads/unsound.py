@@ -53,6 +53,17 @@ class DamagedInWorker(Regression):
         return DamagedNumbers(self.length)
 
 
+class Ragged(Regression):
+    """Its samples are of several lengths."""
+
+    def dataset(self):
+        return [torch.ones(8 + number % 2) for number in range(self.length)]
+
+
+class RaggedInWorker(Ragged):
+    current: ClassVar = {"data_loading": {"num_workers": 1}}
+
+
 class DamagedNumbers(Numbers):
     given = 0
 

@@ -34,6 +34,7 @@ EXTERNAL_SIGNALS = frozenset(
 MAX_REPEATS, MAX_UNCLEAR_REPEATS = 2, 1
 """How often a run is repeated that its environment ended, and one that it may have ended itself."""
 
+_DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
 
 
@@ -137,7 +138,17 @@ def _told(error: BaseException) -> str:
     if _is_disk_full(error):
         message = f"{message}: free space, or put the studies elsewhere with STEPTUNE_DATA_DIRECTORY"
     message += _limit_of_memory(error)
+    if _by_default_collate(error):
+        message += (
+            ": the samples do not make one batch; define `collate(self, samples)` in the workload to pad or pack them"
+        )
     return f"{message} ({place})" if place else message
+
+
+def _by_default_collate(error: BaseException) -> bool:
+    """Whether PyTorch's own collation of samples raised it, here or in a loader worker."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith(_DEFAULT_COLLATE) for frame in frames) or f'{_DEFAULT_COLLATE}"' in str(error)
 
 
 def _limit_of_memory(error: BaseException) -> str:

@@ -500,7 +500,7 @@ def test_a_reduction_that_fails_is_told_to_whoever_waits_for_it(ranks: Ranks) ->
         ({"precision": {"level": "O2", "dtype": "bfloat16"}}, "16 bits already"),
         ({"precision": {"level": "O1", "dtype": "float16"}}, "another loss scale"),
         ({"optimizer_algorithm": {"algorithm": "lamb"}}, "defined for SGD"),
-        ({"optimizer_implementation": {"contiguous": True}}, "tensor by tensor"),
+        ({"optimizer_implementation": {"contiguous": True}}, "per parameter tensor"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

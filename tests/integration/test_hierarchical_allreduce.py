@@ -140,7 +140,7 @@ class TestCompression:
     def test_of_whole_tensors_is_refused(self, method: str) -> None:
         candidate = Candidate(choices={**TWO_LEVELS, "gradient_compression": {"method": method}})
         facts = sample_facts(current={}, custom_step=False)
-        assert "looks at whole tensors" in str(conflict(candidate, sample_environment(), facts))
+        assert "needs whole gradient tensors" in str(conflict(candidate, sample_environment(), facts))
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ class TestCheckpoints:
     [
         ({"sharding": {"mode": "full"}}, "needs the whole model"),
         ({"sharding": {"mode": "zero1"}}, "needs the whole model"),
-        ({"gradient_compression": {"method": "bf16"}}, "no gradients are sent"),
+        ({"gradient_compression": {"method": "bf16"}}, "sends no gradients between averages"),
         ({"hierarchical_allreduce": {"levels": 2}}, "inside=True"),
         ({"precision": {"level": "O1", "dtype": "float16"}}, "would skip different steps"),
         ({"precision": {"level": "O1", "dtype": "bfloat16"}}, None),

@@ -164,7 +164,7 @@ class TestConflict:
         sgd = replace(PLAIN, optimizer=replace(PLAIN.optimizer, name="SGD", implementation=today))
         assert bool(conflict(pure, CPU, sgd)) == (today == "fused")
         fused = pure.with_choice("optimizer_implementation", {"implementation": "fused"})
-        assert "leaves 16-bit parameters as they are" in str(conflict(fused, CPU, sgd))
+        assert "leaves 16-bit parameters unchanged" in str(conflict(fused, CPU, sgd))
         assert conflict(fused, CUDA, sgd) is None
         assert conflict(fused, CPU, PLAIN) is None
         masters = fused.with_choice("precision", {"level": "O2", "dtype": "bfloat16"})

@@ -351,14 +351,14 @@ class TestChoices:
     @pytest.mark.parametrize(
         ("choice", "other", "reason"),
         [
-            ({"tensor": 2}, {"sharding": {"mode": "full"}}, "not laid over further ranks"),
-            ({"tensor": 2}, {"compile": {"mode": "default"}}, "break every graph"),
+            ({"tensor": 2}, {"sharding": {"mode": "full"}}, "further sharding on top is not supported"),
+            ({"tensor": 2}, {"compile": {"mode": "default"}}, "break every compiled graph"),
             ({"tensor": 2}, {"precision": {"level": "O2", "dtype": "bfloat16"}}, "use O1"),
             ({"tensor": 2}, {"precision": {"level": "O1", "dtype": "float16"}}, "use bfloat16"),
-            ({"expert": 2}, {"gradient_compression": {"method": "bf16"}}, "hold different parts"),
-            ({"pipeline": 2}, {"micro_batch": {"num_micro_batches": 2}}, "of its own"),
+            ({"expert": 2}, {"gradient_compression": {"method": "bf16"}}, "hold different parameters"),
+            ({"pipeline": 2}, {"micro_batch": {"num_micro_batches": 2}}, "sets its own number"),
             ({"tensor": 2}, {"micro_batch": {"num_micro_batches": 2}}, None),
-            ({"expert": 2}, {"moe_experts": {"execution": "looped"}}, "all at once"),
+            ({"expert": 2}, {"moe_experts": {"execution": "looped"}}, "execution=batched"),
             ({"schedule": "gpipe"}, {"sharding": {"mode": "full"}}, None),
         ],
     )

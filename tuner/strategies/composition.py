@@ -92,13 +92,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             e.hardware.device_kind == "cpu" and c["precision"]["level"] == "O3" and _fused_sgd(c, w)
         ),
-        reason="torch's fused SGD on a CPU leaves 16-bit parameters as they are, without a word",
+        reason="torch's fused SGD on a CPU silently leaves 16-bit parameters unchanged",
     ),
     Conflict(
         strategies=("compile", "cuda_graph"),
         applies=lambda c, e, w: c["cuda_graph"]["scope"] == "step" and c["compile"]["mode"] in MODES_WITH_GRAPHS,
-        reason="both record CUDA graphs, and a graph cannot be recorded within another: compile with mode default, or "
-        "max-autotune-no-cudagraphs",
+        reason="both record CUDA graphs, which cannot be nested: compile with mode default or max-autotune-no-"
+        "cudagraphs",
     ),
     Conflict(
         strategies=("cuda_graph", "compile"),
@@ -107,8 +107,8 @@ CONFLICTS: tuple[Conflict, ...] = (
             and bool(w.host_read_beside_masks if c.get("attention_mask", {}).get("is_causal") else w.host_read)
             and not (c["compile"]["mode"] is not None and c["compile"]["scope"] == "whole")
         ),
-        reason="the host waits for a value of the device, which no graph can hold; compiling the whole model may do "
-        "without it",
+        reason="the step synchronises the host with the device, which a CUDA graph cannot record; compiling the "
+        "whole model may remove the synchronisation",
         detail=lambda w: f" ({w.host_read})",
     ),
     Conflict(
@@ -116,15 +116,15 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["activation_compression"]["kept_as"] == "relu_sparse"
         ),
-        reason="how much of an activation is kept depends on the data, which a graph cannot follow",
+        reason="the size of a compressed activation depends on the data, and a CUDA graph needs fixed sizes",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "cuda_graph"),
         applies=lambda c, e, w: (
             c["cuda_graph"]["scope"] == "step" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
         ),
-        reason="that algorithm reads its learning rate on the host, LAMB and Adafactor their count of steps too: "
-        "a graph would hold the first value for good",
+        reason="the algorithm reads its learning rate on the host (LAMB and Adafactor their step count, too): a CUDA"
+        " graph would keep the first value",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),
@@ -133,7 +133,7 @@ CONFLICTS: tuple[Conflict, ...] = (
             and c["optimizer_implementation"]["implementation"]
             not in (None, *IMPLEMENTATIONS.get(str(c["optimizer_algorithm"]["algorithm"]), ()))
         ),
-        reason="that algorithm has no such implementation",
+        reason="the algorithm does not have this implementation",
     ),
     Conflict(
         strategies=("optimizer_algorithm", "optimizer_implementation"),
@@ -141,7 +141,7 @@ CONFLICTS: tuple[Conflict, ...] = (
             c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
             and bool(c["optimizer_implementation"]["contiguous"])
         ),
-        reason="that algorithm looks at the shapes or norms of parameters, which contiguous ones have not",
+        reason="the algorithm needs the shape or norm of each parameter, and contiguous parameters are one flat tensor",
     ),
     Conflict(
         strategies=("device_prefetch", "data_loading"),
@@ -156,7 +156,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("ddp_buckets", "micro_batch"),
         applies=lambda c, e, w: bool(c["ddp_buckets"]["static_graph"]) and c["micro_batch"]["num_micro_batches"] != 1,
-        reason="DDP learns a static graph from the first backward pass, which accumulation leaves unreduced",
+        reason="DDP records its static graph in the first backward pass, and accumulation does not reduce gradients "
+        "in that pass",
     ),
     Conflict(
         strategies=("gradient_compression", "precision"),
@@ -165,16 +166,16 @@ CONFLICTS: tuple[Conflict, ...] = (
             and (c["precision"]["level"] == "O3" or (c["precision"]["level"] == "O2" and not _is_fsdp(c)))
             and not _sends_own_format(c, e)
         ),
-        reason="gradients are of 16 bits already, in which what a step does not send could not be kept: at O2 "
-        "bf16 over more than two ranks, or fp16 with float16, sends them as they are in place of FP32",
+        reason="gradients have 16 bits already, too few to keep the compression error: at O2 use method bf16 over "
+        "more than two ranks, or fp16 with float16, which sends 16-bit gradients instead of FP32",
     ),
     Conflict(
         strategies=("gradient_compression", "precision"),
         applies=lambda c, e, w: (
             c["gradient_compression"]["method"] in FEEDS_BACK and c["precision"]["dtype"] == "float16"
         ),
-        reason="what a step does not send is added to a gradient of another loss scale, and an overflow would stay in "
-        "it for good",
+        reason="error feedback adds the error of one step to gradients of another loss scale, and an overflow would "
+        "stay in the error forever",
     ),
     Conflict(
         strategies=("gradient_compression", "optimizer_algorithm"),
@@ -188,15 +189,15 @@ CONFLICTS: tuple[Conflict, ...] = (
         applies=lambda c, e, w: (
             c["gradient_compression"]["method"] == "dgc" and bool(c["optimizer_implementation"]["contiguous"])
         ),
-        reason="momentum is corrected tensor by tensor, which contiguous parameters are not",
+        reason="momentum is corrected per parameter tensor, and contiguous parameters are one flat tensor",
     ),
     Conflict(
         strategies=("hierarchical_allreduce", "gradient_compression"),
         applies=lambda c, e, w: (
             c["hierarchical_allreduce"]["levels"] == 2 and c["gradient_compression"]["method"] in WHOLE_TENSORS
         ),
-        reason="between hosts each rank holds a part of the gradients, and that method looks at whole tensors: bf16, "
-        "fp16, int8 and one_bit go with two levels",
+        reason="the method needs whole gradient tensors, and between hosts each rank holds only a part: use bf16, "
+        "fp16, int8 or one_bit with two levels",
     ),
     Conflict(
         strategies=("sharding", "precision"),
@@ -206,8 +207,8 @@ CONFLICTS: tuple[Conflict, ...] = (
             and c["precision"]["dtype"] == "float16"
             and c["precision"]["level"] != "O3"
         ),
-        reason="the loss scaler is on the device, and the gradients that it has to look at are in the CPU's memory: "
-        "use bfloat16",
+        reason="the loss scaler checks gradients on the device, and offloaded gradients are in host memory: use "
+        "bfloat16",
     ),
     Conflict(
         strategies=("sharding", "memory_format"),
@@ -217,49 +218,50 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("sharding", "optimizer_implementation"),
         applies=lambda c, e, w: c["sharding"]["mode"] != "ddp" and bool(c["optimizer_implementation"]["contiguous"]),
-        reason="one buffer cannot be laid over ranks parameter by parameter",
+        reason="sharding splits each parameter over ranks, and contiguous parameters are one flat tensor",
     ),
     Conflict(
         strategies=("sharding", "optimizer_algorithm"),
         applies=lambda c, e, w: (
             c["sharding"]["mode"] != "ddp" and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw")
         ),
-        reason="that algorithm looks at whole parameters, of which a rank has parts",
+        reason="the algorithm needs whole parameters, and each rank holds only a part",
     ),
     Conflict(
         strategies=("sharding", "gradient_compression"),
         applies=lambda c, e, w: (
             c["sharding"]["mode"] in FSDP and c["gradient_compression"]["method"] not in (None, "bf16")
         ),
-        reason="FSDP scatters gradients itself, and has no communication hook that would compress them: bf16 is what "
-        "it can reduce in",
+        reason="FSDP reduces and scatters gradients itself and has no hook for compression: use bf16, in which FSDP "
+        "can reduce",
     ),
     Conflict(
         strategies=("sharding", "gradient_compression"),
         applies=lambda c, e, w: c["sharding"]["mode"] == "zero1" and c["gradient_compression"]["method"] == "dgc",
-        reason="deep gradient compression takes the momentum over from an optimizer that holds all parameters",
+        reason="deep gradient compression replaces the momentum of the optimizer, and under ZeRO-1 each rank's "
+        "optimizer holds only a part of the parameters",
     ),
     Conflict(
         strategies=("sharding", "hierarchical_allreduce"),
         applies=lambda c, e, w: c["sharding"]["mode"] in FSDP and c["hierarchical_allreduce"]["levels"] == 2,
-        reason="FSDP scatters gradients itself; its two levels are the mode hybrid",
+        reason="FSDP reduces and scatters gradients itself: use sharding mode hybrid for two levels",
     ),
     Conflict(
         strategies=("parallel_mesh", "sharding"),
         applies=lambda c, e, w: _meshed(c) and c["sharding"]["mode"] != "ddp",
-        reason="a rank's parts are those of the mesh already, which are not laid over further ranks",
+        reason="the mesh divides parameters over ranks already, and further sharding on top is not supported",
     ),
     Conflict(
         strategies=("parallel_mesh", "moe_experts"),
         applies=lambda c, e, w: (
             c["parallel_mesh"]["expert"] != 1 and c["moe_experts"]["execution"] not in (None, "batched")
         ),
-        reason="ranks exchange slots of constant size, which experts run all at once",
+        reason="expert parallelism exchanges slots of fixed size, which needs moe_experts execution=batched",
     ),
     Conflict(
         strategies=("parallel_mesh", "micro_batch"),
         applies=lambda c, e, w: c["parallel_mesh"]["pipeline"] != 1 and c["micro_batch"]["num_micro_batches"] != 1,
-        reason="a pipeline has micro-batches of its own",
+        reason="a pipeline sets its own number of micro-batches",
     ),
     Conflict(
         strategies=("parallel_mesh", "activation_compression"),
@@ -271,7 +273,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("parallel_mesh", "precision"),
         applies=lambda c, e, w: _meshed(c) and c["precision"]["dtype"] == "float16",
-        reason="a loss scaler would have to skip a step on all ranks or on none, which is not offered: use bfloat16",
+        reason="the loss scaler would have to skip a step on all ranks or on none, which is not supported with a "
+        "device mesh: use bfloat16",
     ),
     Conflict(
         strategies=("parallel_mesh", "precision"),
@@ -281,64 +284,67 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("parallel_mesh", "compile"),
         applies=lambda c, e, w: _meshed(c) and c["compile"]["mode"] is not None,
-        reason="blocks exchange activations in their midst or leave their model, which would break every graph",
+        reason="ranks communicate inside the blocks, which would break every compiled graph",
     ),
     Conflict(
         strategies=("parallel_mesh", "cuda_graph"),
         applies=lambda c, e, w: _meshed(c) and c["cuda_graph"]["scope"] == "step",
-        reason="ranks put batches together and exchange activations within the step, which is not recorded",
+        reason="ranks communicate within the step, which a CUDA graph does not record here",
     ),
     Conflict(
         strategies=("parallel_mesh", "optimizer_implementation"),
         applies=lambda c, e, w: _meshed(c) and bool(c["optimizer_implementation"]["contiguous"]),
-        reason="one buffer has no parts that could be put together parameter by parameter",
+        reason="the mesh splits each parameter over ranks, and contiguous parameters are one flat tensor",
     ),
     Conflict(
         strategies=("parallel_mesh", "optimizer_algorithm"),
         applies=lambda c, e, w: _meshed(c) and c["optimizer_algorithm"]["algorithm"] not in (None, "adamw"),
-        reason="that algorithm looks at whole parameters, of which a rank has parts",
+        reason="the algorithm needs whole parameters, and each rank holds only a part",
     ),
     Conflict(
         strategies=("parallel_mesh", "gradient_compression"),
         applies=lambda c, e, w: _meshed(c) and c["gradient_compression"]["method"] is not None,
-        reason="compression is a hook of a DDP over all ranks, and here ranks hold different parts",
+        reason="compression is a DDP hook over all ranks, and in a mesh ranks hold different parameters",
     ),
     Conflict(
         strategies=("parallel_mesh", "hierarchical_allreduce"),
         applies=lambda c, e, w: _meshed(c) and c["hierarchical_allreduce"]["levels"] == 2,
-        reason="the two levels are made of all ranks, and only those with the same parts reduce together",
+        reason="two-level all-reduce runs over all ranks, and in a mesh only ranks with the same parameters reduce "
+        "together",
     ),
     Conflict(
         strategies=("local_sgd", "parallel_mesh"),
         applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and _meshed(c),
-        reason="models are averaged over all ranks, and here ranks hold different parts",
+        reason="local SGD averages models over all ranks, and in a mesh ranks hold different parameters",
     ),
     Conflict(
         strategies=("local_sgd", "sharding"),
         applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["sharding"]["mode"] != "ddp",
-        reason="a rank that steps alone needs the whole model and the whole state of its optimizer",
+        reason="local SGD needs the whole model and the whole optimizer state on each rank",
     ),
     Conflict(
         strategies=("local_sgd", "gradient_compression"),
         applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["gradient_compression"]["method"] is not None,
-        reason="between averages no gradients are sent that could be compressed",
+        reason="local SGD sends no gradients between averages",
     ),
     Conflict(
         strategies=("local_sgd", "hierarchical_allreduce"),
         applies=lambda c, e, w: c["local_sgd"]["every"] != 1 and c["hierarchical_allreduce"]["levels"] == 2,
-        reason="its own two levels are inside=True: gradients inside hosts in every step, models between them",
+        reason="local SGD has two levels of its own: set inside=True to reduce gradients within hosts in every step "
+        "and average models between hosts",
     ),
     Conflict(
         strategies=("local_sgd", "precision"),
         applies=lambda c, e, w: (
             c["local_sgd"]["every"] != 1 and c["precision"]["dtype"] == "float16" and c["precision"]["level"] != "O3"
         ),
-        reason="ranks' loss scalers would skip different steps and their LR schedules would diverge: use bfloat16",
+        reason="loss scalers of different ranks would skip different steps and learning-rate schedules would "
+        "diverge: use bfloat16",
     ),
     Conflict(
         strategies=("activation_compression", "compile"),
         applies=lambda c, e, w: c["activation_compression"]["kept_as"] is not None and c["compile"]["mode"] is not None,
-        reason="the compiler decides by itself what the backward pass keeps",
+        reason="torch.compile decides itself which activations the backward pass keeps",
     ),
 )
 
@@ -347,7 +353,7 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         strategy="data_loading",
         parameters=("prefetch_factor", "persistent_workers"),
         applies=lambda c: not c["data_loading"]["num_workers"],
-        reason="without workers there is nothing to prefetch or to keep",
+        reason="prefetching and persistent workers need at least one worker",
     ),
     Meaningless(
         strategy="device_prefetch",
@@ -412,7 +418,7 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         strategy="ddp_buckets",
         parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
         applies=lambda c: _meshed(c),
-        reason="a mesh reduces the gradients of a rank's parts, for which buckets are not tuned",
+        reason="a mesh does not reduce gradients in DDP's buckets",
     ),
     Meaningless(
         strategy="ddp_buckets",
@@ -430,7 +436,7 @@ MEANINGLESS: tuple[Meaningless, ...] = (
         strategy="nccl_settings",
         parameters=("algorithm",),
         applies=lambda c: c["sharding"]["mode"] in ("full", "grad_op"),
-        reason="it is that of all-reduces, and FSDP reduces and scatters",
+        reason="the algorithm applies to all-reduce, and FSDP uses reduce-scatter",
     ),
     Meaningless(
         strategy="gradient_compression",

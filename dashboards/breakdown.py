@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-
-import pandas as pd
+from typing import NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -13,16 +12,32 @@ from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate, reference_results, results
 from steptune.tuner.records import Recommendation, TrialResult
 
-COLUMNS = ("configuration", "category", "group", "title", "ms_per_step", "share")
 LABELLED_SHARE = 0.05
 """Segments below this part of the longest bar have no room for a number."""
 
 
-def get_breakdown_info(source: TrialSource, study_id: str) -> pd.DataFrame:
+class CategoryTime(NamedTuple):
+    """The time of one category in the step of one configuration."""
+
+    configuration: str
+    category: str
+    group: str
+    title: str
+    ms_per_step: float
+    share: float
+
+
+class CategoryTimes(NamedTuple):
+    """The milliseconds per step of one category in each of several configurations, 0 where it takes no time."""
+
+    category: str
+    values_ms: tuple[float, ...]
+
+
+def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]:
     """Milliseconds per step by category, for today's settings and what stands beside them.
 
-    One row for each configuration and category that takes time: `configuration` ("today", then
-    "recommended" or "best so far"), `category`, `group`, `title`, `ms_per_step`, `share`. Several
+    One row for each configuration ("today", then "recommended" or "best so far") and category that takes time. Several
     profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
     anything was profiled.
     """
@@ -35,11 +50,10 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> pd.DataFrame:
     if leading is not None:
         name, candidate = leading
         configurations.append((name, [r for r in results(trials) if r.candidate == candidate and r.ok]))
-    rows = [row for name, starts in configurations for row in _rows(name, mean_step_ms(starts))]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return [row for name, starts in configurations for row in _rows(name, mean_step_ms(starts))]
 
 
-def _confirmed(recommendation: Recommendation, units_per_batch: float) -> pd.DataFrame:
+def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
     """Shares of the profiles, on the step times that belong to the stated rates.
 
     A profile's own step was measured at another moment; on one scale with another it would mislead.
@@ -50,7 +64,7 @@ def _confirmed(recommendation: Recommendation, units_per_batch: float) -> pd.Dat
     steps = [(TODAY, before)]
     if after and not r.candidate.is_baseline:
         steps.append((RECOMMENDED, after))
-    return pd.DataFrame([row for label, step in steps for row in _rows(label, step)], columns=list(COLUMNS))
+    return [row for label, step in steps for row in _rows(label, step)]
 
 
 def mean_step_ms(starts: Sequence[TrialResult]) -> dict[str, float]:
@@ -60,12 +74,12 @@ def mean_step_ms(starts: Sequence[TrialResult]) -> dict[str, float]:
     return {name: statistics.fmean(step.get(name, 0.0) for step in steps) / 1e6 for name in names}
 
 
-def _rows(configuration: str, step_ms: dict[str, float]) -> list[tuple[str, str, str, str, float, float]]:
+def _rows(configuration: str, step_ms: dict[str, float]) -> list[CategoryTime]:
     known = [info.category.value for info in theme.categories_in_order()]
     names = [name for name in known if name in step_ms] + sorted(set(step_ms) - set(known))
     total = sum(step_ms.values())
     return [
-        (
+        CategoryTime(
             configuration,
             name,
             theme.category_group(name),
@@ -78,32 +92,35 @@ def _rows(configuration: str, step_ms: dict[str, float]) -> list[tuple[str, str,
     ]
 
 
-def get_comparison_info(info: pd.DataFrame) -> pd.DataFrame:
-    """The same figures side by side: one row a category, one column of ms a configuration, the order
-    of the bars kept. A category that takes no time in one of them is 0 there.
-    """
-    wide = info.pivot_table(index="category", columns="configuration", values="ms_per_step", sort=False, fill_value=0.0)
-    wide = wide[list(dict.fromkeys(info["configuration"]))]
+def get_comparison_info(info: Sequence[CategoryTime]) -> list[CategoryTimes]:
+    """The same figures side by side: one row a category, the order of the bars kept."""
+    configurations = list(dict.fromkeys(row.configuration for row in info))
+    times = {(row.category, row.configuration): row.ms_per_step for row in info}
     order = {i.category.value: number for number, i in enumerate(theme.categories_in_order())}
-    return wide.loc[sorted(wide.index, key=lambda name: order.get(name, len(order)))]
+    categories = sorted(dict.fromkeys(row.category for row in info), key=lambda name: order.get(name, len(order)))
+    return [CategoryTimes(name, tuple(times.get((name, one), 0.0) for one in configurations)) for name in categories]
 
 
-def plot_breakdown(info: pd.DataFrame) -> Figure:
+def plot_breakdown(info: Sequence[CategoryTime]) -> Figure:
     """Stacked horizontal bars on one scale, a configuration each."""
-    configurations = list(dict.fromkeys(info["configuration"]))
-    totals = info.groupby("configuration")["ms_per_step"].sum()
+    totals: dict[str, float] = {}
+    for row in info:
+        totals[row.configuration] = totals.get(row.configuration, 0.0) + row.ms_per_step
+    configurations, longest = list(totals), max(totals.values(), default=1.0)
     figure = theme.new_figure(
         height=150 + 62 * len(configurations), barmode="stack", bargap=0.28, uniformtext={"mode": "hide", "minsize": 10}
     )
-    for category in get_comparison_info(info).index if len(info) else []:
-        rows = info[info["category"] == category]
+    for category, _ in get_comparison_info(info):
+        rows = [row for row in info if row.category == category]
         colour = theme.category_colour(category)
         figure.add_bar(
             name=theme.plain(theme.category_title(category)),
             orientation="h",
-            y=list(rows["configuration"]),
-            x=list(rows["ms_per_step"]),
-            text=[units.significant(v) if v > LABELLED_SHARE * totals.max() else "" for v in rows["ms_per_step"]],
+            y=[row.configuration for row in rows],
+            x=[row.ms_per_step for row in rows],
+            text=[
+                units.significant(row.ms_per_step) if row.ms_per_step > LABELLED_SHARE * longest else "" for row in rows
+            ],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -113,15 +130,10 @@ def plot_breakdown(info: pd.DataFrame) -> Figure:
                 "line": {"color": "#ffffff", "width": 1},
                 "pattern": {"shape": "/" if category == "unknown" else "", "fgcolor": "#8a8f98", "size": 5},
             },
-            customdata=[
-                (units.milliseconds(ms), units.percent(share))
-                for ms, share in zip(rows["ms_per_step"], rows["share"], strict=True)
-            ],
+            customdata=[(units.milliseconds(row.ms_per_step), units.percent(row.share)) for row in rows],
             hovertemplate="%{fullData.name}<br><b>%{customdata[0]}</b> per step, %{customdata[1]}<extra>%{y}</extra>",
         )
-    figure.update_xaxes(
-        title={"text": "milliseconds per step"}, range=[0, 1.03 * float(totals.max() or 1) if len(totals) else 1]
-    )
+    figure.update_xaxes(title={"text": "milliseconds per step"}, range=[0, 1.03 * (longest or 1.0)])
     figure.update_yaxes(
         autorange="reversed",
         showgrid=False,

@@ -4,58 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-import pandas as pd
+from typing import Any, NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.effects import Effects
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.frames import rows_of
 from steptune.dashboards.history import LOOKS, Look, outcome_of
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate
-from steptune.tuner.records import Decision, FailureKind, Trial, TrialState
+from steptune.tuner.records import Candidate, Decision, FailureKind, Trial, TrialState
 
-COLUMNS = (
-    "key",
-    "label",
-    "candidate",
-    "name",
-    "outcome",
-    "num_starts",
-    "gain",
-    "low",
-    "high",
-    "peak_memory_bytes",
-    "on_front",
-    "note",
-)
 OUT_OF_MEMORY = "out_of_memory"
 
 
-def get_candidates_info(source: TrialSource, study_id: str, effects: Effects) -> pd.DataFrame:
-    """One row a candidate, in the order in which they were first run.
+class CandidateRow(NamedTuple):
+    """One configuration and what its trials show."""
 
-    `gain` is its speed over today's settings with its 95 % interval `low` to `high` (NaN where it was not measured),
-    `peak_memory_bytes` the most that a start took (NaN where unknown), `outcome` a key of `history.LOOKS` or
-    "out_of_memory", `name` "today", "recommended", "best so far" or empty; `on_front` says that nothing measured is
-    both faster and smaller.
-    """
+    key: str
+    label: str
+    candidate: Candidate
+    name: str
+    """ "today", "recommended", "best so far" or empty."""
+    outcome: str
+    """A key of `history.LOOKS` or "out_of_memory"."""
+    num_starts: int
+    gain: float
+    """Speed over today's settings; NaN where it was not measured."""
+    low: float
+    high: float
+    """The 95 % interval of the gain."""
+    peak_memory_bytes: float
+    """The most that a start took; NaN where unknown."""
+    on_front: bool
+    """Nothing measured is both faster and smaller."""
+    note: str
+
+
+def get_candidates_info(source: TrialSource, study_id: str, effects: Effects) -> list[CandidateRow]:
+    """One row a candidate, in the order in which they were first run."""
     verdicts = {trial_id: d for d in source.decisions(study_id) for trial_id in d.trial_ids}
     by_candidate: dict[str, list[Trial]] = {}
     for trial in source.trials(study_id):
         by_candidate.setdefault(trial.candidate.key, []).append(trial)
     leading = leading_candidate(source, study_id)
     rows = [_row(trials, verdicts, effects, leading) for trials in by_candidate.values()]
-    info = pd.DataFrame(rows, columns=list(COLUMNS))
-    info["on_front"] = _on_front(info)
-    return info
+    return [row._replace(on_front=best) for row, best in zip(rows, _on_front(rows), strict=True)]
 
 
 def _row(
     trials: Sequence[Trial], verdicts: dict[str, Decision], effects: Effects, leading: tuple[str, Any] | None
-) -> tuple[Any, ...]:
+) -> CandidateRow:
     candidate = trials[0].candidate
     outcome = _outcome(trials, verdicts)
     measured = candidate.key in effects.measured
@@ -64,7 +62,7 @@ def _row(
     peaks = [t.result.peak_memory_bytes for t in trials if t.result is not None and t.result.peak_memory_bytes]
     notes = [t.result.failure.message for t in trials if t.result is not None and t.result.failure is not None]
     name = TODAY if is_reference else leading[0] if leading is not None and leading[1] == candidate else ""
-    return (
+    return CandidateRow(
         candidate.key,
         candidate.label,
         candidate,
@@ -94,12 +92,12 @@ def _outcome(trials: Sequence[Trial], verdicts: dict[str, Decision]) -> str:
     return "failed" if failures or trials[-1].state is not TrialState.RUNNING else "running"
 
 
-def _on_front(info: pd.DataFrame) -> list[bool]:
-    points = list(zip(info["gain"], info["peak_memory_bytes"], strict=True))
+def _on_front(info: Sequence[CandidateRow]) -> list[bool]:
+    points = [(row.gain, row.peak_memory_bytes) for row in info]
     usable = [
-        (gain, memory)
-        for (gain, memory), outcome in zip(points, info["outcome"], strict=True)
-        if gain == gain and memory == memory and outcome != "guard_rejected"
+        (row.gain, row.peak_memory_bytes)
+        for row in info
+        if row.gain == row.gain and row.peak_memory_bytes == row.peak_memory_bytes and row.outcome != "guard_rejected"
     ]
 
     def is_beaten(gain: float, memory: float) -> bool:
@@ -114,21 +112,21 @@ _MEMORY_LOOKS = {
 }
 
 
-def plot_memory(info: pd.DataFrame) -> Figure:
+def plot_memory(info: Sequence[CandidateRow]) -> Figure:
     """Speed against peak memory; what has no speed stands on the floor, what ran out of memory at its right end."""
     figure = theme.new_figure(height=360)
-    gains = info["gain"].dropna()
-    memory_gib = info["peak_memory_bytes"] / (1 << 30)
+    gains = [row.gain for row in info if not math.isnan(row.gain)]
+    peaks_gib = [row.peak_memory_bytes / (1 << 30) for row in info if not math.isnan(row.peak_memory_bytes)]
     floor = min(1.0, *gains, 1.0) - 0.12 * max(max(1.0, *gains, 1.0) - min(1.0, *gains, 1.0), 0.4)
-    edge = float(memory_gib.max()) * 1.06 if memory_gib.notna().any() else 1.0
-    _add_front(figure, info[info["on_front"]].sort_values("peak_memory_bytes"))
+    edge = max(peaks_gib) * 1.06 if peaks_gib else 1.0
+    _add_front(figure, sorted((row for row in info if row.on_front), key=lambda row: row.peak_memory_bytes))
     for outcome, look in _MEMORY_LOOKS.items():
-        rows = info[info["outcome"] == outcome]
-        placed = rows if outcome == OUT_OF_MEMORY else rows[rows["peak_memory_bytes"].notna()]
-        if not placed.empty:
+        rows = [row for row in info if row.outcome == outcome]
+        placed = [row for row in rows if outcome == OUT_OF_MEMORY or not math.isnan(row.peak_memory_bytes)]
+        if placed:
             _add_markers(figure, placed, look, floor=floor, edge=edge)
-    for row in rows_of(info[info["name"] != ""]):
-        if not math.isnan(row.gain) and not math.isnan(row.peak_memory_bytes):
+    for row in info:
+        if row.name and not math.isnan(row.gain) and not math.isnan(row.peak_memory_bytes):
             figure.add_annotation(
                 x=row.peak_memory_bytes / (1 << 30),
                 y=row.gain,
@@ -136,26 +134,26 @@ def plot_memory(info: pd.DataFrame) -> Figure:
                 showarrow=False,
                 yshift=16 if row.name == RECOMMENDED else -16,
             )
-    spread = float(memory_gib.max() / memory_gib.min()) if memory_gib.notna().any() else 1.0
+    spread = max(peaks_gib) / min(peaks_gib) if peaks_gib else 1.0
     figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero" if spread > 2 else "normal")
     figure.update_yaxes(title={"text": "speed, today's settings = 1×"}, ticksuffix="×")
     return figure
 
 
-def _add_front(figure: Figure, front: pd.DataFrame) -> None:
+def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
     """Steps through the configurations that nothing beats in both."""
     if len(front) > 1:
         figure.add_scatter(
             name="nothing is faster in less memory",
             mode="lines",
-            x=list(front["peak_memory_bytes"] / (1 << 30)),
-            y=list(front["gain"]),
+            x=[row.peak_memory_bytes / (1 << 30) for row in front],
+            y=[row.gain for row in front],
             line={"color": theme.GOOD, "width": 1.5, "dash": "dot", "shape": "hv"},
             hoverinfo="skip",
         )
 
 
-def _add_markers(figure: Figure, placed: pd.DataFrame, look: Look, *, floor: float, edge: float) -> None:
+def _add_markers(figure: Figure, placed: Sequence[CandidateRow], look: Look, *, floor: float, edge: float) -> None:
     """
     Args:
         floor: Where those without a speed stand.
@@ -164,20 +162,20 @@ def _add_markers(figure: Figure, placed: pd.DataFrame, look: Look, *, floor: flo
     figure.add_scatter(
         name=look.title,
         mode="markers",
-        x=[edge if math.isnan(row.peak_memory_bytes) else row.peak_memory_bytes / (1 << 30) for row in rows_of(placed)],
-        y=[floor if math.isnan(gain) else gain for gain in placed["gain"]],
+        x=[edge if math.isnan(row.peak_memory_bytes) else row.peak_memory_bytes / (1 << 30) for row in placed],
+        y=[floor if math.isnan(row.gain) else row.gain for row in placed],
         marker={
             "color": look.colour,
             "symbol": look.symbol,
             "size": 10,
             "line": {"width": 1.5, "color": look.colour},
         },
-        customdata=[_hover(row) for row in rows_of(placed)],
+        customdata=[_hover(row) for row in placed],
         hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
     )
 
 
-def _hover(row: Any) -> str:
+def _hover(row: CandidateRow) -> str:
     speed = "not measured" if math.isnan(row.gain) else units.ratio(row.gain)
     memory = "" if math.isnan(row.peak_memory_bytes) else f", {units.memory(row.peak_memory_bytes)}"
     note = f"<br>{theme.wrapped(row.note)}" if row.note else ""

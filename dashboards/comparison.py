@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from steptune.dashboards import theme, units
-from steptune.dashboards.breakdown import COLUMNS as BREAKDOWN_COLUMNS
-from steptune.dashboards.breakdown import plot_breakdown
+from steptune.dashboards.breakdown import CategoryTime, plot_breakdown
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.frames import rows_of
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.records import Candidate, Study, Trial, choice_label
 from steptune.tuner.trace_records import Comparison, Difference, KernelDifference
 
-DIFFERENCE_COLUMNS = ("category", "title", "group", "before_ms", "after_ms", "change_ms", "low_ms", "high_ms", "share")
 NUM_EXPLAINED = 3
 
 
@@ -35,6 +32,23 @@ class SettingRow(NamedTuple):
     strategy: str
     before: str
     after: str
+
+
+class DifferenceRow(NamedTuple):
+    """A category that takes time on a side."""
+
+    category: str
+    title: str
+    group: str
+    before_ms: float
+    after_ms: float
+    change_ms: float
+    """Per step."""
+    low_ms: float
+    high_ms: float
+    """The 95 % interval of the change; NaN where there is none."""
+    share: float
+    """Of the step's change, that it explains."""
 
 
 class ComparisonHeadline(NamedTuple):
@@ -65,13 +79,11 @@ def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
     return ComparisonHeadline(tone, units.ratio(ratio), title, sentence)
 
 
-def get_differences_info(comparison: Comparison) -> pd.DataFrame:
-    """One row a category that takes time on a side, the largest change first: milliseconds per step before and after,
-    the change with its 95 % interval (NaN where there is none), and the share of the step's change that it explains.
-    """
+def get_differences_info(comparison: Comparison) -> list[DifferenceRow]:
+    """One row a category that takes time on a side, the largest change first."""
     total = comparison.step.change_ns
-    rows = [
-        (
+    return [
+        DifferenceRow(
             d.name,
             theme.category_title(d.name),
             theme.category_group(d.name),
@@ -85,7 +97,6 @@ def get_differences_info(comparison: Comparison) -> pd.DataFrame:
         for d in comparison.categories
         if d.before_ns or d.after_ns
     ]
-    return pd.DataFrame(rows, columns=list(DIFFERENCE_COLUMNS))
 
 
 def _ms(value_ns: float | None) -> float:
@@ -105,7 +116,7 @@ def _told(difference: Difference, total_ns: float) -> str:
     return f"{title}: {change}, {units.percent(difference.change_ns / total_ns)} of the change"
 
 
-def get_sides_info(comparison: Comparison) -> pd.DataFrame:
+def get_sides_info(comparison: Comparison) -> list[CategoryTime]:
     """Both steps by category, as `breakdown.get_breakdown_info` gives them: configurations "A" and "B"."""
     order = {info.category.value: number for number, info in enumerate(theme.categories_in_order())}
     found = sorted(comparison.categories, key=lambda d: order.get(d.name, len(order)))
@@ -115,11 +126,13 @@ def get_sides_info(comparison: Comparison) -> pd.DataFrame:
         ("B", comparison.step.after_ns, [d.after_ns for d in found]),
     ):
         rows += [
-            (name, d.name, theme.category_group(d.name), theme.category_title(d.name), value / 1e6, value / total)
+            CategoryTime(
+                name, d.name, theme.category_group(d.name), theme.category_title(d.name), value / 1e6, value / total
+            )
             for d, value in zip(found, values, strict=True)
             if value > 0
         ]
-    return pd.DataFrame(rows, columns=list(BREAKDOWN_COLUMNS))
+    return rows
 
 
 def get_settings_info(before: Candidate, after: Candidate) -> list[SettingRow]:
@@ -143,32 +156,32 @@ def by_state(rows: tuple[KernelDifference, ...]) -> dict[str, list[KernelDiffere
     return {title: states for title, states in found.items() if states}
 
 
-def plot_differences(info: pd.DataFrame) -> Figure:
+def plot_differences(info: Sequence[DifferenceRow]) -> Figure:
     """A bar a category from zero, with its interval: to the left is time saved."""
     figure = theme.new_figure(height=92 + 30 * max(1, len(info)), showlegend=False, bargap=0.3)
-    known = info["low_ms"].notna().all() and len(info) > 0
+    known = bool(info) and not any(math.isnan(row.low_ms) for row in info)
     figure.add_bar(
         orientation="h",
-        y=[theme.plain(title) for title in info["title"]],
-        x=list(info["change_ms"]),
+        y=[theme.plain(row.title) for row in info],
+        x=[row.change_ms for row in info],
         marker={
-            "color": [theme.category_colour(category) for category in info["category"]],
+            "color": [theme.category_colour(row.category) for row in info],
             "line": {"color": theme.NEUTRAL, "width": 0.8},
         },
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": list((info["high_ms"] - info["change_ms"]).fillna(0)),
-            "arrayminus": list((info["change_ms"] - info["low_ms"]).fillna(0)),
+            "array": [row.high_ms - row.change_ms if known else 0.0 for row in info],
+            "arrayminus": [row.change_ms - row.low_ms if known else 0.0 for row in info],
             "color": theme.NEUTRAL,
             "thickness": 1.5,
             "width": 4,
-            "visible": bool(known),
+            "visible": known,
         },
         customdata=[
             f"<b>{units.short_time_change(row.change_ms * 1e6)}</b><br>"
             f"{units.short_time(row.before_ms * 1e6)} → {units.short_time(row.after_ms * 1e6)}"
-            for row in rows_of(info)
+            for row in info
         ],
         hovertemplate="%{y}<br>%{customdata}<extra></extra>",
     )
@@ -182,7 +195,7 @@ def comparison_context(comparison: Comparison, before: Side, after: Side) -> dic
     """What the template `compare.html` shows of a comparison."""
     differences = get_differences_info(comparison)
     figures = {"sides": plot_breakdown(get_sides_info(comparison)).update_layout(showlegend=False)}
-    if len(differences):
+    if differences:
         figures["differences"] = plot_differences(differences)
     return {
         "headline": get_comparison_headline(comparison),
@@ -190,7 +203,7 @@ def comparison_context(comparison: Comparison, before: Side, after: Side) -> dic
         "sides": (before, after),
         "settings": get_settings_info(before.trial.candidate, after.trial.candidate),
         "explanation": get_explanation(comparison),
-        "differences": rows_of(differences),
+        "differences": differences,
         "kernels": by_state(comparison.kernels),
         "gaps": by_state(comparison.gaps),
         "figures": figures_json(figures),

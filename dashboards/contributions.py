@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-
-import pandas as pd
+from typing import NamedTuple
 
 from steptune.dashboards import units
 from steptune.dashboards.sources import TrialSource
 
-COLUMNS = ("strategy", "num_tried", "num_accepted", "num_rejected", "limit", "best", "own_gain", "spent_s")
+
+class ContributionRow(NamedTuple):
+    """A strategy of which something was tried; what is not known is NaN."""
+
+    strategy: str
+    num_tried: int
+    num_accepted: int
+    num_rejected: int
+    limit: float
+    """The ratio of speeds that the widest bound promised."""
+    best: float
+    """The best that was measured over the incumbent of its time."""
+    own_gain: float
+    """What it is worth in the recommendation."""
+    spent_s: float
+    """Time of the trials that tried it; a change of several strategies is shared among them."""
 
 
 @dataclass
@@ -25,13 +39,8 @@ class _Sum:
     spent_s: float = 0.0
 
 
-def get_contributions_info(source: TrialSource, study_id: str) -> pd.DataFrame:
-    """One row a strategy of which something was tried; what gained the most in the recommendation comes first.
-
-    `limit` is the ratio of speeds that the widest bound promised, `best` the best that was measured over the
-    incumbent of its time, `own_gain` what it is worth in the recommendation, `spent_s` the time of the trials that
-    tried it (a change of several strategies is shared among them).
-    """
+def get_contributions_info(source: TrialSource, study_id: str) -> list[ContributionRow]:
+    """One row a strategy of which something was tried; what gained the most in the recommendation comes first."""
     spent = {t.trial_id: t.result.duration_ns / 1e9 for t in source.trials(study_id) if t.result is not None}
     sums: dict[str, _Sum] = {}
     for decision in source.decisions(study_id):
@@ -50,7 +59,7 @@ def get_contributions_info(source: TrialSource, study_id: str) -> pd.DataFrame:
     recommendation = source.recommendation(study_id)
     own = {part.strategy: part.gain for part in recommendation.parts} if recommendation else {}
     rows = [
-        (
+        ContributionRow(
             name,
             s.num_tried,
             s.num_accepted,
@@ -62,8 +71,7 @@ def get_contributions_info(source: TrialSource, study_id: str) -> pd.DataFrame:
         )
         for name, s in sums.items()
     ]
-    rows.sort(key=lambda row: (-_or_zero(row[6]), -row[2], -_or_zero(row[5]), row[0]))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return sorted(rows, key=lambda row: (-_or_zero(row.own_gain), -row.num_accepted, -_or_zero(row.best), row.strategy))
 
 
 def _or_zero(value: float) -> float:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 import statistics
-
-import pandas as pd
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.frames import rows_of
-from steptune.dashboards.history import LOOKS
+from steptune.dashboards.history import LOOKS, HistoryRow
 from steptune.dashboards.sources import TrialSource
 
-COLUMNS = ("number", "label", "outcome", "spent_s", "gain", "best", "best_label")
+
+class ConvergenceRow(NamedTuple):
+    """A trial that ended."""
+
+    number: int
+    label: str
+    outcome: str
+    spent_s: float
+    """Time of all trials until its end; those that took turns count once."""
+    gain: float
+    """Its own speed over today's settings."""
+    best: float
+    """Speed of what had been accepted by then; NaN before anything was."""
+    best_label: str
 
 
-def get_convergence_info(source: TrialSource, study_id: str, history: pd.DataFrame) -> pd.DataFrame:
-    """One row a trial that ended, in order: `spent_s` is the time of all trials until its end (those that took turns
-    count once), `gain` its own speed over today's settings, `best` that of what had been accepted by then.
+def get_convergence_info(source: TrialSource, study_id: str, history: Sequence[HistoryRow]) -> list[ConvergenceRow]:
+    """One row a trial that ended, in order.
 
     The search is judged by what it had accepted, not by the best of many noisy trials.
     """
@@ -27,7 +38,7 @@ def get_convergence_info(source: TrialSource, study_id: str, history: pd.DataFra
     spent_s = 0.0
     best, best_label = math.nan, ""
     groups: set[str] = set()
-    for trial, row in zip(source.trials(study_id), rows_of(history), strict=True):
+    for trial, row in zip(source.trials(study_id), history, strict=True):
         if trial.result is None:
             continue
         if trial.group not in groups:
@@ -37,14 +48,14 @@ def get_convergence_info(source: TrialSource, study_id: str, history: pd.DataFra
             best, best_label = 1.0, "today's settings"
         if trial.trial_id in accepted:
             best, best_label = accepted[trial.trial_id]
-        rows.append((row.number, row.label, row.outcome, spent_s, row.gain, best, best_label))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+        rows.append(ConvergenceRow(row.number, row.label, row.outcome, spent_s, row.gain, best, best_label))
+    return rows
 
 
-def _accepted(source: TrialSource, study_id: str, history: pd.DataFrame) -> dict[str, tuple[float, str]]:
+def _accepted(source: TrialSource, study_id: str, history: Sequence[HistoryRow]) -> dict[str, tuple[float, str]]:
     """By the last trial of a decision that accepted something: the speed and the name of what it accepted."""
-    gains = dict(zip(history["trial_id"], history["gain"], strict=True))
-    numbers = dict(zip(history["trial_id"], history["number"], strict=True))
+    gains = {row.trial_id: row.gain for row in history}
+    numbers = {row.trial_id: row.number for row in history}
     found = {}
     for decision in source.decisions(study_id):
         known = [gains[i] for i in decision.trial_ids if i in gains and not math.isnan(gains[i])]
@@ -55,34 +66,34 @@ def _accepted(source: TrialSource, study_id: str, history: pd.DataFrame) -> dict
     return found
 
 
-def plot_convergence(info: pd.DataFrame, budget_s: float) -> Figure:
+def plot_convergence(info: Sequence[ConvergenceRow], budget_s: float) -> Figure:
     """What was accepted as a line, each trial as a mark, and the budget where it comes near."""
     figure = theme.new_figure(height=320)
     unit, size = ("hours", 3600.0) if budget_s > 3 * 3600 else ("minutes", 60.0) if budget_s > 180 else ("seconds", 1.0)
-    best = info[info["best"].notna()]
+    accepted = [row for row in info if not math.isnan(row.best)]
     figure.add_scatter(
         name="accepted so far",
         mode="lines",
-        x=list(best["spent_s"] / size),
-        y=list(best["best"]),
+        x=[row.spent_s / size for row in accepted],
+        y=[row.best for row in accepted],
         line={"color": theme.GOOD, "width": 3, "shape": "hv"},
-        customdata=[theme.wrapped(label) for label in best["best_label"]],
+        customdata=[theme.wrapped(row.best_label) for row in accepted],
         hovertemplate="<b>%{y:.2f}×</b><br>%{customdata}<extra></extra>",
     )
     for outcome, look in LOOKS.items():
-        rows = info[(info["outcome"] == outcome) & info["gain"].notna()]
-        if rows.empty or outcome == "baseline":
+        rows = [row for row in info if row.outcome == outcome and not math.isnan(row.gain)]
+        if not rows or outcome == "baseline":
             continue
         figure.add_scatter(
             name=look.title,
             mode="markers",
-            x=list(rows["spent_s"] / size),
-            y=list(rows["gain"]),
+            x=[row.spent_s / size for row in rows],
+            y=[row.gain for row in rows],
             marker={"color": look.colour, "symbol": look.symbol, "size": 7, "line": {"width": 1, "color": look.colour}},
-            customdata=[theme.wrapped(row.label) for row in rows_of(rows)],
+            customdata=[theme.wrapped(row.label) for row in rows],
             hovertemplate="<b>%{y:.2f}×</b><br>%{customdata}<extra>%{fullData.name}</extra>",
         )
-    spent = float(info["spent_s"].max()) if len(info) else 0.0
+    spent = info[-1].spent_s if info else 0.0
     if budget_s <= 1.6 * spent:
         figure.add_vline(x=budget_s / size, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"})
         figure.add_annotation(

@@ -33,6 +33,22 @@ class Ratio(NamedTuple):
 UNKNOWN_RATIO = Ratio(math.nan, math.nan, math.nan)
 
 
+class KeptModel:
+    """A model, and what it was asked."""
+
+    def __init__(self, model: EffectModel) -> None:
+        self.model = model
+        self._ratios: dict[tuple[str, str], Ratio] = {}
+
+    def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
+        key = candidate.key, other.key
+        if key not in self._ratios:
+            difference = self.model.difference(candidate, other)
+            half = NORMAL_QUANTILE * difference.sd
+            self._ratios[key] = Ratio(*(math.exp(difference.mean + shift) for shift in (0.0, -half, half)))
+        return self._ratios[key]
+
+
 class Effects:
     """Answers by the model; what nothing is known of is NaN."""
 
@@ -45,28 +61,40 @@ class Effects:
 
     def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
         """Speed of a candidate over another's."""
-        if self._model is None:
-            return UNKNOWN_RATIO
-        difference = self._model.difference(candidate, other)
-        half = NORMAL_QUANTILE * difference.sd
-        return Ratio(*(math.exp(difference.mean + shift) for shift in (0.0, -half, half)))
+        return UNKNOWN_RATIO if self._model is None else self._model.ratio(candidate, other)
 
 
-_models: OrderedDict[tuple[object, ...], EffectModel] = OrderedDict()
 NUM_KEPT = 32
+GROWTH = 1.25
+"""Of the observations, from one fit of widths, noise and drift to the next."""
+_models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 
-def _model_of(observations: Sequence[Observation]) -> EffectModel:
-    """Fitting it takes longer than all else on a page, and a page that is live is asked for again and again."""
+def _model_of(observations: Sequence[Observation]) -> KeptModel:
+    """The posterior of all observations, with widths, noise and drift as most of them have them: fitting these takes
+    longer than all else on a page, and the page of a running study is made anew after each trial.
+    """
     key = tuple(
         (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)
         for o in observations
     )
-    model = _models.get(key) or EffectModel(observations)
-    _models[key] = model
+    kept = _models.get(key)
+    if kept is None:
+        fitted = _num_fitted(len(observations))
+        like = _model_of(observations[:fitted]).model if fitted < len(observations) else None
+        kept = KeptModel(EffectModel(observations, like))
+    _models[key] = kept
     while len(_models) > NUM_KEPT:
         _models.popitem(last=False)
-    return model
+    return kept
+
+
+def _num_fitted(count: int) -> int:
+    """The last of 1, 2, 3, …, 8, 10, 12, 15, 18, … that is not above a count."""
+    number = following = 1
+    while following <= count:
+        number, following = following, max(following + 1, int(GROWTH * following))
+    return number
 
 
 def _observations(trials: Sequence[Trial], reference: Candidate) -> Iterable[Observation]:

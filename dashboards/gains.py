@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import math
-
-import pandas as pd
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import choice_label
 
-COLUMNS = ("strategy", "label", "gain", "low", "high", "limit", "numerics", "reason")
+
+class GainRow(NamedTuple):
+    """One part of a recommendation."""
+
+    strategy: str
+    label: str
+    gain: float
+    """Its own gain as a ratio of speeds."""
+    low: float
+    high: float
+    """The 95 % interval of its gain; NaN where there is none."""
+    limit: float
+    """The ratio that its bound allowed; NaN where there is no bound."""
+    numerics: str
+    reason: str
 
 
-def get_gains_info(source: TrialSource, study_id: str) -> pd.DataFrame:
-    """One row an accepted part, as the recommendation lists them; empty without a recommendation.
-
-    `gain` is the part's own gain as a ratio of speeds, `low` and `high` its interval (NaN where there
-    is none), `limit` the ratio that its bound allowed (NaN where there is no bound).
-    """
+def get_gains_info(source: TrialSource, study_id: str) -> list[GainRow]:
+    """One row an accepted part, as the recommendation lists them; empty without a recommendation."""
     recommendation = source.recommendation(study_id)
-    rows = [
-        (
+    return [
+        GainRow(
             part.strategy,
             choice_label(part.choice),
             part.gain,
@@ -34,45 +44,45 @@ def get_gains_info(source: TrialSource, study_id: str) -> pd.DataFrame:
         )
         for part in (recommendation.parts if recommendation else ())
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def plot_gains(info: pd.DataFrame) -> Figure:
+def plot_gains(info: Sequence[GainRow]) -> Figure:
     """A dot with its interval for each part, and a tick where its bound was."""
     figure = theme.new_figure(height=110 + 46 * len(info))
-    names = [theme.plain(units.words(name)) for name in info["strategy"]]
+    names = [theme.plain(units.words(row.strategy)) for row in info]
     figure.add_vline(x=1, line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
     figure.add_scatter(
         name="own gain, 95 % interval",
         mode="markers",
-        x=list(info["gain"]),
+        x=[row.gain for row in info],
         y=names,
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": list((info["high"] - info["gain"]).fillna(0)),
-            "arrayminus": list((info["gain"] - info["low"]).fillna(0)),
+            "array": [_or_zero(row.high - row.gain) for row in info],
+            "arrayminus": [_or_zero(row.gain - row.low) for row in info],
             "color": theme.GOOD,
             "thickness": 2,
             "width": 5,
         },
         marker={"color": theme.GOOD, "size": 11},
-        customdata=[
-            f"<b>{units.ratio(gain)}</b> {theme.wrapped(label)}"
-            for gain, label in zip(info["gain"], info["label"], strict=True)
-        ],
+        customdata=[f"<b>{units.ratio(row.gain)}</b> {theme.wrapped(row.label)}" for row in info],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    limits = info[info["limit"].map(math.isfinite)]
-    if len(limits):
+    limited = [row for row in info if math.isfinite(row.limit)]
+    if limited:
         figure.add_scatter(
             name="the most that its bound allowed",
             mode="markers",
-            x=list(limits["limit"]),
-            y=[theme.plain(units.words(name)) for name in limits["strategy"]],
+            x=[row.limit for row in limited],
+            y=[theme.plain(units.words(row.strategy)) for row in limited],
             marker={"color": theme.NEUTRAL, "symbol": "line-ns-open", "size": 16, "line": {"width": 2}},
             hovertemplate="at most %{x:.2f}×<extra></extra>",
         )
     figure.update_xaxes(title={"text": "speed, without this part = 1×"}, ticksuffix="×")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
     return figure
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
+from typing import NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -18,7 +17,8 @@ from steptune.tuner.estimates import log_rate, units_per_s
 from steptune.tuner.records import Decision, Purpose, SampleUnit, Trial, TrialResult, TrialState
 from steptune.tuner.trial_figures import gain_over
 
-COLUMNS = ("number", "trial_id", "label", "candidate", "purpose", "outcome", "gain", "units_per_s", "note")
+NUM_HOVERS = 4096
+"""Texts that a process keeps: of a running study most trials were on the last version of its page as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +45,34 @@ LOOKS: dict[str, Look] = {
 }
 
 
-def get_history_info(source: TrialSource, study_id: str) -> pd.DataFrame:
-    """One row a trial, in the order in which they began.
+class HistoryRow(NamedTuple):
+    """One trial."""
 
-    `gain` is its speed over that of today's settings: paired with a start of them that ran in turns
-    with it where there is one, else over their mean; NaN where it was not measured. `outcome` is a
-    key of `LOOKS`; `label` says what was changed, `candidate` all that differs from today's settings,
-    `note` what went wrong.
-    """
+    number: int
+    trial_id: str
+    label: str
+    """What was changed."""
+    candidate: str
+    """All that differs from today's settings."""
+    purpose: str
+    outcome: str
+    """A key of `LOOKS`."""
+    gain: float
+    """Speed over today's settings: paired with a start of them that ran in turns with it where there is one, else over
+    their mean; NaN where it was not measured."""
+    units_per_s: float
+    note: str
+    """What went wrong."""
+
+
+def get_history_info(source: TrialSource, study_id: str) -> list[HistoryRow]:
+    """One row a trial, in the order in which they began."""
     trials = source.trials(study_id)
     references = _references(trials)
     level = statistics.fmean(log_rate(r).mean for r in references) if references else math.nan
     verdicts = {trial_id: d for d in source.decisions(study_id) for trial_id in d.trial_ids}
-    rows = [
-        (
+    return [
+        HistoryRow(
             trial.sequence,
             trial.trial_id,
             _changed(trial, verdicts.get(trial.trial_id)),
@@ -71,7 +85,6 @@ def get_history_info(source: TrialSource, study_id: str) -> pd.DataFrame:
         )
         for trial in trials
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _changed(trial: Trial, decision: Decision | None) -> str:
@@ -115,29 +128,29 @@ def note_on(trial: Trial) -> str:
     return "others used the machine while it was measured" if result.contended else ""
 
 
-def plot_history(info: pd.DataFrame, unit: SampleUnit) -> Figure:
+def plot_history(info: Sequence[HistoryRow], unit: SampleUnit) -> Figure:
     """Speed over today's settings by trial; what was not measured stands on the axis."""
     figure = theme.new_figure(height=340)
-    gains = info["gain"].dropna()
+    gains = [row.gain for row in info if not math.isnan(row.gain)]
     floor, ceiling = min(1.0, *gains, 1.0), max(1.0, *gains, 1.0)
     room = 0.12 * max(ceiling - floor, 0.4)
     figure.add_hline(y=1, line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
     for outcome, look in LOOKS.items():
-        rows = info[info["outcome"] == outcome]
-        if rows.empty:
+        rows = [row for row in info if row.outcome == outcome]
+        if not rows:
             continue
         figure.add_scatter(
             name=look.title,
             mode="markers",
-            x=list(rows["number"]),
-            y=[floor - room if math.isnan(gain) else gain for gain in rows["gain"]],
+            x=[row.number for row in rows],
+            y=[floor - room if math.isnan(row.gain) else row.gain for row in rows],
             marker={
                 "color": look.colour,
                 "symbol": look.symbol,
                 "size": 10,
                 "line": {"width": 1.5, "color": look.colour},
             },
-            customdata=[_hover(row, unit) for row in rows.itertuples()],
+            customdata=[_hover(row, unit) for row in rows],
             hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title={"text": "trial"}, showgrid=False, range=[0.3, len(info) + 0.7], tickformat="d")
@@ -149,7 +162,8 @@ def plot_history(info: pd.DataFrame, unit: SampleUnit) -> Figure:
     return figure
 
 
-def _hover(row: Any, unit: SampleUnit) -> str:
+@functools.lru_cache(NUM_HOVERS)
+def _hover(row: HistoryRow, unit: SampleUnit) -> str:
     speed = "" if math.isnan(row.gain) else f"<b>{units.ratio(row.gain)}</b>, {units.rate(row.units_per_s, unit)}<br>"
     note = f"<br>{theme.wrapped(row.note)}" if row.note else ""
     return f"trial {row.number}, {units.words(row.purpose)}<br>{speed}{theme.wrapped(row.label)}{note}"

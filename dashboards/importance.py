@@ -16,17 +16,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
 from steptune.dashboards import theme, units
 from steptune.dashboards.effects import NORMAL_QUANTILE, Effects
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.frames import rows_of
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import BASELINE, Candidate, choice_label
 
 TODAY = "as today"
-COLUMNS = ("strategy", "best", "worst", "ratio", "low", "high", "num_trials", "paired")
 METHOD = (
     "Speed of the best choice over the worst, by pairs (or chains of pairs) of configurations that were run and differ "
     "in this strategy only, in the search's Gaussian model of all trials"
@@ -44,11 +40,25 @@ Known = dict[tuple[str, str], Edge]
 """By two choices: the first over the second."""
 
 
-def get_importance_info(source: TrialSource, study_id: str, effects: Effects) -> pd.DataFrame:
-    """One row a strategy of which a choice was measured, the most important first: `best` and `worst` choice, the
-    `ratio` of their speeds with its 95 % interval, the trials that had a choice of it, and whether configurations that
-    differ in nothing else were run (`paired`).
-    """
+class ImportanceRow(NamedTuple):
+    """A strategy of which a choice was measured."""
+
+    strategy: str
+    best: str
+    worst: str
+    ratio: float
+    """Speed of the best choice over the worst."""
+    low: float
+    high: float
+    """The 95 % interval of the ratio."""
+    num_trials: int
+    """With a choice of it."""
+    paired: bool
+    """Configurations that differ in nothing else were run."""
+
+
+def get_importance_info(source: TrialSource, study_id: str, effects: Effects) -> list[ImportanceRow]:
+    """One row a strategy of which a choice was measured, the most important first."""
     measured: dict[str, Candidate] = {}
     counts: dict[str, int] = {}
     for trial in source.trials(study_id):
@@ -57,13 +67,10 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
             for name in trial.candidate.choices:
                 counts[name] = counts.get(name, 0) + 1
     rows = [_row(name, list(measured.values()), counts[name], effects) for name in counts]
-    rows.sort(key=lambda row: -row[3])
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return sorted(rows, key=lambda row: -row.ratio)
 
 
-def _row(
-    name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects
-) -> tuple[str, str, str, float, float, float, int, bool]:
+def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects) -> ImportanceRow:
     known = _chained(_pairs(name, measured, effects))
     paired = bool(known)
     if not paired:
@@ -74,7 +81,7 @@ def _row(
     edge = known.get((best, worst), Edge(0.0, 0.0))
     half = NORMAL_QUANTILE * math.sqrt(edge.variance)
     value, low, high = (math.exp(edge.value + shift) for shift in (0.0, -half, half))
-    return name, best, worst, value, low, high, num_trials, paired
+    return ImportanceRow(name, best, worst, value, low, high, num_trials, paired)
 
 
 def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
@@ -114,28 +121,28 @@ def _label(candidate: Candidate, name: str) -> str:
     return choice_label(candidate.choices[name]) if name in candidate.choices else TODAY
 
 
-def plot_importance(info: pd.DataFrame) -> Figure:
+def plot_importance(info: Sequence[ImportanceRow]) -> Figure:
     """A bar a strategy with its interval."""
     figure = theme.new_figure(height=92 + 34 * max(1, len(info)), showlegend=False, bargap=0.35)
     figure.add_bar(
         orientation="h",
-        y=[theme.plain(units.words(name)) for name in info["strategy"]],
-        x=list(info["ratio"] - 1),
+        y=[theme.plain(units.words(row.strategy)) for row in info],
+        x=[row.ratio - 1 for row in info],
         base=1,
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": list(info["high"] - info["ratio"]),
-            "arrayminus": list(info["ratio"] - info["low"]),
+            "array": [row.high - row.ratio for row in info],
+            "arrayminus": [row.ratio - row.low for row in info],
             "color": theme.NEUTRAL,
             "thickness": 1.5,
             "width": 4,
         },
-        marker={"color": [theme.GOOD if low > 1 else theme.MUTED for low in info["low"]]},
+        marker={"color": [theme.GOOD if row.low > 1 else theme.MUTED for row in info]},
         customdata=[
             f"<b>{units.ratio(row.ratio)}</b> ({units.ratio(row.low)} to {units.ratio(row.high)})<br>"
             f"best: {theme.wrapped(row.best)}<br>worst: {theme.wrapped(row.worst)}"
-            for row in rows_of(info)
+            for row in info
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )

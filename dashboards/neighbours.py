@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import pandas as pd
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.candidates import CandidateRow
 from steptune.dashboards.effects import Effects
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.frames import rows_of
 from steptune.dashboards.history import LOOKS
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import leading_candidate
 from steptune.tuner.records import Candidate, choice_label
 
-COLUMNS = ("strategy", "here", "there", "ratio", "low", "high", "outcome", "num_starts")
+
+class NeighbourRow(NamedTuple):
+    """A configuration that differs from the leading one in a single strategy."""
+
+    strategy: str
+    here: str
+    """The strategy's choice in the leading configuration."""
+    there: str
+    """Its choice in the other."""
+    ratio: float
+    """The other's speed over the leading one's; NaN where it was not measured."""
+    low: float
+    high: float
+    """The 95 % interval of the ratio."""
+    outcome: str
+    num_starts: int
 
 
-def get_neighbours_info(source: TrialSource, study_id: str, effects: Effects, candidates: pd.DataFrame) -> pd.DataFrame:
-    """One row for each configuration that was run and differs from the leading one in a single strategy.
-
-    `here` is that strategy's choice in the leading configuration and `there` in the other; `ratio` is the other's speed
-    over the leading one's with its 95 % interval, NaN where it was not measured. Empty before anything leads.
+def get_neighbours_info(
+    source: TrialSource, study_id: str, effects: Effects, candidates: Sequence[CandidateRow]
+) -> list[NeighbourRow]:
+    """One row for each configuration that was run and differs from the leading one in a single strategy; empty before
+    anything leads.
     """
     leading = leading_candidate(source, study_id)
-    rows: list[tuple[Any, ...]] = []
-    for row in rows_of(candidates) if leading is not None else ():
-        assert leading is not None
+    if leading is None:
+        return []
+    rows = []
+    for row in candidates:
         strategy = _single_difference(leading[1], row.candidate)
         if strategy is None:
             continue
         measured = not math.isnan(row.gain) and leading[1].key in effects.measured
         ratio = effects.ratio(row.candidate, leading[1])
         rows.append(
-            (
+            NeighbourRow(
                 strategy,
                 _label(leading[1], strategy),
                 _label(row.candidate, strategy),
@@ -44,8 +59,7 @@ def get_neighbours_info(source: TrialSource, study_id: str, effects: Effects, ca
                 row.num_starts,
             )
         )
-    rows.sort(key=lambda row: str(row[0]))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return sorted(rows, key=lambda row: row.strategy)
 
 
 def _single_difference(one: Candidate, other: Candidate) -> str | None:
@@ -58,36 +72,36 @@ def _label(candidate: Candidate, strategy: str) -> str:
     return choice_label(choice) if choice else "as today"
 
 
-def plot_neighbours(info: pd.DataFrame) -> Figure:
+def plot_neighbours(info: Sequence[NeighbourRow]) -> Figure:
     """A dot with its interval a neighbour; the line is the leading configuration."""
-    known = info[info["ratio"].notna()]
+    known = [row for row in info if not math.isnan(row.ratio)]
     figure = theme.new_figure(height=96 + 34 * max(1, len(known)), showlegend=False)
-    names = [theme.plain(f"{units.words(row.strategy)}: {row.there}") for row in rows_of(known)]
+    names = [theme.plain(f"{units.words(row.strategy)}: {row.there}") for row in known]
     names = [name if len(name) <= 58 else f"{name[:57]}…" for name in names]
     figure.add_vline(x=1, line={"color": theme.GOOD, "width": 1.5})
     figure.add_scatter(
         mode="markers",
-        x=list(known["ratio"]),
+        x=[row.ratio for row in known],
         y=list(range(len(known))),
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": list(known["high"] - known["ratio"]),
-            "arrayminus": list(known["ratio"] - known["low"]),
+            "array": [row.high - row.ratio for row in known],
+            "arrayminus": [row.ratio - row.low for row in known],
             "color": theme.NEUTRAL,
             "thickness": 2,
             "width": 5,
         },
         marker={
             "size": 10,
-            "color": [LOOKS[o].colour if o in LOOKS else theme.NEUTRAL for o in known["outcome"]],
-            "symbol": [LOOKS[o].symbol if o in LOOKS else "circle" for o in known["outcome"]],
+            "color": [LOOKS[row.outcome].colour if row.outcome in LOOKS else theme.NEUTRAL for row in known],
+            "symbol": [LOOKS[row.outcome].symbol if row.outcome in LOOKS else "circle" for row in known],
             "line": {"width": 1.5, "color": theme.NEUTRAL},
         },
         customdata=[
             f"<b>{units.ratio(row.ratio)}</b> of its speed with {theme.wrapped(row.there)}"
             f"<br>instead of {theme.wrapped(row.here)}"
-            for row in rows_of(known)
+            for row in known
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )

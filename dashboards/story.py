@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import math
-
-import pandas as pd
+from typing import NamedTuple
 
 from steptune.dashboards import units
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import Decision, choice_label
 
-TRIED_COLUMNS = ("number", "stage", "changed", "verdict", "limit", "gain", "low", "high", "trial_ids", "reason")
-NOT_TRIED_COLUMNS = ("strategy", "choices", "reason")
 NORMAL_QUANTILE = 1.96
 
 
-def get_tried_info(source: TrialSource, study_id: str) -> pd.DataFrame:
-    """One row for each decision about something that was run, in order.
+class TriedRow(NamedTuple):
+    """A decision about something that was run; what is not known is NaN."""
 
-    `limit` is the ratio of speeds that the predicted bound allowed, `gain` the measured ratio over the
-    best configuration of that time, `low` and `high` its 95 % interval; NaN where not known.
-    """
-    rows = [
-        (
+    number: int
+    stage: str
+    changed: str
+    verdict: str
+    limit: float
+    """The ratio of speeds that the predicted bound allowed."""
+    gain: float
+    """The measured ratio over the best configuration of that time."""
+    low: float
+    high: float
+    """The 95 % interval of the gain."""
+    trial_ids: tuple[str, ...]
+    reason: str
+
+
+class NotTriedRow(NamedTuple):
+    """A strategy, the choices of it that were left out, and why."""
+
+    strategy: str
+    choices: tuple[str, ...]
+    reason: str
+
+
+def get_tried_info(source: TrialSource, study_id: str) -> list[TriedRow]:
+    """One row for each decision about something that was run, in order."""
+    return [
+        TriedRow(
             decision.sequence,
             decision.stage,
             _changed(decision),
@@ -35,10 +54,9 @@ def get_tried_info(source: TrialSource, study_id: str) -> pd.DataFrame:
         for decision in source.decisions(study_id)
         if decision.verdict != "not_tried"
     ]
-    return pd.DataFrame(rows, columns=list(TRIED_COLUMNS))
 
 
-def get_not_tried_info(source: TrialSource, study_id: str) -> pd.DataFrame:
+def get_not_tried_info(source: TrialSource, study_id: str) -> list[NotTriedRow]:
     """One row for each strategy and reason, with the choices that were left out for it."""
     recommendation = source.recommendation(study_id)
     decisions = list(source.decisions(study_id))
@@ -50,8 +68,7 @@ def get_not_tried_info(source: TrialSource, study_id: str) -> pd.DataFrame:
             strategy = " with ".join(move.strategy for move in decision.moves) or "search"
             label = "; ".join(choice_label(move.choice) for move in decision.moves)
             choices.setdefault((strategy, decision.reason), {})[label] = None
-    rows = [(strategy, tuple(labels), reason) for (strategy, reason), labels in choices.items()]
-    return pd.DataFrame(sorted(rows), columns=list(NOT_TRIED_COLUMNS))
+    return sorted(NotTriedRow(strategy, tuple(labels), reason) for (strategy, reason), labels in choices.items())
 
 
 def _changed(decision: Decision) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from steptune.dashboards import theme, units
-from steptune.dashboards.breakdown import get_breakdown_info, get_comparison_info, plot_breakdown
-from steptune.dashboards.candidates import OUT_OF_MEMORY, get_candidates_info, plot_memory
+from steptune.dashboards.breakdown import CategoryTime, get_breakdown_info, get_comparison_info, plot_breakdown
+from steptune.dashboards.candidates import OUT_OF_MEMORY, CandidateRow, get_candidates_info, plot_memory
 from steptune.dashboards.contributions import get_contributions_info
-from steptune.dashboards.convergence import get_convergence_info, plot_convergence
+from steptune.dashboards.convergence import ConvergenceRow, get_convergence_info, plot_convergence
 from steptune.dashboards.effects import Effects
 from steptune.dashboards.epochs import get_epoch_info
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.gains import get_gains_info, plot_gains
+from steptune.dashboards.gains import GainRow, get_gains_info, plot_gains
 from steptune.dashboards.headline import get_headline_info
-from steptune.dashboards.history import LOOKS, get_history_info, plot_history
-from steptune.dashboards.importance import METHOD, get_importance_info, plot_importance
+from steptune.dashboards.history import LOOKS, HistoryRow, get_history_info, plot_history
+from steptune.dashboards.importance import METHOD, ImportanceRow, get_importance_info, plot_importance
 from steptune.dashboards.links import LinksInfo, get_links_info, plot_links
-from steptune.dashboards.neighbours import get_neighbours_info, plot_neighbours
+from steptune.dashboards.neighbours import NeighbourRow, get_neighbours_info, plot_neighbours
 from steptune.dashboards.site import Site, data_url
 from steptune.dashboards.sources import TrialSource, snapshot
 from steptune.dashboards.starts import TODAY, leading_candidate, reference_results, results
@@ -121,6 +120,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     neighbours = get_neighbours_info(source, study_id, effects, candidates)
     importance = get_importance_info(source, study_id, effects)
     convergence = get_convergence_info(source, study_id, history)
+    numbers = {row.trial_id: row.number for row in history}
     environment = study.environment
     links = get_links_info(environment.topology) if environment and environment.topology else None
     figures = _figures(study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence, links)
@@ -136,24 +136,25 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "compare_url": ""
         if site.standalone or leading_candidate(source, study_id) is None
         else site.url(f"/compare?a={study_id}:baseline&b={study_id}:{'recommended' if recommendation else 'best'}"),
-        "configurations": list(dict.fromkeys(breakdown["configuration"])),
+        "configurations": list(dict.fromkeys(row.configuration for row in breakdown)),
         "breakdown": breakdown_rows(breakdown),
         "findings": findings_by_configuration(source, study_id),
-        "tried": list(get_tried_info(source, study_id).itertuples()),
-        "not_tried": list(get_not_tried_info(source, study_id).itertuples()),
-        "history": list(history.itertuples()),
-        "running": list(history[history["outcome"] == "running"].itertuples()),
-        "numbers": dict(zip(history["trial_id"], history["number"], strict=True)),
+        "tried": get_tried_info(source, study_id),
+        "not_tried": get_not_tried_info(source, study_id),
+        "history": history,
+        "running": [row for row in history if row.outcome == "running"],
+        "numbers": numbers,
+        "links_of": lambda ids: tuple((numbers[i], site.trial_url(i)) for i in ids if i in numbers),
         "looks": LOOKS,
         "tall": TALL,
         "outcomes": OUTCOME_TITLES,
-        "parts": list(gains.itertuples()),
-        "candidates": list(candidates.itertuples()),
-        "neighbours": list(neighbours.itertuples()),
-        "importance": list(importance.itertuples()),
+        "parts": gains,
+        "candidates": candidates,
+        "neighbours": neighbours,
+        "importance": importance,
         "importance_method": METHOD,
-        "contributions": list(get_contributions_info(source, study_id).itertuples()),
-        "convergence": list(convergence[convergence["best"].notna()].drop_duplicates("best_label").itertuples()),
+        "contributions": get_contributions_info(source, study_id),
+        "convergence": _accepted(convergence),
         "numerics": NUMERICS,
         "hardware": recommendation.hardware if recommendation else environment.hardware if environment else None,
         "links": links,
@@ -200,19 +201,26 @@ def top_rows(r: Recommendation) -> list[TopRow]:
     return [first, *others]
 
 
-def breakdown_rows(info: pd.DataFrame) -> list[BreakdownRow]:
+def _accepted(convergence: Sequence[ConvergenceRow]) -> list[ConvergenceRow]:
+    """The first row with each of the configurations that were accepted."""
+    first: dict[str, ConvergenceRow] = {}
+    for row in convergence:
+        if not math.isnan(row.best):
+            first.setdefault(row.best_label, row)
+    return list(first.values())
+
+
+def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
     """The bars of the figure as a table, which is its legend as well."""
-    if info.empty:
-        return []
     return [
         BreakdownRow(
             title=theme.category_title(category),
             group=theme.category_group(category),
             colour=theme.category_colour(category),
             hatched=category == "unknown",
-            values_ms=tuple(values),
+            values_ms=values,
         )
-        for category, *values in get_comparison_info(info).itertuples(name=None)
+        for category, values in get_comparison_info(info)
     ]
 
 
@@ -294,30 +302,30 @@ def study_files(study: Study, trials: Sequence[Trial], site: Site) -> list[Downl
 def _figures(
     study: Study,
     unit: SampleUnit,
-    breakdown: pd.DataFrame,
-    history: pd.DataFrame,
-    gains: pd.DataFrame,
-    candidates: pd.DataFrame,
-    neighbours: pd.DataFrame,
-    importance: pd.DataFrame,
-    convergence: pd.DataFrame,
+    breakdown: Sequence[CategoryTime],
+    history: Sequence[HistoryRow],
+    gains: Sequence[GainRow],
+    candidates: Sequence[CandidateRow],
+    neighbours: Sequence[NeighbourRow],
+    importance: Sequence[ImportanceRow],
+    convergence: Sequence[ConvergenceRow],
     links: LinksInfo | None,
 ) -> dict[str, Figure]:
     """By the name under which the page shows them; only those that have something to show."""
     figures: dict[str, Figure] = {}
-    if len(breakdown):
+    if breakdown:
         figures["breakdown"] = plot_breakdown(breakdown).update_layout(showlegend=False)
-    if history["gain"].notna().any():
+    if any(not math.isnan(row.gain) for row in history):
         figures["history"] = plot_history(history, unit)
-    if len(gains):
+    if gains:
         figures["gains"] = plot_gains(gains)
-    if convergence["best"].notna().any():
+    if any(not math.isnan(row.best) for row in convergence):
         figures["convergence"] = plot_convergence(convergence, study.settings.budget_s)
-    if candidates["peak_memory_bytes"].notna().any() and len(candidates) > 1:
+    if len(candidates) > 1 and any(not math.isnan(row.peak_memory_bytes) for row in candidates):
         figures["memory"] = plot_memory(candidates)
-    if neighbours["ratio"].notna().any():
+    if any(not math.isnan(row.ratio) for row in neighbours):
         figures["neighbours"] = plot_neighbours(neighbours)
-    if len(importance):
+    if importance:
         figures["importance"] = plot_importance(importance)
     if links is not None and len(links.points):
         figures["links"] = plot_links(links)

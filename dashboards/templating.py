@@ -9,16 +9,20 @@ another extends `layout` instead: `page.html` or `embedded.html`; ids in it begi
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jinja2
+from jinja2.runtime import Macro
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.site import Site, asset_text
+
+NUM_ROWS = 4096
+"""Of tables, some hundred bytes each, that a process keeps."""
 
 
 def render(template: str, site: Site, **context: Any) -> str:
@@ -39,6 +43,34 @@ _DEFAULTS: dict[str, Any] = {
 def figures_json(figures: Mapping[str, Figure]) -> dict[str, Markup]:
     """Figures as they stand in a page: Plotly escapes what would end the element around them."""
     return {name: Markup(figure.to_json()) for name, figure in figures.items()}
+
+
+class _Call:
+    """A call of a macro; those with the same arguments are equal."""
+
+    __slots__ = ("key", "macro")
+
+    def __init__(self, macro: Macro, arguments: tuple[Hashable, ...]) -> None:
+        self.key = macro.name, arguments
+        self.macro: Macro | None = macro
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Call) and other.key == self.key
+
+
+def kept(macro: Macro, *arguments: Hashable) -> Markup:
+    """What a macro makes of arguments, if nothing else goes into it: made once. Its name must be that of no other."""
+    return _called(_Call(macro, arguments))
+
+
+@functools.lru_cache(NUM_ROWS)
+def _called(call: _Call) -> Markup:
+    macro, call.macro = call.macro, None  # it holds all that the page shows
+    assert macro is not None
+    return Markup(macro(*call.key[1]))
 
 
 @functools.cache
@@ -75,6 +107,6 @@ def templates() -> jinja2.Environment:
         category_colour=theme.category_colour,
     )
     environment.globals.update(
-        asset_text=lambda name: Markup(asset_text(name)), plotly_js=lambda: Markup(get_plotlyjs())
+        kept=kept, asset_text=lambda name: Markup(asset_text(name)), plotly_js=lambda: Markup(get_plotlyjs())
     )
     return environment

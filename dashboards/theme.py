@@ -13,6 +13,7 @@ static/page.css), so that one figure serves light, dark and print.
 
 from __future__ import annotations
 
+import functools
 import html
 from typing import Any
 
@@ -94,6 +95,7 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+@functools.lru_cache(4096)
 def wrapped(text: str, width: int = 60) -> str:
     """Text for a figure's hover, in lines."""
     import textwrap

@@ -13,11 +13,12 @@ import secrets
 import struct
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from markupsafe import Markup
+
+from steptune.service.kept import Kept
 
 MAX_BYTES = 64 << 20
 """Of all copies of one process, compressed and plain; the ones read longest ago go first."""
@@ -90,10 +91,7 @@ class PageCopies:
     """The copies of one process; several threads may ask for them."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._size_bytes = 0
-        self._copies: OrderedDict[Hashable, tuple[Hashable, Copy]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._copies: Kept[tuple[Hashable, Copy]] = Kept(max_bytes)
         self._rendering = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
     def get(self, key: Hashable, version: Hashable, make: Callable[[], str]) -> Copy:
@@ -105,33 +103,12 @@ class PageCopies:
             make: Renders the page.
         """
         with self._rendering[hash(key) % NUM_LOCKS]:
-            found = self._find(key, version)
-            if found is None:
-                found = Copy.of(make())
-                self._keep(key, version, found)
-            return found
-
-    def _find(self, key: Hashable, version: Hashable) -> Copy | None:
-        with self._lock:
             kept = self._copies.get(key)
-            if kept is None or kept[0] != version:
-                return None
-            self._copies.move_to_end(key)
-            return kept[1]
-
-    def _keep(self, key: Hashable, version: Hashable, copy: Copy) -> None:
-        with self._lock:
-            self._drop(key)
-            if copy.size_bytes > self._max_bytes:
-                return
-            self._copies[key] = version, copy
-            self._size_bytes += copy.size_bytes
-            while self._size_bytes > self._max_bytes:
-                self._drop(next(iter(self._copies)))
-
-    def _drop(self, key: Hashable) -> None:
-        if key in self._copies:
-            self._size_bytes -= self._copies.pop(key)[1].size_bytes
+            if kept is not None and kept[0] == version:
+                return kept[1]
+            copy = Copy.of(make())
+            self._copies.put(key, (version, copy), copy.size_bytes)
+            return copy
 
 
 def _deflated(plain: bytes, *, last: bool) -> bytes:

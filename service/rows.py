@@ -212,12 +212,12 @@ def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:
     return EventRow(study_id=event.study_id, owner_id=owner_id, kind=event.kind, at=at, record=encode(event))
 
 
-def trial_of(row: TrialRow) -> Trial:
+def trial_of(record: str, state: str, result: str | None) -> Trial:
     """The trial as it began, with what came of it."""
-    result = None if row.result is None else decode(row.result, TrialResult)
-    trial = decode(row.record, Trial)
-    attempts = trial.attempts + (0 if result is None else len(result.repeated))
-    return replace(trial, state=TrialState(row.state), attempts=attempts, result=result)
+    found = None if result is None else decode(result, TrialResult)
+    trial = decode(record, Trial)
+    attempts = trial.attempts + (0 if found is None else len(found.repeated))
+    return replace(trial, state=TrialState(state), attempts=attempts, result=found)
 
 
 def event_of(row: EventRow) -> Event:

@@ -159,7 +159,7 @@ class SqlStudyStore:
     def trials(self, study_id: str) -> list[Trial]:
         query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
         with reading(self._engine) as session:
-            return [rows.trial_of(row) for row in session.scalars(query)]
+            return [rows.trial_of(row.record, row.state, row.result) for row in session.scalars(query)]
 
     def trial(self, trial_id: str) -> Trial:
         """One trial, whatever its study.
@@ -171,7 +171,7 @@ class SqlStudyStore:
             row = session.get(TrialRow, trial_id)
             if row is None:
                 raise store_rules.no_such_trial(trial_id)
-            return rows.trial_of(row)
+            return rows.trial_of(row.record, row.state, row.result)
 
     # --- what the search decided -----------------------------------------------------------------
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
+import pandas as pd
 
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.records import (
@@ -515,3 +517,8 @@ def failed_study() -> MemoryStudyStore:
     )
     study = make_study(state=StudyState.FAILED, message="the baseline could not be measured")
     return stored(study, make_trials(results), [decision])
+
+
+def table(rows: Sequence[NamedTuple]) -> pd.DataFrame:
+    """Rows as a frame, of which tests can ask for columns."""
+    return pd.DataFrame(rows)

@@ -16,6 +16,7 @@ from steptune.service.queries.fleet import FleetSums
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
+from steptune.service.trial_source import KeptRecords
 from steptune.service.uploads import UploadSpace
 
 
@@ -33,6 +34,7 @@ class Services:
     uploads: UploadSpace
     copies: PageCopies = field(default_factory=PageCopies)
     fleet: FleetSums = field(default_factory=FleetSums)
+    records: KeptRecords = field(default_factory=KeptRecords)
 
 
 def services(request: Request) -> Services:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
-import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
@@ -13,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.dashboards.breakdown import get_breakdown_info
+from steptune.dashboards.breakdown import CategoryTime, get_breakdown_info
 from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.sources import TrialSource
-from steptune.dashboards.story import get_not_tried_info, get_tried_info
+from steptune.dashboards.story import NotTriedRow, TriedRow, get_not_tried_info, get_tried_info
 from steptune.dashboards.theme import category_colour
 from steptune.service.cli.console import plain_table, short_name
 from steptune.tuner.records import Part, Recommendation, choice_label
@@ -33,15 +32,15 @@ def print_summary(console: Console, source: TrialSource, study_id: str) -> None:
     recommendation = source.recommendation(study_id)
     console.print(_headline(source, study_id))
     breakdown = get_breakdown_info(source, study_id)
-    if len(breakdown):
+    if breakdown:
         console.print(_breakdown(breakdown, coloured=console.color_system is not None and not console.no_color))
     if recommendation is not None and recommendation.parts:
         console.print(_parts(recommendation))
     tried = get_tried_info(source, study_id)
-    if len(tried):
+    if tried:
         console.print(_tried(tried))
     left_out = get_not_tried_info(source, study_id)
-    if len(left_out):
+    if left_out:
         console.print(_not_tried(left_out))
 
 
@@ -64,14 +63,13 @@ def _headline(source: TrialSource, study_id: str) -> RenderableType:
     )
 
 
-def _breakdown(info: pd.DataFrame, *, coloured: bool) -> RenderableType:
+def _breakdown(info: Sequence[CategoryTime], *, coloured: bool) -> RenderableType:
     """Stacked bars on one scale, and a table of the categories side by side; shades where colours are off."""
-    rows = _records(info)
     steps_ms: dict[str, dict[str, float]] = {}
     titles: dict[str, str] = {}
-    for row in rows:
-        steps_ms.setdefault(row["configuration"], {})[row["category"]] = row["ms_per_step"]
-        titles[row["category"]] = row["title"]
+    for row in info:
+        steps_ms.setdefault(row.configuration, {})[row.category] = row.ms_per_step
+        titles[row.category] = row.title
     longest = max(sum(step.values()) for step in steps_ms.values())
     first = next(iter(steps_ms.values()))
     order = sorted(titles, key=lambda name: -first.get(name, 0.0))
@@ -91,11 +89,6 @@ def _breakdown(info: pd.DataFrame, *, coloured: bool) -> RenderableType:
         values = (step.get(category) for step in steps_ms.values())
         table.add_row(label, *("–" if value is None else units.milliseconds(value) for value in values))
     return Group(Text(), bars, Text(), table)
-
-
-def _records(info: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame, by column name."""
-    return [{str(name): value for name, value in row.items()} for row in info.to_dict("records")]
 
 
 def _parts(recommendation: Recommendation) -> RenderableType:
@@ -119,24 +112,24 @@ def _interval(part: Part) -> str:
     return units.ratio_interval(part.interval) if part.interval else ""
 
 
-def _tried(info: pd.DataFrame) -> RenderableType:
+def _tried(info: Sequence[TriedRow]) -> RenderableType:
     table = _figures("verdict", "measured", "could gain", "change, and why", title="What was tried")
-    for row in _records(info):
-        verdict = Text(units.words(row["verdict"]), style=_VERDICTS.get(row["verdict"], ""))
-        measured = "" if math.isnan(row["gain"]) else units.ratio(row["gain"])
-        limit = "" if math.isnan(row["limit"]) else f"≤ {units.ratio(row['limit'])}"
-        change = Text(row["changed"]).append(f"\n{row['reason']}" if row["reason"] else "", style="dim")
+    for row in info:
+        verdict = Text(units.words(row.verdict), style=_VERDICTS.get(row.verdict, ""))
+        measured = "" if math.isnan(row.gain) else units.ratio(row.gain)
+        limit = "" if math.isnan(row.limit) else f"≤ {units.ratio(row.limit)}"
+        change = Text(row.changed).append(f"\n{row.reason}" if row.reason else "", style="dim")
         table.add_row(verdict, measured, limit, change)
     return Group(Text(), table)
 
 
-def _not_tried(info: pd.DataFrame) -> RenderableType:
+def _not_tried(info: Sequence[NotTriedRow]) -> RenderableType:
     table = _figures("strategy", "why not, and which choices", title="What was not tried")
     last = ""
-    for row in _records(info):
-        choices = row["choices"]
+    for row in info:
+        choices = row.choices
         shown = "; ".join(choices[:SHOWN_CHOICES])
         more = f" and {len(choices) - SHOWN_CHOICES} more" if len(choices) > SHOWN_CHOICES else ""
-        strategy, last = ("" if row["strategy"] == last else row["strategy"]), row["strategy"]
-        table.add_row(strategy, Text(row["reason"]).append(f": {shown}{more}", style="dim"))
+        strategy, last = ("" if row.strategy == last else row.strategy), row.strategy
+        table.add_row(strategy, Text(row.reason).append(f": {shown}{more}", style="dim"))
     return Group(Text(), table)

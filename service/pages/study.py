@@ -35,7 +35,9 @@ def study_page(request: Request, principal: Reader, study_id: StudyId) -> Respon
     queue = _in_queue(service, study_id)
 
     def context(site: Site) -> dict[str, Any]:
-        found = study_context(SqlStudyStore(service.engine), study_id, site)
+        found = study_context(
+            KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records), study_id, site
+        )
         return {**found, **queue, "scripts": ("live.js", "study.js")}
 
     return shared_page(
@@ -54,7 +56,7 @@ def study_report(request: Request, principal: Reader, study_id: StudyId) -> Resp
     """The page as a file to keep; a browser saves it, since its scripts are inside it."""
     service = services(request)
     check_study(service.engine, study_id, principal)
-    source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
+    source = KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records)
     body = render_report(source, study_id, source).encode()
     headers = {
         "Content-Disposition": f'attachment; filename="steptune-{study_id[-6:]}.html"',

@@ -7,8 +7,6 @@ after a change it sums again only the blocks whose studies changed.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ from sqlalchemy import ColumnElement, Engine, Select, Text, bindparam, cast, fun
 
 from steptune.dashboards.fleet import FleetParts, FleetStudies
 from steptune.service.connections import querying
+from steptune.service.kept import Kept
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StrategyOutcomeRow, StudyRow
 from steptune.service.queries.versions import block_of, block_versions
 
@@ -40,23 +39,17 @@ class FleetSums:
     """What overviews of a process are made of; several threads may ask."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owners: OrderedDict[str | None, dict[str, Block]] = OrderedDict()
+        self._owners: Kept[dict[str, Block]] = Kept(NUM_OWNERS)
 
     def read(self, engine: Engine, owner_id: str | None) -> tuple[list[FleetStudies], list[FleetParts]]:
         """Groups of studies of a user, or of all, and what came of each strategy in them."""
         versions = block_versions(engine, owner_id)  # before the sums, which are of this version or a later one
-        with self._lock:
-            kept = self._owners.get(owner_id, {})
+        kept = self._owners.get(owner_id) or {}
         blocks = {name: kept[name] for name, version in versions.items() if _is_of(kept.get(name), version)}
         changed = versions.keys() - blocks.keys()
         if changed:
             blocks |= _summed(engine, owner_id, {name: versions[name] for name in changed})
-        with self._lock:
-            self._owners[owner_id] = blocks
-            self._owners.move_to_end(owner_id)
-            while len(self._owners) > NUM_OWNERS:
-                self._owners.popitem(last=False)
+        self._owners.put(owner_id, blocks, 1)
         found = blocks.values()
         return [s for block in found for s in block.studies], [p for block in found for p in block.parts]
 

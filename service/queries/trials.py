@@ -55,7 +55,7 @@ def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> t
         row = session.get(StudyRow, study_id)
         if row is None:
             return None
-        return decode(row.record, Study), [trial_of(found) for found in session.scalars(query)]
+        return decode(row.record, Study), [trial_of(t.record, t.state, t.result) for t in session.scalars(query)]
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:

@@ -30,6 +30,7 @@ from report_builders import (
     make_trials,
     running_study,
     stored,
+    table,
     without_gain,
 )
 
@@ -68,14 +69,16 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
 
 class TestBreakdown:
     def test_categories_of_each_configuration_sum_to_its_step(self) -> None:
-        info = get_breakdown_info(complete_study(), STUDY_ID)
+        rows = get_breakdown_info(complete_study(), STUDY_ID)
+        info = table(rows)
         sums = info.groupby("configuration")["ms_per_step"].sum()
         assert sums["today"] == pytest.approx(sum(STEP_BEFORE.values()) / 1e6)
         assert sums["recommended"] == pytest.approx(sum(STEP_AFTER.values()) / 1e6)
         assert info.groupby("configuration")["share"].sum().tolist() == pytest.approx([1.0, 1.0])
 
     def test_categories_without_time_are_left_out_and_the_rest_is_in_the_order_of_groups(self) -> None:
-        info = get_breakdown_info(complete_study(), STUDY_ID)
+        rows = get_breakdown_info(complete_study(), STUDY_ID)
+        info = table(rows)
         today = info[info["configuration"] == "today"]
         assert "epoch_restart" not in set(today["category"])
         order = [GROUPS.index(group) for group in today["group"]]
@@ -89,41 +92,42 @@ class TestBreakdown:
     def test_before_an_answer_the_last_accepted_candidate_stands_beside_today(self) -> None:
         trials, decisions = make_story()
         source = stored(make_study(state=StudyState.RUNNING), trials, decisions)
-        assert set(get_breakdown_info(source, STUDY_ID)["configuration"]) == {"today", "best so far"}
+        assert {row.configuration for row in get_breakdown_info(source, STUDY_ID)} == {"today", "best so far"}
 
     def test_today_stands_alone_where_it_is_the_recommendation(self) -> None:
         trials, decisions = make_story()
         source = stored(make_study(), trials, decisions, without_gain())
-        assert set(get_breakdown_info(source, STUDY_ID)["configuration"]) == {"today"}
+        assert {row.configuration for row in get_breakdown_info(source, STUDY_ID)} == {"today"}
 
     def test_a_category_of_another_version_is_shown_under_its_own_name(self) -> None:
         result = make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE, breakdown={"warp": 2_000_000})
-        info = get_breakdown_info(stored(make_study(), make_trials([result])), STUDY_ID)
+        rows = get_breakdown_info(stored(make_study(), make_trials([result])), STUDY_ID)
+        info = table(rows)
         assert info[["category", "title", "group"]].to_numpy().tolist() == [["warp", "warp", "unknown"]]
-        assert len(plot_breakdown(info).data) == 1
+        assert len(plot_breakdown(rows).data) == 1
 
     def test_side_by_side_a_missing_category_takes_no_time(self) -> None:
-        comparison = get_comparison_info(get_breakdown_info(complete_study(), STUDY_ID))
-        assert list(comparison.columns) == ["today", "recommended"]
-        assert comparison.loc["epoch_restart"].tolist() == [0.0, pytest.approx(0.06)]
+        times = dict(get_comparison_info(get_breakdown_info(complete_study(), STUDY_ID)))
+        assert times["epoch_restart"] == (0.0, pytest.approx(0.06))
 
     def test_the_figure_has_one_bar_a_configuration_on_one_axis(self) -> None:
-        info = get_breakdown_info(complete_study(), STUDY_ID)
-        figure = plot_breakdown(info)
+        rows = get_breakdown_info(complete_study(), STUDY_ID)
+        figure = plot_breakdown(rows)
         assert figure.layout.barmode == "stack"
         drawn = {(y, trace.name): x for trace in figure.data for x, y in zip(trace.x, trace.y, strict=True)}
         assert drawn["today", "waiting for data"] == pytest.approx(15.8)
         assert sum(x for (y, _), x in drawn.items() if y == "recommended") == pytest.approx(10.29)
 
     def test_nothing_profiled_is_an_empty_figure(self) -> None:
-        info = get_breakdown_info(failed_study(), STUDY_ID)
-        assert info.empty
-        assert len(plot_breakdown(info).data) == 0
+        rows = get_breakdown_info(failed_study(), STUDY_ID)
+        assert rows == []
+        assert len(plot_breakdown(rows).data) == 0
 
 
 class TestHistory:
     def test_gains_are_over_the_baseline(self) -> None:
-        info = get_history_info(complete_study(), STUDY_ID).set_index("number")
+        rows = get_history_info(complete_study(), STUDY_ID)
+        info = table(rows).set_index("number")
         assert info.loc[5, "gain"] == pytest.approx(1 / 0.52, rel=0.02)
         assert info.loc[1, "gain"] == pytest.approx(1.0, abs=0.02)
         assert info.loc[1, "units_per_s"] == pytest.approx(BATCH * 1e9 / sum(STEP_BEFORE.values()), rel=0.02)
@@ -135,11 +139,13 @@ class TestHistory:
             make_result("b", BASELINE, 2e7, purpose=Purpose.CONFIRM, group="block"),
             make_result("c", WINNER, 1e7, purpose=Purpose.CONFIRM, group="block"),
         ]
-        info = get_history_info(stored(make_study(), make_trials(results)), STUDY_ID)
+        rows = get_history_info(stored(make_study(), make_trials(results)), STUDY_ID)
+        info = table(rows)
         assert info["gain"].iloc[2] == pytest.approx(2.0, rel=0.02)
 
     def test_outcomes_follow_decisions_and_failures(self) -> None:
-        info = get_history_info(complete_study(), STUDY_ID).set_index("number")
+        rows = get_history_info(complete_study(), STUDY_ID)
+        info = table(rows).set_index("number")
         assert info["outcome"].to_dict() == {
             **dict.fromkeys((1, 2, 3, 4), "baseline"),
             **dict.fromkeys((5, 6, 7, 10), "accepted"),
@@ -160,20 +166,23 @@ class TestHistory:
         trials = make_trials([make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE), rejected])
         store = stored(make_study(), trials)
         store.begin_trials([sample_trial(study_id=STUDY_ID, trial_id="d", sequence=3)])
-        info = get_history_info(store, STUDY_ID)
+        rows = get_history_info(store, STUDY_ID)
+        info = table(rows)
         assert info["outcome"].tolist() == ["baseline", "guard_rejected", "running"]
         assert info["gain"].isna().tolist() == [False, True, True]
         store.lose_running_trials(STUDY_ID)
-        assert "lost" in get_history_info(store, STUDY_ID)["note"].iloc[2]
+        assert "lost" in get_history_info(store, STUDY_ID)[2].note
 
     def test_without_a_baseline_there_are_rates_but_no_gains(self) -> None:
-        info = get_history_info(stored(make_study(), make_trials([make_result("a", WINNER, 1e7)])), STUDY_ID)
+        rows = get_history_info(stored(make_study(), make_trials([make_result("a", WINNER, 1e7)])), STUDY_ID)
+        info = table(rows)
         assert info["gain"].isna().all()
         assert info["units_per_s"].iloc[0] == pytest.approx(3200, rel=0.02)
 
     def test_the_figure_shows_every_trial_and_says_what_was_changed(self) -> None:
-        info = get_history_info(complete_study(), STUDY_ID)
-        figure = plot_history(info, SampleUnit.SAMPLE)
+        rows = get_history_info(complete_study(), STUDY_ID)
+        info = table(rows)
+        figure = plot_history(rows, SampleUnit.SAMPLE)
         assert sum(len(trace.x) for trace in figure.data) == len(info)
         hovers = [hover for trace in figure.data for hover in trace.customdata]
         assert any("samples/s" in hover and "num_threads=1" in hover for hover in hovers)
@@ -181,28 +190,30 @@ class TestHistory:
 
 class TestGains:
     def test_each_part_has_its_own_gain_interval_and_limit(self) -> None:
-        info = get_gains_info(complete_study(), STUDY_ID).set_index("strategy")
+        rows = get_gains_info(complete_study(), STUDY_ID)
+        info = table(rows).set_index("strategy")
         part = info.loc["data_loading"]
         assert (part["gain"], part["low"], part["high"]) == (1.92, 1.87, 1.96)
         assert part["limit"] == pytest.approx(1 / (1 - 0.63))
-        assert len(plot_gains(info.reset_index()).data) == 2
+        assert len(plot_gains(rows).data) == 2
 
     def test_parts_without_interval_or_bound_are_drawn_without_them(self) -> None:
         parts = tuple(replace(part, interval=None, bound=None) for part in make_recommendation().parts)
-        info = get_gains_info(stored(make_study(), recommendation=make_recommendation(parts=parts)), STUDY_ID)
+        rows = get_gains_info(stored(make_study(), recommendation=make_recommendation(parts=parts)), STUDY_ID)
+        info = table(rows)
         assert info[["low", "high", "limit"]].isna().all().all()
-        assert len(plot_gains(info).data) == 1
+        assert len(plot_gains(rows).data) == 1
 
     def test_without_a_recommendation_there_are_none(self) -> None:
-        assert get_gains_info(failed_study(), STUDY_ID).empty
+        assert get_gains_info(failed_study(), STUDY_ID) == []
 
 
 class TestStory:
     def test_tried_changes_have_prediction_and_measurement_on_one_scale(self) -> None:
-        row = get_tried_info(complete_study(), STUDY_ID).iloc[1]
-        assert row["changed"] == "data_loading: num_workers=2, persistent_workers=on"
-        assert row["limit"] == pytest.approx(2.70, abs=0.01)
-        assert row["low"] < row["gain"] == 1.915 < row["high"] < row["limit"]
+        row = get_tried_info(complete_study(), STUDY_ID)[1]
+        assert row.changed == "data_loading: num_workers=2, persistent_workers=on"
+        assert row.limit == pytest.approx(2.70, abs=0.01)
+        assert row.low < row.gain == 1.915 < row.high < row.limit
 
     def test_what_was_not_tried_is_listed_once_with_its_reason(self) -> None:
         """Decisions and certificate say the same; one reason for many choices is one row."""
@@ -218,8 +229,8 @@ class TestStory:
         ]
         certificate = replace(make_recommendation().certificate, not_tried=tuple(many))
         source = stored(make_study(), (), many, make_recommendation(certificate=certificate))
-        info = get_not_tried_info(source, STUDY_ID)
-        assert info.to_numpy().tolist() == [["precision", ("level=tf32", "level=O1"), "needs CUDA"]]
+        rows = get_not_tried_info(source, STUDY_ID)
+        assert rows == [("precision", ("level=tf32", "level=O1"), "needs CUDA")]
 
 
 class TestHeadline:

@@ -218,3 +218,22 @@ class TestPlaces:
         found = EffectModel([*self.placed("x", [BASE] * 4, level=0.0), *there]).difference(A, BASE)
         assert abs(found.mean - 0.15) < 3 * found.sd
         assert found.sd < 2 * NOISE_SD
+
+
+def test_a_model_like_another_has_its_noise_and_tells_nearly_what_a_fit_of_its_own_tells() -> None:
+    gains = gains_of(base=0.0, a=0.4, b=-0.1, both=0.3)
+    observed = rates([BASE, A, B, BOTH] * 6, gains, noise_sd=0.01)
+    fitted, early = EffectModel(observed), EffectModel(observed[:16])
+    like = EffectModel(observed, early)
+    assert (like.prior, like.noise_sd, like.drift) == (early.prior, early.noise_sd, early.drift)
+    for one in (A, B, BOTH):
+        here, there = like.difference(one, BASE), fitted.difference(one, BASE)
+        assert abs(here.mean - there.mean) < 0.5 * there.sd
+        assert here.sd < early.difference(one, BASE).sd
+
+
+def test_a_choice_that_came_later_has_the_prior_of_the_earlier_model() -> None:
+    observed = rates([BASE, A] * 4 + [B] * 3, gains_of(base=0.0, a=0.4, b=0.2), noise_sd=0.01)
+    model = EffectModel(observed, EffectModel(observed[:8]))
+    difference = model.difference(B, BASE)
+    assert abs(difference.mean - 0.2) < 3 * difference.sd

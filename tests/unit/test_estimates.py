@@ -1,6 +1,7 @@
 """Means and intervals of noisy rates, on data whose truth is known."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,6 +55,11 @@ class TestMeans:
         shuffled = list(values)
         random.shuffle(shuffled)
         assert trimmed_mean(shuffled).mean == pytest.approx(trimmed_mean(values).mean, abs=1e-6)
+
+    @given(values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
+    def test_the_error_is_that_of_exact_arithmetic(self, values: list[float]) -> None:
+        exact = statistics.stdev(values) / math.sqrt(len(values))
+        assert plain_mean(values).standard_error == pytest.approx(exact, rel=1e-9, abs=1e-9)
 
     def test_one_value_has_no_interval(self) -> None:
         for estimate in (plain_mean([3.0]), trimmed_mean([3.0])):

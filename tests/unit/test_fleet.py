@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from report_builders import STEP_AFTER, STEP_BEFORE, WINNER, make_result
+from report_builders import STEP_AFTER, STEP_BEFORE, WINNER, make_result, table
 
 from steptune.dashboards.comparison import (
     by_state,
@@ -128,17 +128,18 @@ class TestComparison:
         assert headline.title == "No difference beyond noise"
 
     def test_changes_sum_to_the_change_of_the_step(self, comparison: Comparison) -> None:
-        info = get_differences_info(comparison)
+        rows = get_differences_info(comparison)
+        info = table(rows)
         assert info["change_ms"].sum() == pytest.approx(comparison.step.change_ns / 1e6)
         assert info["share"].sum() == pytest.approx(1.0)
         assert info["category"].iloc[0] == "data_wait"
-        assert len(plot_differences(info).data[0].x) == len(info)
+        assert len(plot_differences(rows).data[0].x) == len(info)
 
     def test_the_largest_categories_explain_it(self, comparison: Comparison) -> None:
         assert get_explanation(comparison)[0].startswith("waiting for data: −14.5 ms, 99 % of the change")
 
     def test_both_steps_are_whole(self, comparison: Comparison) -> None:
-        sums = get_sides_info(comparison).groupby("configuration")["ms_per_step"].sum()
+        sums = table(get_sides_info(comparison)).groupby("configuration")["ms_per_step"].sum()
         assert sums["A"] == pytest.approx(sum(STEP_BEFORE.values()) / 1e6)
         assert sums["B"] == pytest.approx(sum(STEP_AFTER.values()) / 1e6)
 

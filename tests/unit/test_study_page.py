@@ -21,6 +21,7 @@ from report_builders import (
     make_trials,
     running_study,
     stored,
+    table,
     without_gain,
 )
 
@@ -39,6 +40,7 @@ from steptune.dashboards.study_page import study_context, top_rows
 from steptune.dashboards.templating import render
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.records import BASELINE, Candidate, MemoryPeak, Purpose, StudyState
+from steptune.tuner.search.effects import EffectModel
 
 
 def candidates_of(store: MemoryStudyStore):
@@ -60,7 +62,8 @@ def of_results(*results) -> MemoryStudyStore:
 
 class TestCandidates:
     def test_each_configuration_is_one_row_with_the_speed_that_its_trials_show(self) -> None:
-        info = candidates_of(complete_study()).set_index("key")
+        rows = candidates_of(complete_study())
+        info = table(rows).set_index("key")
         assert info.loc[BASELINE.key, ["name", "gain", "num_starts"]].tolist() == ["today", 1.0, 9]
         row = info.loc[WINNER.key]
         assert (row["name"], row["num_starts"]) == ("recommended", 6)
@@ -76,7 +79,8 @@ class TestCandidates:
             make_result("b", too_large, 1e7, failure=OUT_OF_MEMORY),
             replace(make_result("c", other, 5e6), guard=REJECTED),
         )
-        info = candidates_of(store).set_index("key")
+        rows = candidates_of(store)
+        info = table(rows).set_index("key")
         assert info.loc[too_large.key, "outcome"] == "out_of_memory"
         assert "24.1 GiB" in info.loc[too_large.key, "note"]
         assert info.loc[other.key, "outcome"] == "guard_rejected"
@@ -97,7 +101,8 @@ class TestCandidates:
             result("c", large, 6e6, 900),
             result("d", beaten, 9e6, 950),
         )
-        info = candidates_of(store).set_index("key")
+        rows = candidates_of(store)
+        info = table(rows).set_index("key")
         assert info["on_front"].to_dict() == {
             BASELINE.key: True,
             small.key: True,
@@ -106,33 +111,49 @@ class TestCandidates:
         }
 
     def test_every_configuration_is_in_the_figure(self) -> None:
-        info = candidates_of(complete_study())
-        figure = plot_memory(info)
+        rows = candidates_of(complete_study())
+        info = table(rows)
+        figure = plot_memory(rows)
         assert sum(len(trace.x) for trace in figure.data if trace.mode == "markers") == len(info)
+
+
+def test_of_a_growing_study_the_model_is_fitted_now_and_then_only(monkeypatch) -> None:
+    """Yet every trial counts."""
+    trials = large_story(40)[1]
+    fits: list[int] = []
+    inner = EffectModel._fit
+    monkeypatch.setattr(EffectModel, "_fit", lambda model: fits.append(len(model._observations)) or inner(model))
+    found = [Effects(trials[:count]) for count in range(30, 41)]
+    assert len(fits) <= 3
+    measured = {sum(trial.result.ok for trial in trials[:count]) for count in range(30, 41)}
+    assert len({effects.ratio(trials[5].candidate, BASELINE) for effects in found}) == len(measured) > 5
 
 
 class TestNeighbours:
     def test_only_those_one_strategy_away_are_listed(self) -> None:
-        info = neighbours_of(complete_study())
+        rows = neighbours_of(complete_study())
+        info = table(rows)
         assert info[["strategy", "here", "there"]].to_numpy().tolist() == [
             ["optimizer_implementation", "implementation=fused", "as today"]
         ]
         assert info["ratio"].iloc[0] == pytest.approx(0.96, abs=0.03)
-        assert len(plot_neighbours(info).data[0].x) == 1
+        assert len(plot_neighbours(rows).data[0].x) == 1
 
     def test_one_that_failed_is_listed_without_a_speed(self) -> None:
-        info = neighbours_of(running_study(9))
+        rows = neighbours_of(running_study(9))
+        info = table(rows)
         compiled = info[info["strategy"] == "compile"]
         assert compiled["ratio"].isna().all()
         assert compiled["outcome"].tolist() == ["failed"]
 
     def test_before_anything_leads_there_are_none(self) -> None:
-        assert neighbours_of(running_study(2)).empty
+        assert neighbours_of(running_study(2)) == []
 
 
 class TestImportance:
     def test_the_strategy_with_the_largest_effect_comes_first(self) -> None:
-        info = importance_of(complete_study())
+        rows = importance_of(complete_study())
+        info = table(rows)
         assert info["strategy"].iloc[0] == "data_loading"
         assert info["best"].iloc[0] == "num_workers=2, persistent_workers=on"
         assert info["worst"].iloc[0] == "as today"
@@ -141,7 +162,8 @@ class TestImportance:
     def test_a_known_surface_is_found_with_its_intervals(self) -> None:
         """Of 200 noisy trials, most of them around the best. One of best and worst may be today's."""
         study, trials, decisions, _ = large_story()
-        info = importance_of(stored(study, trials, decisions)).set_index("strategy")
+        rows = importance_of(stored(study, trials, decisions))
+        info = table(rows).set_index("strategy")
         for strategy, effects in EFFECTS.items():
             true = max(1.0, *effects) / min(1.0, *effects)
             assert info.loc[strategy, "low"] < true < info.loc[strategy, "high"]
@@ -155,8 +177,8 @@ class TestImportance:
         base = [make_result(f"base{n}", BASELINE, 1e7, purpose=Purpose.BASELINE, seed=n) for n in range(4)]
         both = [make_result(f"both{n}", together, 5e6, seed=10 + n) for n in range(4)]
         alone = [make_result(f"one{n}", apart, 6e6, seed=20 + n) for n in range(4)]
-        mixed = importance_of(of_results(*base, *both)).set_index("strategy")
-        told = importance_of(of_results(*base, *both, *alone)).set_index("strategy")
+        mixed = table(importance_of(of_results(*base, *both))).set_index("strategy")
+        told = table(importance_of(of_results(*base, *both, *alone))).set_index("strategy")
 
         def width(info, name):
             return math.log(info.loc[name, "high"] / info.loc[name, "low"])
@@ -164,37 +186,41 @@ class TestImportance:
         assert width(mixed, "data_loading") > 1.5 * width(told, "data_loading")
 
     def test_without_a_measured_choice_there_is_none(self) -> None:
-        assert importance_of(failed_study()).empty
-        assert importance_of(running_study(4)).empty
+        assert importance_of(failed_study()) == []
+        assert importance_of(running_study(4)) == []
 
     def test_the_figure_has_a_bar_a_strategy(self) -> None:
-        info = importance_of(complete_study())
-        assert len(plot_importance(info).data[0].x) == len(info)
+        rows = importance_of(complete_study())
+        info = table(rows)
+        assert len(plot_importance(rows).data[0].x) == len(info)
 
 
 class TestConvergence:
     def test_the_line_is_what_was_accepted_and_time_adds_up(self) -> None:
         store = complete_study()
-        info = get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID))
+        rows = get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID))
+        info = table(rows)
         assert info["best"].iloc[0] == 1.0
         assert info["best"].dropna().is_monotonic_increasing
         assert info["spent_s"].iloc[0] == pytest.approx(5.2)
         # Blocks of confirmation ran their two trials at the same time.
         assert info["spent_s"].iloc[-1] == pytest.approx(5.2 * 15)
         assert "fused" in info["best_label"].iloc[-1]
-        assert plot_convergence(info, 480.0).data[0].name == "accepted so far"
+        assert plot_convergence(rows, 480.0).data[0].name == "accepted so far"
 
     def test_a_lucky_trial_that_was_not_accepted_does_not_count(self) -> None:
         lucky = make_result("b", WINNER, 2e6)
         store = of_results(make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE), lucky)
-        info = get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID))
+        rows = get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID))
+        info = table(rows)
         assert info["gain"].iloc[1] == pytest.approx(5.0, rel=0.05)
         assert info["best"].iloc[1] == 1.0
 
 
 class TestContributions:
     def test_each_strategy_has_what_it_brought_and_took(self) -> None:
-        info = get_contributions_info(complete_study(), STUDY_ID).set_index("strategy")
+        rows = get_contributions_info(complete_study(), STUDY_ID)
+        info = table(rows).set_index("strategy")
         loading = info.loc["data_loading"]
         assert (loading["num_tried"], loading["num_accepted"], loading["own_gain"]) == (1, 1, 1.92)
         assert loading["spent_s"] == pytest.approx(2 * 5.2)
@@ -203,7 +229,8 @@ class TestContributions:
         assert info.index[0] == "data_loading"
 
     def test_confirmations_and_what_was_not_tried_are_no_attempts(self) -> None:
-        info = get_contributions_info(complete_study(), STUDY_ID)
+        rows = get_contributions_info(complete_study(), STUDY_ID)
+        info = table(rows)
         assert "precision" not in set(info["strategy"])
         assert info["num_tried"].sum() == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
@@ -51,7 +52,7 @@ def choice_label(choice: Mapping[str, Scalar]) -> str:
     return ", ".join(f"{name}={_label_value(value)}" for name, value in choice.items()) or "unchanged"
 
 
-class Candidate(Record):
+class Candidate(Record, dict=True):
     """The non-neutral choices of a configuration, normalised (see `steptune.tuner.strategies.composition`).
 
     Only strategies, and within them only parameters, that differ from what the user runs today are
@@ -63,7 +64,7 @@ class Candidate(Record):
 
     choices: dict[str, Choice] = msgspec.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """Stable identity: 16 hexadecimal digits of the SHA-256 of the canonical JSON."""
         canonical = msgspec.json.encode(self.choices, order="deterministic")
@@ -73,7 +74,7 @@ class Candidate(Record):
     def is_baseline(self) -> bool:
         return not self.choices
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         if self.is_baseline:
             return "baseline"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from enum import StrEnum
 
 from msgspec import field
@@ -154,7 +155,7 @@ class Attempt(Record):
     duration_ns: int
 
 
-class TrialResult(Record):
+class TrialResult(Record, dict=True):
     """All that one process start of one candidate showed; also what a crash left behind."""
 
     trial_id: str
@@ -189,12 +190,12 @@ class TrialResult(Record):
     repeated: tuple[Attempt, ...] = ()
     """Runs of this trial before the one that the rest is about, the oldest first."""
 
-    @property
+    @functools.cached_property
     def ok(self) -> bool:
         """Measured, and still the same training."""
         return self.failure is None and bool(self.clean_windows) and (self.guard is None or self.guard.passed)
 
-    @property
+    @functools.cached_property
     def clean_windows(self) -> tuple[Window, ...]:
         return tuple(window for window in self.windows if window.void is None)
 

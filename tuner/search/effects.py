@@ -142,9 +142,15 @@ class Difference:
 class EffectModel:
     """The posterior of all gains given all observations."""
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
+    def __init__(self, observations: Sequence[Observation], like: EffectModel | None = None) -> None:
+        """
+        Args:
+            like: A model of fewer observations, of which widths, noise and drift are taken: fitting them takes a
+                hundred times as long as the posterior.
+        """
         self._observations = list(observations)
         self._candidates = _distinct(self._observations)
+        self._keys = [candidate.key for candidate in self._candidates]
         self._choices = list(dict.fromkeys(move.key for candidate in self._candidates for move in candidate.moves))
         self._design = self._design_matrix()
         self._by_choice = self._design @ np.array([self._features(candidate) for candidate in self._candidates])
@@ -152,7 +158,7 @@ class EffectModel:
         self._same_place = _same_place(self._observations)
         self._values = _centred(self._observations)
         self._widths: Floats = np.zeros(0)
-        self.prior, self.calm_share, self.noise_sd, self.drift = self._fit()
+        self.prior, self.calm_share, self.noise_sd, self.drift = self._fit() if like is None else self._as_in(like)
         self._factor = cho_factor(self._covariance(self.noise_sd, self.drift), lower=True)
         self._weights = cho_solve(self._factor, self._values)
 
@@ -162,7 +168,7 @@ class EffectModel:
         own = {c.key: sign for sign, c in ((1.0, candidate), (-1.0, reference)) if not c.is_baseline}
         if candidate.key == reference.key:
             own = {}
-        index = np.array([own.get(c.key, 0.0) for c in self._candidates])
+        index = np.array([own.get(key, 0.0) for key in self._keys])
         main, alone = self._widths**2, self.prior.own_sd**2
         cross = self._by_choice @ (main * contrast) + alone * self._by_itself @ index
         unseen = self._unseen(candidate, reference) * self.prior.main_sd**2
@@ -235,6 +241,13 @@ class EffectModel:
         self._gains, self._noise_of_starts = self._explained_by(prior, self._widths), self._noise(share)
         noise_sd, drift = max(product(NOISE_GRID, drifts), key=lambda pair: self._score(*pair))
         return prior, share, noise_sd, drift
+
+    def _as_in(self, like: EffectModel) -> tuple[Prior, float, float, Drift]:
+        """Of choices that the other model does not know the width is the prior's."""
+        widths = dict(zip(like._choices, like._widths, strict=True))
+        self._widths = np.array([widths.get(choice, like.prior.main_sd) for choice in self._choices])
+        self._gains, self._noise_of_starts = self._explained_by(like.prior, self._widths), self._noise(like.calm_share)
+        return like.prior, like.calm_share, like.noise_sd, like.drift
 
     def _fit_widths(self, prior: Prior, share: float) -> tuple[float, Floats]:
         """The score of a prior, once the choices whose effect is far out of it have a wider one; and all widths."""

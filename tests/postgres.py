@@ -114,6 +114,13 @@ class PostgresServer:
         self._execute(f'CREATE DATABASE "{database}" TEMPLATE "{template}"')
         return self.url(database)
 
+    def ask_for_passwords(self, password: str) -> None:
+        """From here on nobody gets in without one, as in production; that of the superuser is given."""
+        self._execute(f"ALTER ROLE {self._superuser} PASSWORD '{password}'")
+        rules = self.folder / "data" / "pg_hba.conf"
+        rules.write_text("local all all scram-sha-256\n")
+        self._execute("SELECT pg_reload_conf()")
+
     def drop(self, database: str) -> None:
         self._execute(f'DROP DATABASE "{database}" WITH (FORCE)')
 

@@ -157,10 +157,11 @@ class TestHonest:
         assert {peak.rank for peak in result.memory} == {0, 1}
 
     @pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")
-    def test_compilation_works_and_its_caches_stay_in_the_study(self) -> None:
+    def test_compilation_works_and_its_caches_stay_in_the_study(self, level: str) -> None:
+        """With so much private memory for each process as a small machine has: compile workers are processes, too."""
         workload = reference("regression", "Regression")
-        roomy = few_resources(num_tasks=2000, disk_bytes=4 << 30, temporary_bytes=1 << 30)
-        with isolated_study("bubblewrap", workload, resources=roomy) as study:
+        roomy = few_resources(num_tasks=2000, disk_bytes=4 << 30, temporary_bytes=1 << 30, memory_bytes=2 << 30)
+        with isolated_study(level, workload, resources=roomy) as study:
             compiled = Candidate(choices={"compile": {"mode": "default"}})
             [result] = study.run(study.spec(compiled, guard=False, profile=False))
             assert result.ok, result.failure

@@ -17,9 +17,16 @@ from pathlib import Path
 
 import pytest
 from marked import none_left
+from postgres import PostgresServer, running_server
 from sites import Site
+from sqlalchemy import make_url, text
 from trial_builders import reference
 
+from steptune.service.access.authentication import Access
+from steptune.service.access.scopes import Scope
+from steptune.service.database import migrate, open_store
+from steptune.service.queue import StudyQueue
+from steptune.service.settings import Settings
 from steptune.tuner.records import StudyState
 
 UID = 10001
@@ -85,6 +92,8 @@ class Attacked(Site):
         secrets = {
             "STEPTUNE_DATABASE_PASSWORD_FILE": str(self.password),
             "AWS_SECRET_ACCESS_KEY": "secret-of-the-store",
+            "STEPTUNE_STUDY_DISK_BYTES": str(64 << 20),
+            "STEPTUNE_STUDY_MEMORY_BYTES": str(1 << 30),
         }
         return {**super().environment(), **packages(), **secrets, "HOME": "/nonexistent"}
 
@@ -114,8 +123,8 @@ class Attacked(Site):
             Path.home() / ".bashrc",
         ]
 
-    def attack(self) -> dict:
-        workload = reference("thief", "Thief", paths="|".join(map(str, self.targets)))
+    def attack(self, **arguments: str) -> dict:
+        workload = reference("thief", "Thief", paths="|".join(map(str, self.targets)), **arguments)
         study_id = self.submit(workload, trials=1)
         done = self.run_worker()
         self.study = self.folder / "data" / "studies" / study_id
@@ -160,6 +169,12 @@ class TestSubmitter:
             str(site.folder / name) in text for name in ("steptune.db", "password") for text in seen["descriptors"]
         )
 
+    def test_sees_nothing_of_the_worker_in_what_runs_as_its_user(self, attacked) -> None:
+        """Commands count and remove its files meanwhile."""
+        _, seen = attacked
+        assert "secret-of" not in json.dumps(seen["helpers"])
+        assert "STEPTUNE_DATABASE" not in json.dumps(seen["helpers"])
+
     def test_is_a_user_without_rights_for_good(self, attacked) -> None:
         site, seen = attacked
         assert 0 not in seen["ids"]
@@ -184,6 +199,85 @@ class TestSubmitter:
             assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0, path
         for name in ("artifacts", "uploads"):
             assert stat.S_IMODE((site.folder / "data" / name).stat().st_mode) == 0o700
+
+
+class OnPostgres(Attacked):
+    """As above, on a PostgreSQL server that asks for a password; its socket is open to everybody."""
+
+    PASSWORD = "secret-of-the-database"
+
+    def __init__(self, folder: Path, who: str, level: str, server: PostgresServer) -> None:
+        super().__init__(folder, who, level)
+        self.store.close()
+        self.server = server
+        self.url = server.create("attacked")
+        migrate(self.url)
+        server.ask_for_passwords(self.PASSWORD)
+        ours = make_url(self.url).set(password=self.PASSWORD).render_as_string(hide_password=False)
+        self.store = open_store(ours)
+        self.queue = StudyQueue(self.store.engine)
+        Access(self.store.engine, Settings(_env_file=None, database_url=ours)).users.create("mallory", [Scope.SUBMIT])
+
+    def scopes(self) -> str:
+        with self.store.engine.connect() as connection:
+            return connection.execute(text("SELECT scopes FROM users")).scalar_one()
+
+
+ON_POSTGRES = [
+    ("compose", "limits"),
+    *(pytest.param(run, marks=pytest.mark.soak) for run in RUNS if run[0] != "compose"),
+]
+
+
+@pytest.fixture(scope="module", params=ON_POSTGRES, ids=" ".join)
+def on_postgres(request: pytest.FixtureRequest) -> Iterator[tuple[OnPostgres, dict]]:
+    with running_server() as server, tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as folder:
+        site = OnPostgres(Path(folder), *request.param, server)
+        try:
+            seen = site.attack(database=f"host={server.folder}|user=steptune|dbname=attacked")
+            yield site, seen
+        finally:
+            none_left(site.mark)
+            site.close()
+
+
+class TestSubmitterOnPostgres:
+    def test_does_not_become_an_administrator(self, on_postgres) -> None:
+        site, seen = on_postgres
+        assert seen["postgres"]["written"] == []
+        expected = "No such file or directory" if site.level == "bubblewrap" else "password authentication failed"
+        assert any(expected in said for said in seen["postgres"]["said"]), seen["postgres"]
+        assert site.scopes() == "submit"
+
+    def test_reads_neither_the_password_nor_where_it_is(self, on_postgres) -> None:
+        site, seen = on_postgres
+        told = json.dumps([seen["helpers"], seen["environment"], seen["descriptors"]])
+        assert OnPostgres.PASSWORD not in told
+        assert str(site.password) not in told
+        assert str(site.password) not in seen["read"]
+        assert seen["processes"] == {}
+
+
+@pytest.mark.parametrize(
+    ("who", "level"),
+    [
+        ("compose", "limits"),
+        *(pytest.param(*run, marks=pytest.mark.soak) for run in [*RUNS, *MORE_RUNS[:1]] if run[0] != "compose"),
+    ],
+)
+def test_files_in_memory_that_nobody_has_mapped_count(who: str, level: str) -> None:
+    """Whatever the worker may see of processes that are not its user's."""
+    with tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as folder:
+        site = Attacked(Path(folder), who, level)
+        try:
+            study_id = site.submit(reference("thief", "Hoarder"), trials=1)
+            done = site.run_worker()
+            entry = site.entry(study_id)
+            assert entry.state is StudyState.FAILED, (done.stderr, entry.message)
+            assert "STEPTUNE_STUDY_MEMORY_BYTES" in entry.message
+        finally:
+            none_left(site.mark)
+            site.close()
 
 
 class TestWorkerThatCannotSeparate:

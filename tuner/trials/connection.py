@@ -52,7 +52,7 @@ class ServerConnection:
     ) -> None:
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._scratch = Scratch()
+        self._scratch = Scratch((sandbox.environment or {}).get("USER"))
         command = [
             *sandbox.prefix,
             python,

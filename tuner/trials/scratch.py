@@ -37,9 +37,13 @@ MAX_BASE_LENGTH = 55
 
 
 class Scratch:
-    """Makes a directory and holds its lock; removes abandoned ones first."""
+    """Makes a directory and holds its lock; removes abandoned ones first.
 
-    def __init__(self) -> None:
+    Args:
+        user: Name of the user inside, as the environment says it; None is ours.
+    """
+
+    def __init__(self, user: str | None = None) -> None:
         base = _base()
         remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
@@ -47,20 +51,19 @@ class Scratch:
         self._descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         unlocked.rename(self.path / LOCK)  # whoever sees it sees it locked
-        self._share_headers()
+        self._share_headers(user)
 
     def fileno(self) -> int:
         return self._descriptor
 
-    def _share_headers(self) -> None:
+    def _share_headers(self, user: str | None) -> None:
         """Precompiled headers of torch.compile take half a minute and are the same for every program;
         torch keeps them under the temporary directory, in a folder named after the user.
         """
         with contextlib.suppress(KeyError, OSError):
-            name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-            shared = Path(tempfile.gettempdir()).absolute() / name
+            shared = Path(tempfile.gettempdir()).absolute() / _headers_of(getpass.getuser())
             shared.mkdir(exist_ok=True)
-            (self.path / name).symlink_to(shared)
+            (self.path / _headers_of(user or getpass.getuser())).symlink_to(shared)
 
     def give_to(self, uid: int, headers: Path | None) -> None:
         """Lets another user write here, whose precompiled headers are elsewhere."""
@@ -76,6 +79,11 @@ class Scratch:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _headers_of(user: str) -> str:
+    """As torch names the folder."""
+    return "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from steptune.tuner.protocols import ProgressListener, StudyStore
 from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import check_names
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.trials.analysis_files import read_analysis, read_timelines
@@ -74,6 +75,7 @@ def new_study(workload: str, settings: StudySettings, service_settings: Settings
     """
     reference = known_reference(workload)
     check_names(settings.only, settings.skip)
+    check_search(settings.search)
     study_id = new_id()
     directory = (service_settings.data_directory / "studies" / study_id).resolve()
     return Study(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from steptune.tuner.records import MeasureSettings, Numerics, StudySettings
+from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import check_names
 
 MAX_NUM_RANKS = 64
@@ -67,6 +68,13 @@ class StudyRequest(Body):
     skip: list[StrategyName] = Field(
         default_factory=list, max_length=100, description="Do not try these strategies.", examples=[["compile"]]
     )
+    search: Text = Field(
+        default="stages",
+        min_length=1,
+        max_length=100,
+        description="What proposes the trials: `stages`, `model`, `tpe`, `gp`, `random`, or one that the worker has.",
+        examples=["model"],
+    )
     seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seeds the search, the samples and the initial state.")
     num_ranks: int = Field(
         default=1,
@@ -113,6 +121,7 @@ class StudyRequest(Body):
             allow=tuple(dict.fromkeys(self.allow)),
             only=tuple(self.only),
             skip=tuple(self.skip),
+            search=self.search,
             seed=self.seed,
             num_ranks=self.num_ranks,
             device=self.device,
@@ -125,6 +134,12 @@ class StudyRequest(Body):
     def _known(cls, names: list[str]) -> list[str]:
         check_names(names, ())
         return names
+
+    @field_validator("search")
+    @classmethod
+    def _known_search(cls, name: str) -> str:
+        check_search(name)
+        return name
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

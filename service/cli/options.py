@@ -62,6 +62,14 @@ QuietMachine = Annotated[
         "study.",
     ),
 ]
+SearchName = Annotated[
+    str,
+    typer.Option(
+        "--search",
+        help="What proposes the trials: stages, model (a Gaussian model of the categories), tpe, gp, random, or one of "
+        "an installed package.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples and the initial state.")]
 
 

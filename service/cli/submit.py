@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from steptune.service.cli.console import errors, output, print_json, say
-from steptune.service.cli.options import AsJson, Device, ForeignLoad, QuietMachine, Seed, parse_allowed, parse_names
+from steptune.service.cli.options import (
+    AsJson,
+    Device,
+    ForeignLoad,
+    QuietMachine,
+    SearchName,
+    Seed,
+    parse_allowed,
+    parse_names,
+)
 from steptune.service.cli.remote import Token, TokenFile, Url, connected
 from steptune.service.cli.watch import follow_to_its_end
 from steptune.service.client import Client
@@ -51,6 +60,7 @@ def submit(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
+    search: SearchName = "stages",
     seed: Seed = 0,
     device: Device = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
@@ -82,6 +92,7 @@ def submit(
         "allow": [numerics.value for numerics in parse_allowed(allow or [])],
         "only": parse_names(only),
         "skip": parse_names(skip),
+        "search": search,
         "seed": seed,
         "device": device,
         "num_ranks": ranks,

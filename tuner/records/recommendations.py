@@ -89,6 +89,8 @@ class Certificate(Record):
         not_tried: Each with its reason.
         audits: Pruned choices that were tried all the same.
         audit_violations: Those that gained more than their bound.
+        probability_left: That something untried makes the step shorter by more than 2 %, when the search ended; None
+            where the search says nothing of it.
     """
 
     remaining_bound: float
@@ -102,6 +104,7 @@ class Certificate(Record):
     not_tried: tuple[Decision, ...] = ()
     audits: int = 0
     audit_violations: int = 0
+    probability_left: float | None = None
 
 
 class Alternative(Record):

@@ -60,6 +60,8 @@ class StudySettings(Record):
     num_finalists: int = 2
     phase_timeout_s: float | None = None
     """Seconds that any phase of a trial may take; None allows multiples of what the baseline took."""
+    search: str = "stages"
+    """What proposes the trials, by name."""
 
 
 class Study(Record):

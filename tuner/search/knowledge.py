@@ -154,14 +154,14 @@ class Knowledge:
                 reference=reference,
                 standard_error=error if error < 1.0 else UNKNOWN_WINDOW_ERROR,
                 noisy=noisy,
-                calm=self._is_calm(candidate),
-                reference_calm=reference is not None and self._is_calm(reference),
+                calm=self.is_calm(candidate),
+                reference_calm=reference is not None and self.is_calm(reference),
                 place=place,
                 companion=companion,
             )
         )
 
-    def _is_calm(self, candidate: Candidate) -> bool:
+    def is_calm(self, candidate: Candidate) -> bool:
         """Whether its profile shows a device that hardly ever waited for the host."""
         situation = self._situations.get(candidate.key)
         return situation is not None and is_calm(situation)
@@ -352,11 +352,11 @@ class Knowledge:
 
     def noise(self, incumbent: Candidate) -> float:
         """Smallest gain over an incumbent that is told from none with two starts of each."""
-        return self.model.smallest_detectable(calm=self._is_calm(incumbent)) if self._observations else 0.05
+        return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
         """Between starts of these candidates: the root of their mean variance."""
-        return math.sqrt(fmean(self.model.noise_of(calm=self._is_calm(candidate)) ** 2 for candidate in candidates))
+        return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     @property
     def drifts(self) -> bool:

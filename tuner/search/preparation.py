@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -21,10 +22,12 @@ from steptune.tuner.records import (
     TrialResult,
     WorkloadFacts,
 )
+from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Priors
 from steptune.tuner.search.memory_model import MemoryModel, memory_model, pieces_of
 from steptune.tuner.search.priors import gather_priors
+from steptune.tuner.search.searches import make_search
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.specs import SpecMaker, expected_step_ns, guard_protocol, measure_settings
 from steptune.tuner.search.view import StudyView
@@ -68,16 +71,17 @@ class Prepared:
     def designer(self) -> Designer:
         """One that has been told nothing yet."""
         settings = self.study.settings
-        return Designer(
-            self.space,
-            budget_s=self.trials_s,
-            confirm_blocks=settings.confirm_blocks,
-            max_trials=settings.max_trials or MANY_TRIALS,
-            seed=settings.seed,
-            priors=self.priors,
-            reference=self.reference,
-            ran_out=self.ran_out,
-        )
+        limits: dict[str, Any] = {
+            "budget_s": self.trials_s,
+            "confirm_blocks": settings.confirm_blocks,
+            "max_trials": settings.max_trials or MANY_TRIALS,
+            "seed": settings.seed,
+            "priors": self.priors,
+            "reference": self.reference,
+            "ran_out": self.ran_out,
+        }
+        search = make_search(settings.search)
+        return Designer(self.space, **limits) if search is None else AskingDesigner(self.space, search=search, **limits)
 
     def after(self, ran_out: TrialResult) -> Prepared | None:
         """With the nearest configuration as the reference that needs less memory and loses no information; None where

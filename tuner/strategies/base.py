@@ -62,6 +62,7 @@ class Strategy(ABC):
             others happened to all alike. None where that could be any.
         trial_cost_s: What a trial of it costs beyond an ordinary one, before any was measured.
         recompiles: Where it changes, a compiled model is compiled again.
+        has_order: Of choices that differ in one number, neighbours behave alike.
         usual_realisation: Part of its bound that a choice realises, before any was measured; orders trials.
         exchange_realisation: The same of a choice that would replace another one of the incumbent. None where what
             one choice began another may finish: halfway from the usual part to all of it.
@@ -76,6 +77,7 @@ class Strategy(ABC):
     touches: ClassVar[tuple[Category, ...] | None] = None
     trial_cost_s: ClassVar[float] = 0.0
     recompiles: ClassVar[bool] = False
+    has_order: ClassVar[bool] = True
     usual_realisation: ClassVar[float] = 0.2
     exchange_realisation: ClassVar[float | None] = None
 

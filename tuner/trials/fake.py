@@ -63,6 +63,7 @@ class FakeStrategy(Strategy):
     summary: ClassVar[str] = "levels of a known effect"
     defaults: ClassVar[Choice] = {"level": 0}
     attacks: ClassVar[tuple[Category, ...]] = ()
+    has_order: ClassVar[bool] = False
 
     def __init__(self, name: str, category: Category, levels: int, *, memory: bool = False) -> None:
         self.name = name  # type: ignore[misc]

@@ -1,0 +1,149 @@
+"""What every search must do, whoever wrote it, under the designer that asks it."""
+
+import random
+
+import pytest
+from search_builders import NO_LIMIT_S, Machine, StudyRun, run_one, surface_space
+
+from steptune.service.api.requests import StudyRequest
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import Purpose
+from steptune.tuner.search import searches
+from steptune.tuner.search.asking import AskingDesigner
+from steptune.tuner.search.history import Proposal
+from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.searches import OWN, make_search
+from steptune.tuner.trials.fake import WALL, FakeRunner
+
+TRIALS = 7
+
+
+class Backwards:
+    """A search of another package: the last choices first, one at a time. Ends after four."""
+
+    def __init__(self):
+        self.told = []
+
+    def update(self, results):
+        self.told += results
+
+    def suggest(self, history):
+        if len(self.told) > 4:
+            return []
+        single = [history.combined(history.grid.reference, [move]) for move in reversed(history.space.moves)]
+        return [Proposal(candidate=c, reason="from behind") for c in single if not history.knowledge.was_run(c)]
+
+
+class Entry:
+    name, value = "backwards", "someone.elses:Backwards"
+
+    @staticmethod
+    def load():
+        return Backwards
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """As if a package with that entry point were installed."""
+    monkeypatch.setattr(searches, "entry_points", lambda group, name="backwards": [Entry] * (name == "backwards"))
+
+
+def told(name, trials=TRIALS, seed=1):
+    """Suggestions and outcomes of a search of seven trials on a surface with a wall of memory."""
+    runner, suggestions, outcomes = FakeRunner(WALL, noise_sd=0.01, seed=seed), [], []
+    designer = AskingDesigner(
+        surface_space(WALL), search=make_search(name), budget_s=NO_LIMIT_S, max_trials=trials, seed=seed
+    )
+    while (suggestion := designer.suggest()) is not None:
+        result = run_one(runner, suggestion.candidate, suggestion.purpose, trial_id=f"trial-{len(outcomes)}")
+        suggestions.append(suggestion)
+        outcomes.append(Outcome(result=result))
+        designer.update(outcomes[-1])
+    return suggestions, outcomes, designer
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", [name for name in (*OWN, "backwards") if name != "gp"])
+class TestEverySearch:
+    def test_begins_with_the_baseline_and_keeps_its_limit(self, name):
+        suggestions, _, designer = told(name)
+        assert suggestions[0].purpose is Purpose.BASELINE
+        assert len(suggestions) <= TRIALS
+        assert designer.suggest() is None
+
+    def test_answers_with_what_was_measured(self, name):
+        _, outcomes, designer = told(name)
+        assert designer.best() in [outcome.result.candidate for outcome in outcomes if outcome.result.ok]
+
+    def test_every_trial_is_decided_on_with_a_reason(self, name):
+        suggestions, outcomes, designer = told(name)
+        changed = [
+            outcome.result.trial_id
+            for suggestion, outcome in zip(suggestions, outcomes, strict=True)
+            if suggestion.stage != "baseline"
+        ]
+        assert sorted(t for decision in designer.decisions for t in decision.trial_ids) == sorted(changed)
+        assert all(suggestion.reason for suggestion in suggestions)
+        assert all(decision.reason for decision in designer.decisions)
+
+    def test_nothing_that_failed_is_started_again(self, name):
+        suggestions, outcomes, _ = told(name)
+        failed = [s.candidate.key for s, o in zip(suggestions, outcomes, strict=True) if not o.result.ok]
+        assert len(failed) == len(set(failed))
+
+    def test_the_same_history_gives_the_same_next_trial(self, name):
+        suggestions, outcomes, _ = told(name)
+        random.seed(17)
+        again = AskingDesigner(
+            surface_space(WALL), search=make_search(name), budget_s=NO_LIMIT_S, max_trials=TRIALS, seed=1
+        )
+        for suggestion, outcome in zip(suggestions, outcomes, strict=True):
+            assert again.suggest() == suggestion
+            again.update(outcome)
+
+    def test_a_study_of_it_is_confirmed_and_goes_on_after_a_kill(self, name):
+        limits = {"search": name, "max_trials": TRIALS, "confirm_blocks": 2}
+        whole = StudyRun(Machine(WALL), **limits)
+        answer = whole.run()
+        study = StudyRun(Machine(WALL, interrupt_at=4), **limits)
+        study.run()
+        assert study.run().candidate == answer.candidate
+        assert study.story() == whole.story()
+
+
+class TestNames:
+    def test_a_search_that_does_not_exist_is_refused_with_those_that_do(self):
+        with pytest.raises(ChoiceError, match=r"there is no search 'modl': did you mean 'model'\?"):
+            make_search("modl")
+
+    def test_stages_ask_no_search(self):
+        assert make_search("stages") is None
+
+    @pytest.mark.usefixtures("installed")
+    def test_what_cannot_propose_is_refused_by_what_it_lacks(self, monkeypatch):
+        monkeypatch.setattr(Entry, "load", staticmethod(lambda: object))
+        with pytest.raises(ChoiceError, match=r"'backwards' of someone.elses:Backwards has no method suggest"):
+            make_search("backwards")
+
+
+def test_the_model_ends_when_nothing_is_likely_left():
+    """And says how likely that is."""
+    _, _, designer = told("model", trials=60)
+    certificate = designer.certificate()
+    assert certificate.ended == "no bound above noise"
+    assert certificate.probability_left < 0.05
+
+
+def test_a_start_that_would_compile_beyond_the_time_left_is_not_proposed():
+    """Of two models one is compiled already: what keeps it can still be paid for."""
+    machine = Machine(WALL, compile_s={"fusion": 60.0, "products": 60.0}, start_s=2.0)
+    study = StudyRun(machine, search="model", budget_s=150.0, max_trials=None, confirm_blocks=2)
+    study.run()
+    late = [trial.result for trial in study.trials if trial.result.failure is not None]
+    assert all(result.ran_out_of_memory for result in late), "none was begun that could not end in time"
+
+
+def test_a_service_keeps_the_name_with_the_study_and_refuses_one_that_does_not_exist():
+    assert StudyRequest(workload="zoo:synthetic", search="model").settings().search == "model"
+    with pytest.raises(ValueError, match="there is no search 'modl'"):
+        StudyRequest(workload="zoo:synthetic", search="modl")

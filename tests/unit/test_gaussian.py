@@ -1,0 +1,71 @@
+"""The Gaussian model of a step: what it learns from profiles and measured steps."""
+
+import numpy as np
+import pytest
+
+from steptune.tuner.search.gaussian import Measured, Prior, StepModel, level_kernel
+
+LEVELS = [2, 2, 5]
+"""Of a parameter that acts on the first category, one on the second, and an ordered one on the second."""
+RANKS = np.linspace(0, 1, 5)
+
+
+def prior(mean=0.0):
+    widths = [np.zeros((n, 2)) for n in LEVELS]
+    for parameter, category in enumerate((0, 1, 1)):
+        widths[parameter][1:, category] = 1.0
+    kernels = [level_kernel(n, RANKS if n == 5 else None) for n in LEVELS]
+    return Prior(kernels=kernels, widths=widths, means=[mean * width for width in widths])
+
+
+def measured(*starts):
+    """Of (levels, seconds by category)."""
+    levels = np.array([levels for levels, _ in starts], dtype=np.int64)
+    profiles = np.array([seconds for _, seconds in starts], dtype=np.float64)
+    n = len(starts)
+    return Measured(
+        levels=levels,
+        log_s=np.log(profiles.sum(1)),
+        errors=np.full(n, 0.001),
+        calm=np.zeros(n, dtype=bool),
+        groups=np.arange(n),
+        places=np.zeros(n, dtype=np.int64),
+        profiles=profiles,
+        profiled=np.arange(n),
+    )
+
+
+def expected(model, *levels):
+    return np.exp(model.believe(np.array(levels, dtype=np.int64)).mean)
+
+
+def test_effects_of_two_categories_are_put_together():
+    """Half of one and half of the other were seen alone: both leave half of the step."""
+    model = StepModel(prior(), measured(((0, 0, 0), (6, 4)), ((1, 0, 0), (3, 4)), ((0, 1, 0), (6, 2))))
+    assert expected(model, (1, 1, 0))[0] == pytest.approx(5.0, rel=0.08)
+
+
+def test_an_effect_counts_with_the_share_that_its_category_has():
+    """Where the first category is small already, halving the second brings more of the step."""
+    model = StepModel(prior(), measured(((0, 0, 0), (9, 1)), ((1, 0, 0), (1, 1)), ((0, 1, 0), (9, 0.5))))
+    large, small = expected(model, (0, 1, 0), (1, 1, 0)) / expected(model, (0, 0, 0), (1, 0, 0))
+    assert small < 0.85 < 0.9 < large
+
+
+def test_neighbours_of_an_ordered_choice_are_alike():
+    model = StepModel(prior(), measured(((0, 0, 0), (5, 5)), ((0, 0, 3), (5, 2))))
+    near, far = model.believe(np.array([(0, 0, 4), (0, 0, 1)])).mean
+    assert near < far
+
+
+def test_what_is_expected_moves_the_mean_and_what_is_measured_moves_it_back():
+    start = ((0, 0, 0), (5, 5))
+    assert expected(StepModel(prior(-0.5), measured(start)), (1, 0, 0)) < 10.0
+    told = StepModel(prior(-0.5), measured(start, ((1, 0, 0), (5, 5)), ((1, 0, 0), (5, 5))))
+    assert expected(told, (1, 0, 0))[0] == pytest.approx(10.0, rel=0.03)
+
+
+def test_a_measured_configuration_is_less_uncertain_than_an_untried_one():
+    model = StepModel(prior(), measured(((0, 0, 0), (5, 5)), ((1, 0, 0), (4, 5))))
+    known, unknown = model.believe(np.array([(1, 0, 0), (0, 1, 0)])).variance
+    assert known < unknown / 4

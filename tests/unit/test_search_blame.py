@@ -1,0 +1,43 @@
+"""Who is to blame for what did not run."""
+
+import numpy as np
+
+from steptune.tuner.search.blame import Blame, Room
+
+LEVELS = [2, 3, 2]
+
+
+def rows(*levels):
+    return np.array(levels, dtype=np.int64).reshape(len(levels), 3)
+
+
+def test_a_choice_that_failed_alone_is_likely_to_fail_elsewhere_and_not_certain_to():
+    blame = Blame(LEVELS, ran=rows((0, 0, 0), (0, 2, 1)), failed=rows((1, 0, 0)))
+    alone, elsewhere, other = blame.runs(rows((1, 0, 0), (1, 2, 1), (0, 1, 0)))
+    assert alone < 0.2
+    assert alone < elsewhere < other
+
+
+def test_what_ran_elsewhere_is_not_blamed():
+    blame = Blame(LEVELS, ran=rows((0, 0, 0), (1, 0, 0), (0, 1, 0)), failed=rows((1, 1, 0)))
+    single, pair = blame.runs(rows((1, 0, 0), (1, 1, 0)))
+    assert single == 1.0
+    assert pair < 0.1
+
+
+def test_two_failures_with_one_choice_in_common_blame_it_more_than_the_others():
+    once = Blame(LEVELS, ran=rows((0, 0, 0)), failed=rows((1, 1, 0)))
+    twice = Blame(LEVELS, ran=rows((0, 0, 0)), failed=rows((1, 1, 0), (1, 2, 0)))
+    assert twice.runs(rows((1, 0, 0)))[0] < once.runs(rows((1, 0, 0)))[0]
+
+
+def test_memory_adds_up():
+    """Each of two choices needs 4 of 20 alone and both fitted; with a third that ran out, the cheaper pair may fit."""
+    ran = rows((0, 0, 0), (1, 0, 0), (0, 1, 0))
+    room = Room(LEVELS, ran, np.array([20.0, 24.0, 21.0]), rows((1, 0, 1)))
+    with_the_large, with_the_small = room.fits(rows((1, 1, 1), (0, 1, 1)))
+    assert with_the_large < 0.2 < with_the_small
+
+
+def test_while_nothing_ran_out_of_memory_everything_fits():
+    assert (Room(LEVELS, rows((0, 0, 0)), np.array([20.0]), rows()).fits(rows((1, 2, 1))) == 1).all()

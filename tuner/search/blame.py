@@ -1,0 +1,132 @@
+"""How likely configurations run, from those that did and those that did not.
+
+A failed start blames the set of its choices: each choice, and each pair, that never ran. How much blame one gets
+depends on who else is suspected; several failures add up. A choice that failed beside today's others may run beside
+different ones, so a pair with an untouched strategy is a suspect too, a small one. Memory is another matter: what
+choices need of it adds up, and what ran out of it needs more than whatever fitted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+PAIR, PAIR_WITH_TODAY = 0.2, 0.05
+"""Weight of a pair of choices, and of a choice with an untouched strategy, over that of a choice."""
+FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
+"""What is known of choices in general before any was tried: so many failed of so many that ran."""
+
+ADDED, PEAK_NOISE, OVER, HALFWAY = 0.2, 0.01, 0.05, 0.02
+"""In peaks of the smallest configuration: what a choice may add, what two starts differ by, what one that ran out of
+memory is expected to need beyond the largest that fitted, and how much more than that there may be."""
+
+
+class Blame:
+    """Args:
+    ran, failed: Levels of configurations, one a row; level 0 is the reference's.
+    """
+
+    def __init__(self, num_levels: list[int], ran: Ints, failed: Ints) -> None:
+        self._offsets = np.concatenate([[0], np.cumsum(num_levels)[:-1]]).astype(np.int64)
+        self._size = int(sum(num_levels))
+        self._touched = np.ones(self._size)
+        self._touched[self._offsets] = 0.0
+        success = self._one_hot(ran)
+        self._pair_ran = (success.T @ success) > 0
+        self._ran = np.diag(self._pair_ran)
+        levels_run = float((self._ran * self._touched).sum())
+        self.rate = (FAILED_BEFORE + len(failed)) / (RAN_BEFORE + levels_run + len(failed))
+        weights, pair_weights = self._weights()
+        single = np.where(self._ran, 0.0, self.rate * self._touched)
+        both = self._touched[:, None] * self._touched[None, :]
+        pair = np.where(self._pair_ran, 0.0, PAIR * self.rate * both)
+        np.fill_diagonal(pair, 0.0)
+        for row in self._one_hot(failed):
+            inside = row[:, None] * row[None, :]
+            total = (weights * row).sum() + 0.5 * (pair_weights * inside).sum()
+            if total > 0:
+                single = 1 - (1 - single) * (1 - weights * row / total)
+                pair = 1 - (1 - pair) * (1 - pair_weights * inside / total)
+        self._single = np.log1p(-np.minimum(single, 0.999))
+        self._pair = np.log1p(-np.minimum(pair, 0.999))
+
+    def _weights(self) -> tuple[Floats, Floats]:
+        single = np.where(self._ran, 0.0, self._touched)
+        both = self._touched[:, None] * self._touched[None, :]
+        one = np.maximum(self._touched[:, None], self._touched[None, :]) - both
+        pair = np.where(self._pair_ran, 0.0, PAIR * both + PAIR_WITH_TODAY * one)
+        np.fill_diagonal(pair, 0.0)
+        return single, pair
+
+    def _one_hot(self, levels: Ints) -> Floats:
+        found = np.zeros((len(levels), self._size))
+        for row, number in enumerate(levels):
+            found[row, self._offsets + number] = 1.0
+        return found
+
+    def runs(self, levels: Ints) -> Floats:
+        """Probability that each configuration runs."""
+        chosen = self._one_hot(levels)
+        pairs = 0.5 * ((chosen @ self._pair) * chosen).sum(1)
+        return np.asarray(np.exp(chosen @ self._single + pairs))
+
+
+class Room:
+    """Probability that configurations fit into memory, from peaks of those that did and from those that did not.
+
+    What choices add is a sum of independent normal amounts. Of a configuration that ran out of memory it is known only
+    that it needs more than the largest that fitted: its need is the mean of what is expected beyond that.
+
+    Args:
+        ran: Levels of configurations that fitted, one a row; level 0 is the reference's.
+        peaks: Their memory, in any unit; 0 where it is unknown.
+        ran_out: Levels of those that did not fit.
+    """
+
+    def __init__(self, num_levels: list[int], ran: Ints, peaks: Floats, ran_out: Ints) -> None:
+        self._offsets = np.concatenate([[0], np.cumsum(num_levels)[:-1]]).astype(np.int64)
+        self._size = int(sum(num_levels))
+        self.limits = bool(len(ran_out)) and bool((peaks > 0).any())
+        if not self.limits:
+            return
+        known = peaks > 0
+        base = float(peaks[known].min())
+        self._cap = float(peaks.max()) / base
+        design = np.concatenate([self._features(ran[known]), self._features(ran_out)])
+        values = np.concatenate([peaks[known] / base, np.full(len(ran_out), self._cap + OVER)])
+        noise = np.concatenate([np.full(int(known.sum()), PEAK_NOISE**2), np.full(len(ran_out), OVER**2)])
+        for _ in range(8):
+            self._condition(design, values, noise)
+            mean, sd = self._predict(design[int(known.sum()) :])
+            values[int(known.sum()) :] = np.maximum(mean, self._cap) + OVER * (mean < self._cap + sd)
+
+    def _features(self, levels: Ints) -> Floats:
+        """A constant, and each choice that is not the reference's."""
+        found = np.zeros((len(levels), self._size + 1))
+        found[:, -1] = 1.0
+        for row, number in enumerate(levels):
+            found[row, (self._offsets + number)[number > 0]] = 1.0
+        return found
+
+    def _condition(self, design: Floats, values: Floats, noise: Floats) -> None:
+        prior = np.full(self._size + 1, ADDED**2)
+        prior[-1] = 1.0
+        gain = (prior[:, None] * design.T) @ np.linalg.inv((design * prior) @ design.T + np.diag(noise))
+        start = np.zeros(self._size + 1)
+        start[-1] = 1.0
+        self._weights = start + gain @ (values - design @ start)
+        self._spread = np.diag(prior) - gain @ (design * prior)
+
+    def _predict(self, features: Floats) -> tuple[Floats, Floats]:
+        variance = ((features @ self._spread) * features).sum(1)
+        return features @ self._weights, np.sqrt(np.maximum(variance, PEAK_NOISE**2))
+
+    def fits(self, levels: Ints) -> Floats:
+        """Probability that each configuration fits; 1 while nothing ran out of memory."""
+        if not self.limits:
+            return np.ones(len(levels))
+        mean, sd = self._predict(self._features(levels))
+        return np.asarray(ndtr((self._cap + HALFWAY - mean) / sd))

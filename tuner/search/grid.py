@@ -1,0 +1,127 @@
+"""The space of a study as whole numbers: one parameter for each strategy, one level for each of its choices.
+
+Level 0 of every parameter is the reference's choice. Searches of any kind work on these numbers; what may be combined
+with what, and what a combination is normalised to, is asked of the space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steptune.tuner.records import BASELINE, Candidate, Choice, Move
+from steptune.tuner.search.space import Space
+from steptune.tuner.strategies import Strategy
+
+Levels = tuple[int, ...]
+"""A configuration: the level of every parameter."""
+
+
+@dataclass
+class Parameter:
+    """A strategy with the choices that may be made of it.
+
+    Attributes:
+        options: Choices; the reference's first. The empty one is what the user runs today.
+        ranks: Place of each option in the order of its values, from 0 to 1; None where they have no order.
+    """
+
+    name: str
+    strategy: Strategy
+    options: list[Choice]
+    ranks: NDArray[np.float64] | None
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.options)
+
+
+class Grid:
+    """Configurations of a space by number."""
+
+    def __init__(self, space: Space, reference: Candidate) -> None:
+        self.space = space
+        self.reference = reference
+        self.parameters = [self._parameter(name) for name in self._names()]
+        self._index = {parameter.name: k for k, parameter in enumerate(self.parameters)}
+        self._made: dict[Levels, Candidate | None] = {}
+        self._levels: dict[str, Levels] = {reference.key: self.origin}
+
+    def _names(self) -> Iterable[str]:
+        return dict.fromkeys([move.strategy for move in self.space.moves] + list(self.reference.choices))
+
+    def _parameter(self, name: str) -> Parameter:
+        first = self.reference.choices.get(name, {})
+        others: list[Choice] = [{}, *(move.choice for move in self.space.moves if move.strategy == name)]
+        options = [first, *(choice for choice in others if choice != first)]
+        strategy = self.space.strategy(name)
+        complete = [strategy.complete(choice, self.space.workload) for choice in options]
+        return Parameter(name=name, strategy=strategy, options=options, ranks=order_of(strategy, complete))
+
+    @property
+    def origin(self) -> Levels:
+        """The reference's."""
+        return (0,) * len(self.parameters)
+
+    @property
+    def num_levels(self) -> list[int]:
+        return [parameter.num_levels for parameter in self.parameters]
+
+    def candidate(self, levels: Levels) -> Candidate | None:
+        """The configuration with these levels, or None where that cannot be run."""
+        if levels not in self._made:
+            moves = [
+                Move(strategy=parameter.name, choice=parameter.options[level])
+                for parameter, level in zip(self.parameters, levels, strict=True)
+                if parameter.options[level]
+            ]
+            candidate = self.space.combine(BASELINE, moves)
+            self._made[levels] = candidate
+            canonical = None if candidate is None else self._canonical(candidate, levels)
+            if candidate is not None and canonical is not None:
+                self._levels.setdefault(candidate.key, canonical)
+        return self._made[levels]
+
+    def levels_of(self, candidate: Candidate) -> Levels | None:
+        """The levels of a configuration; None where it has a choice that is none of the space."""
+        if candidate.key not in self._levels:
+            levels = self._canonical(candidate, None)
+            if levels is None:
+                return None
+            self._levels[candidate.key] = levels
+        return self._levels[candidate.key]
+
+    def _canonical(self, candidate: Candidate, made_of: Levels | None) -> Levels | None:
+        """By the choices that are left after normalising; of one that is no option, the level that it was made of."""
+        if candidate.choices.keys() - self._index.keys():
+            return None
+        found = []
+        for k, parameter in enumerate(self.parameters):
+            choice = candidate.choices.get(parameter.name, {})
+            if choice in parameter.options:
+                found.append(parameter.options.index(choice))
+            elif made_of is not None:
+                found.append(made_of[k])
+            else:
+                return None
+        return tuple(found)
+
+    def move(self, index: int, level: int) -> Move:
+        """The change that sets one parameter."""
+        parameter = self.parameters[index]
+        return Move(strategy=parameter.name, choice=parameter.options[level])
+
+
+def order_of(strategy: Strategy, complete: list[Choice]) -> NDArray[np.float64] | None:
+    """Ranks of choices, from 0 to 1, where they differ in one numeric parameter; None where that is not so."""
+    differing = [name for name in strategy.defaults if len({repr(choice.get(name)) for choice in complete}) > 1]
+    if len(complete) < 3 or len(differing) != 1 or not strategy.has_order:
+        return None
+    values = [choice[differing[0]] for choice in complete]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return None
+    order = sorted(set(values))  # type: ignore[type-var]
+    return np.array([order.index(value) for value in values]) / (len(order) - 1)

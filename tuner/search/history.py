@@ -1,0 +1,149 @@
+"""What a search is told: everything that was measured, what may still be tried, and what that costs.
+
+A search proposes configurations; the designer asks it, runs what can be run, judges, and keeps the record. Searches are
+chosen by name (`steptune tune --search NAME`): see `searches.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from steptune.tuner.records import Candidate, Move, TrialResult
+from steptune.tuner.search.blame import Blame, Room
+from steptune.tuner.search.evidence import Evidence
+from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, StepModel
+from steptune.tuner.search.grid import Grid, Levels
+from steptune.tuner.search.knowledge import Knowledge
+from steptune.tuner.search.space import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A configuration to start next, and why.
+
+    Attributes:
+        reason: For people; one line.
+        gain: Its expected rate over that of the best so far, where the search knows one.
+        likely: Probability that it is the best so far, where the search knows one.
+    """
+
+    candidate: Candidate
+    reason: str = ""
+    gain: float | None = None
+    likely: float | None = None
+
+
+class Search(Protocol):
+    """Chooses what to try next.
+
+    A search may keep what it was told in `update`; a resumed study tells it all of it again, in order. The same history
+    must lead to the same proposals: chance comes from the history's seed.
+    """
+
+    def suggest(self, history: History) -> Sequence[Proposal]:
+        """What to start next, the best first: the first that can be run and paid for is. One that was measured before
+        is started again. Nothing ends the search.
+        """
+
+    def update(self, results: Sequence[TrialResult]) -> None:
+        """Takes in starts that have ended since the last call, failed ones too."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What is known when a search is asked.
+
+    Attributes:
+        knowledge: Results, costs and profiles by configuration.
+        starts: Every start so far, in order.
+        incumbent: The best measured configuration, by everything measured.
+        left_s: Seconds that the search may still take.
+        num_left: Trials that the search may still make.
+        seed: For whatever is random.
+        realisation: By strategy: part of its bound that earlier studies saw it realise.
+    """
+
+    grid: Grid
+    knowledge: Knowledge
+    starts: Sequence[TrialResult]
+    incumbent: Candidate
+    left_s: float
+    num_left: int
+    seed: int
+    realisation: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def space(self) -> Space:
+        """Legal choices, and what may be combined."""
+        return self.grid.space
+
+    def combined(self, candidate: Candidate, moves: Sequence[Move]) -> Candidate | None:
+        """A configuration with some choices changed, or None where that cannot be run."""
+        return self.space.combine(candidate, moves)
+
+    def cost_s(self, candidate: Candidate) -> float:
+        """Seconds that a start of a configuration is expected to take: without compiling where some measured
+        configuration has the same compiled model.
+        """
+        knowledge = self.knowledge
+        bases = {self.incumbent.key: self.incumbent}
+        bases |= {c.key: c for c in knowledge.measured() if not self.space.compiles_again(candidate, c)}
+        return min(knowledge.expected_cost_s(candidate, base) for base in bases.values())
+
+    def may_work(self, candidate: Candidate) -> bool:
+        """Whether nothing says that a configuration fails or has no effect."""
+        knowledge = self.knowledge
+        if knowledge.failed(candidate) or knowledge.had_no_effect(candidate):
+            return False
+        return knowledge.will_not_fit(candidate) is None
+
+    def can_pay(self, candidate: Candidate) -> bool:
+        """Whether a start of a configuration, with its compilation, is expected to end in the time left."""
+        return self.num_left > 0 and self.cost_s(candidate) <= self.left_s
+
+    # --- the model ----------------------------------------------------------------------------
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        return Evidence(self.grid, self.knowledge, self.starts, self.realisation)
+
+    @cached_property
+    def model(self) -> StepModel:
+        """The Gaussian model of everything measured."""
+        return StepModel(self.evidence.prior(self.incumbent), self.evidence.measured())
+
+    @cached_property
+    def measured(self) -> tuple[list[Levels], Beliefs]:
+        """Configurations that ran and took effect, with what the model says of them now."""
+        levels = sorted({tuple(map(int, row)) for row in self.model.measured.levels})
+        return levels, self.model.believe(np.array(levels, dtype=np.int64))
+
+    @cached_property
+    def _blame(self) -> Blame:
+        failed = self.evidence.did_not_run(self.starts, out_of_memory=False)
+        return Blame(self.grid.num_levels, self._rows(list(self.evidence.ran())), self._rows(failed))
+
+    @cached_property
+    def _room(self) -> Room:
+        ran = self.evidence.ran()
+        ran_out = self.evidence.did_not_run(self.starts, out_of_memory=True)
+        peaks = np.array(list(ran.values()), dtype=np.float64)
+        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out))
+
+    def runs(self, levels: Ints) -> Floats:
+        """Probability that each of these configurations runs."""
+        return self._blame.runs(levels) * self._room.fits(levels)
+
+    def _rows(self, levels: Sequence[Levels]) -> Ints:
+        return np.array(levels, dtype=np.int64).reshape(len(levels), len(self.grid.parameters))
+
+    def answer(self) -> Candidate:
+        """The measured configuration with the lowest expected step time."""
+        levels, beliefs = self.measured
+        found = self.grid.candidate(levels[int(np.argmin(beliefs.mean))])
+        return self.grid.reference if found is None else found

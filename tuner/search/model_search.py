@@ -1,0 +1,276 @@
+"""One model proposes: the whole configuration of highest expected improvement, whatever it changes.
+
+The Gaussian model (`gaussian.py`) is asked about single, double and triple changes of the best configurations, about
+random ones, and then about the neighbours of what it likes best. What a configuration promises is weighed by how likely
+it runs and, when time is short, by what it costs. A measured configuration is started again where knowing it better is
+worth more than anything new (knowledge gradient). The search ends when a better configuration is unlikely to be left.
+
+Sources: Jones et al., "Efficient Global Optimization" (1998); Frazier, Powell, Dayanik, "The Knowledge-Gradient Policy
+for Correlated Normal Beliefs" (2009); Wilson, "Stopping Bayesian Optimization with Probabilistic Regret Bounds" (2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy.special import ndtr
+
+from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.records import Candidate, TrialResult
+from steptune.tuner.search.evidence import HOST, WHOLE
+from steptune.tuner.search.gaussian import Beliefs, Floats, draws
+from steptune.tuner.search.grid import Levels
+from steptune.tuner.search.history import History, Proposal
+
+NUM_BASES = 3
+"""Best configurations of which all single changes are looked at."""
+NUM_SEVERAL, NUM_RANDOM = 120, 60
+"""Double and triple changes of the best, and random configurations, that are looked at."""
+ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
+"""Of the local search, and how many configurations it goes on from in each."""
+SHORT = 0.15
+"""Part of the time left that a start may cost before what it promises is weighed by the second."""
+NUM_PROPOSALS, NUM_LOOKED_AT = 12, 200
+NUM_DRAWS, NUM_DRAWN = 256, 120
+WORTH = 0.02
+"""Gain, of the step, that is worth going on for."""
+UNLIKELY = 0.05
+"""Probability of such a gain below which the search ends."""
+MAX_STARTS = 4
+"""Of one configuration."""
+LEAST_WORTH = 2e-4
+"""Expected gain of the answer, of the step, for which a configuration is started again."""
+TITLES = {str(info.category): info.title for info in CATEGORIES} | {HOST: "the host and its launches"}
+
+
+def expected_improvement(better: Floats, sd: Floats) -> Floats:
+    """Mean of a normal gain where it is positive, nothing where it is not."""
+    z = better / sd
+    return np.asarray(better * ndtr(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi))
+
+
+class ModelSearch:
+    """The search by the Gaussian model.
+
+    Args:
+        ends_below: Probability of a gain of 2 % in something untried below which the search ends.
+    """
+
+    def __init__(self, ends_below: float = UNLIKELY) -> None:
+        self._ends_below = ends_below
+        self.probability_left: float | None = None
+        """That something untried is faster by more than 2 %, when it was asked last."""
+
+    def update(self, results: Sequence[TrialResult]) -> None:
+        """Keeps nothing: the history has it all."""
+
+    def suggest(self, history: History) -> list[Proposal]:
+        generator = np.random.default_rng([history.seed, len(history.starts)])
+        look = Look(history, generator)
+        pool = look.pool()
+        if not len(pool.levels):
+            self.probability_left = 0.0
+            return look.repeats(0.0) if self._ends_below <= 0 else []
+        self.probability_left = look.probability_left(pool)
+        if self.probability_left < self._ends_below:
+            return []
+        found = look.proposals(pool)
+        most = max((proposal.worth for proposal in found), default=0.0)
+        return [*look.repeats(most), *(proposal.made for proposal in found)]
+
+
+class _Worth:
+    """A proposal with its expected improvement."""
+
+    def __init__(self, made: Proposal, worth: float) -> None:
+        self.made, self.worth = made, worth
+
+
+class Look:
+    """What the model says at one moment, and the configurations that it is asked about."""
+
+    def __init__(self, history: History, generator: np.random.Generator) -> None:
+        self._history, self._grid, self._model = history, history.grid, history.model
+        self._generator = generator
+        self._known, self._measured = history.measured
+        self._best = int(np.argmin(self._measured.mean))
+        self._seen: set[Levels] = set(self._known)
+        best = np.array([self._known[self._best]], dtype=np.int64)
+        self._best_beliefs = self._model.believe(best)
+        self._runnable: dict[Levels, bool] = {}
+
+    # --- which configurations -----------------------------------------------------------------
+
+    def pool(self) -> Beliefs:
+        """Untried configurations that nothing says will fail, with what the model says of them."""
+        order = np.argsort(self._measured.mean)[:NUM_BASES]
+        wanted: list[Levels] = []
+        for row in order:
+            wanted += self._single_changes(self._known[int(row)])
+        wanted += [
+            self._changed(self._known[self._best], int(self._generator.integers(2, 4))) for _ in range(NUM_SEVERAL)
+        ]
+        wanted += [self._random() for _ in range(NUM_RANDOM)]
+        parts = [self._model.believe(_rows(self._fresh(wanted), self._width))]
+        for _ in range(ROUNDS):
+            pool = _joined(parts)
+            if not len(pool.levels):
+                break
+            liked = np.argsort(-self.improvement(pool))[:NUM_NEIGHBOURHOODS]
+            near = [n for row in liked for n in self._single_changes(_key(pool.levels[row]))]
+            fresh = self._fresh(near)
+            if not fresh:
+                break
+            parts.append(self._model.believe(_rows(fresh, self._width)))
+        return _joined(parts)
+
+    @property
+    def _width(self) -> int:
+        return len(self._grid.parameters)
+
+    def _single_changes(self, levels: Levels) -> list[Levels]:
+        return [
+            (*levels[:k], level, *levels[k + 1 :])
+            for k, parameter in enumerate(self._grid.parameters)
+            for level in range(parameter.num_levels)
+            if level != levels[k]
+        ]
+
+    def _changed(self, levels: Levels, count: int) -> Levels:
+        changed = list(levels)
+        for k in self._generator.choice(self._width, min(count, self._width), replace=False):
+            changed[k] = int(self._generator.integers(self._grid.parameters[k].num_levels))
+        return tuple(changed)
+
+    def _random(self) -> Levels:
+        return tuple(int(self._generator.integers(parameter.num_levels)) for parameter in self._grid.parameters)
+
+    def _fresh(self, wanted: Iterable[Levels]) -> list[Levels]:
+        """As the space normalises them, each once, without those that cannot be run."""
+        found = []
+        for levels in wanted:
+            if levels in self._seen:
+                continue
+            self._seen.add(levels)
+            candidate = self._grid.candidate(levels)
+            canonical = None if candidate is None else self._grid.levels_of(candidate)
+            if candidate is None or canonical is None or (canonical != levels and canonical in self._seen):
+                continue
+            self._seen.add(canonical)
+            if self._history.may_work(candidate):
+                found.append(canonical)
+        return found
+
+    # --- what they promise --------------------------------------------------------------------
+
+    def _better(self, beliefs: Beliefs) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the gain over the best, in logarithms."""
+        shared = self._model.covariance(self._best_beliefs, beliefs)[0]
+        variance = beliefs.variance + self._best_beliefs.variance[0] - 2 * shared
+        return self._best_beliefs.mean[0] - beliefs.mean, np.sqrt(np.maximum(variance, 1e-8))
+
+    def improvement(self, beliefs: Beliefs) -> Floats:
+        """Expected improvement, where it runs."""
+        return expected_improvement(*self._better(beliefs)) * self._history.runs(beliefs.levels)
+
+    def proposals(self, pool: Beliefs) -> list[_Worth]:
+        """The best of the pool, what promises most for what it costs first."""
+        improvement, (mean, sd) = self.improvement(pool), self._better(pool)
+        runs = self._history.runs(pool.levels)
+        likely = ndtr(mean / sd) * runs
+        found: list[tuple[float, _Worth]] = []
+        for row in np.argsort(-improvement)[:NUM_LOOKED_AT]:
+            candidate = self._grid.candidate(_key(pool.levels[row]))
+            if candidate is None or not self._history.can_pay(candidate):
+                continue
+            if len(found) == 3 * NUM_PROPOSALS:
+                break
+            reason = self._reason(pool, int(row), float(mean[row]), float(sd[row]), float(likely[row]))
+            made = Proposal(candidate=candidate, reason=reason, gain=math.exp(mean[row]), likely=float(likely[row]))
+            found.append((float(improvement[row]) * self._patience(candidate), _Worth(made, float(improvement[row]))))
+        found.sort(key=lambda pair: -pair[0])
+        return [worth for _, worth in found[:NUM_PROPOSALS]]
+
+    def _patience(self, candidate: Candidate) -> float:
+        """Near 1 while a start costs little of the time left; then it falls with the seconds."""
+        if not math.isfinite(self._history.left_s):
+            return 1.0
+        return 1 / (1 + self._history.cost_s(candidate) / (SHORT * max(1.0, self._history.left_s)))
+
+    def _reason(self, pool: Beliefs, row: int, mean: float, sd: float, likely: float) -> str:
+        chance = f"{likely:.0%} likely to be the best so far"
+        if mean > 0.003:
+            return f"expected {math.exp(mean):.2f}x{self._mostly(pool, row)}; {chance}"
+        return f"unknown, between {math.exp(mean - sd):.2f}x and {math.exp(mean + sd):.2f}x; {chance}"
+
+    def _mostly(self, pool: Beliefs, row: int) -> str:
+        """The category of which it is expected to save most."""
+        categories = self._history.evidence.categories
+        if categories == [WHOLE]:
+            return ""
+        saved = self._best_beliefs.categories_s[:, 0] - pool.categories_s[:, row]
+        most = int(np.argmax(saved))
+        return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
+
+    # --- again, or not at all -----------------------------------------------------------------
+
+    def repeats(self, most: float) -> list[Proposal]:
+        """The measured configuration that is worth another start most, where that is worth more than anything new."""
+        if len(self._known) < 2:
+            return []
+        covariance = self._model.covariance(self._measured, self._measured)
+        worths = [self._worth_of_repeat(row, covariance) for row in range(len(self._known))]
+        row = int(np.argmax(worths))
+        candidate = self._grid.candidate(self._known[row])
+        if worths[row] <= max(most, LEAST_WORTH) or candidate is None or not self._history.can_pay(candidate):
+            return []
+        return [Proposal(candidate=candidate, reason="again: it decides which of the best is the answer")]
+
+    def _worth_of_repeat(self, row: int, covariance: Floats) -> float:
+        candidate = self._grid.candidate(self._known[row])
+        if candidate is None:
+            return 0.0
+        starts = sum(result.ok for result in self._history.knowledge.results.get(candidate.key, []))
+        if starts >= MAX_STARTS:
+            return 0.0
+        others = [n for n in range(len(self._known)) if n != row]
+        other = min(others, key=lambda n: self._measured.mean[n])
+        variance = covariance[row, row] + covariance[other, other] - 2 * covariance[row, other]
+        noise = self._model.start_noise(self._history.knowledge.is_calm(candidate))
+        moved = variance / math.sqrt(variance + noise**2) if variance > 1e-10 else 0.0
+        if moved <= 0:
+            return 0.0
+        distance = abs(self._measured.mean[row] - self._measured.mean[other])
+        return float(expected_improvement(np.array([-distance]), np.array([moved]))[0])
+
+    def probability_left(self, pool: Beliefs) -> float:
+        """That something untried is faster than the best by more than what is worth going on for, by joint draws."""
+        improvement = self.improvement(pool)
+        rows = np.argsort(-improvement)[:NUM_DRAWN]
+        some = self._model.believe(np.concatenate([self._best_beliefs.levels, pool.levels[rows]]))
+        samples = draws(some.mean, self._model.covariance(some, some), NUM_DRAWS, self._generator)
+        runs = self._generator.random((NUM_DRAWS, len(rows))) < self._history.runs(pool.levels[rows])
+        gains = np.where(runs, samples[:, :1] - samples[:, 1:], -np.inf)
+        return float((gains.max(1) > -math.log(1 - WORTH)).mean())
+
+
+def _key(row: Floats) -> Levels:
+    return tuple(int(level) for level in row)
+
+
+def _rows(levels: Sequence[Levels], width: int) -> np.ndarray:
+    return np.array(levels, dtype=np.int64).reshape(len(levels), width)
+
+
+def _joined(parts: Sequence[Beliefs]) -> Beliefs:
+    return Beliefs(
+        levels=np.concatenate([part.levels for part in parts]),
+        mean=np.concatenate([part.mean for part in parts]),
+        variance=np.concatenate([part.variance for part in parts]),
+        categories_s=np.concatenate([part.categories_s for part in parts], axis=1),
+        _shares=np.concatenate([part._shares for part in parts], axis=1),
+        _shared=[np.concatenate(same, axis=1) for same in zip(*(part._shared for part in parts), strict=True)],
+        _white=np.concatenate([part._white for part in parts], axis=1),
+    )

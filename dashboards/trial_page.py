@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from markupsafe import Markup
 from msgspec.structs import replace
 
 from steptune.dashboards.compilation import compilation_sentence, get_compilation_info
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.guard import get_guard_info, plot_guard
+from steptune.dashboards.site import Site
 from steptune.dashboards.sources import TrialSource
-from steptune.dashboards.templating import figures_json
+from steptune.dashboards.templating import figures_json, render
 from steptune.dashboards.trace_page import trace_context, trace_figures
 from steptune.dashboards.trial_headline import get_trial_headline
 from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
@@ -23,13 +25,19 @@ TOP = 20
 """Rows of the lists of kernels, operators and collectives."""
 
 
+class SupportsHtml(Protocol):
+    """What stands in a page as it is."""
+
+    def __html__(self) -> str: ...
+
+
 class TrialPageSource(TrialSource, Protocol):
     """What the page of a trial reads."""
 
     def get_trial(self, trial_id: str) -> Trial: ...
 
-    def trial_analysis(self, trial_id: str) -> TraceAnalysis | None:
-        """What its profile shows, as it was kept with it; None of a trial without one."""
+    def trial_profile(self, trial: Trial) -> SupportsHtml | None:
+        """What its profile shows, as `render_profile` makes it; None of a trial without one."""
 
     def trial_files(self, trial_id: str) -> Mapping[str, int]:
         """Bytes of what can be fetched of it, by kind: "log", "trace" of rank 0, "trace.1" of rank 1, ..."""
@@ -46,8 +54,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     decisions = [d for d in source.decisions(trial.study_id) if trial_id in d.trial_ids]
     unit = study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
     result = trial.result
-    analysis = profile_of(result, source.trial_analysis(trial_id)) if result is not None else None
-    trace = trace_context(analysis, top=TOP) if analysis is not None else None
+    profile = source.trial_profile(trial)
     files = source.trial_files(trial_id)
     return {
         "title": f"Trial {trial.sequence} of {study.workload}",
@@ -59,9 +66,9 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "result": result,
         "headline": get_trial_headline(trial, unit, decisions),
         "decisions": decisions,
-        "trace": trace,
+        "profile": profile,
         "peaks": result.memory if result is not None else (),
-        "no_profile": "" if analysis is not None else why_no_profile(trial),
+        "no_profile": "" if profile is not None else why_no_profile(trial),
         "windows": list(get_windows_info(result).itertuples()) if result else [],
         "spread": get_spread(result) if result else None,
         "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
@@ -69,13 +76,23 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "compiled_rows": get_compilation_info(result.compilation) if result else [],
         "files": files,
         "traced_ranks": sorted(int(kind.removeprefix("trace.")) for kind in files if kind.startswith("trace.")),
-        "figures": figures_json({**_profile_figures(analysis, trace), **result_figures(result)}),
+        "figures": figures_json(result_figures(result)),
         "last_event": 0,
     }
 
 
-def _profile_figures(analysis: TraceAnalysis | None, trace: dict[str, Any] | None) -> dict[str, Figure]:
-    return trace_figures(analysis, trace["lanes"], top=TOP) if analysis is not None and trace is not None else {}
+def render_profile(result: TrialResult, kept: TraceAnalysis | None) -> Markup | None:
+    """What the profile of a trial shows, as sections of its page: the same wherever that is shown.
+
+    Args:
+        kept: The analysis that was kept with the trial.
+    """
+    analysis = profile_of(result, kept)
+    if analysis is None:
+        return None
+    trace = trace_context(analysis, top=TOP)
+    figures = figures_json(trace_figures(analysis, trace["lanes"], top=TOP))
+    return Markup(render("trial_profile.html", Site(), trace=trace, figures=figures, peaks=result.memory))
 
 
 def result_figures(result: TrialResult | None) -> dict[str, Figure]:

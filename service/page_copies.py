@@ -13,7 +13,7 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -37,8 +37,27 @@ def opening(name: str) -> Markup:
 
 
 @dataclass(frozen=True)
+class Fragment:
+    """A part of pages that is made and compressed once, however often the rest of a page changes. It stands in the
+    page's copy where a template shows it.
+    """
+
+    plain: bytes
+    packed: bytes
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> Fragment:
+        plain = text.encode("utf-8", "replace")
+        return cls(plain, _deflated(plain, last=False), hashlib.sha256(plain).hexdigest())
+
+    def __html__(self) -> Markup:
+        return opening(self.name)
+
+
+@dataclass(frozen=True)
 class Piece:
-    """Text that is the same for all readers; `name` is the opening after it, empty after the last."""
+    """Text that is the same for all readers; `name` is the opening after it, empty where none is."""
 
     plain: bytes
     packed: bytes
@@ -53,15 +72,18 @@ class Copy:
     digest: str
 
     @classmethod
-    def of(cls, text: str) -> Copy:
-        """The copy of a page that was rendered with `opening`s."""
+    def of(cls, text: str, fragments: Iterable[Fragment] = ()) -> Copy:
+        """The copy of a page that was rendered with `opening`s and these fragments."""
+        known = {fragment.name: fragment for fragment in fragments}
         found = _OPENINGS.split(text)
-        texts, names = found[::2], [*found[1::2], ""]
-        pieces = tuple(
-            Piece(plain := one.encode("utf-8", "replace"), _deflated(plain, last=not name), name)
-            for one, name in zip(texts, names, strict=True)
-        )
-        return cls(pieces, hashlib.sha256(_OPENINGS.sub(r"{\1}", text).encode("utf-8", "replace")).hexdigest())
+        pieces: list[Piece] = []
+        for one, name in zip(found[::2], [*found[1::2], None], strict=True):
+            plain, fragment = one.encode("utf-8", "replace"), known.get(name or "")
+            pieces.append(Piece(plain, _deflated(plain, last=name is None), name if name and not fragment else ""))
+            if fragment is not None:
+                pieces.append(Piece(fragment.plain, fragment.packed, ""))
+        whole = _OPENINGS.sub(r"{\1}", text).encode("utf-8", "replace")
+        return cls(tuple(pieces), hashlib.sha256(whole).hexdigest())
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +116,7 @@ class PageCopies:
         self._copies: Kept[tuple[Hashable, Copy]] = Kept(max_bytes)
         self._rendering = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
-    def get(self, key: Hashable, version: Hashable, make: Callable[[], str]) -> Copy:
+    def get(self, key: Hashable, version: Hashable, make: Callable[[], Copy]) -> Copy:
         """The copy of a page, rendered by one of those who ask for it at the same time.
 
         Args:
@@ -106,7 +128,7 @@ class PageCopies:
             kept = self._copies.get(key)
             if kept is not None and kept[0] == version:
                 return kept[1]
-            copy = Copy.of(make())
+            copy = make()
             self._copies.put(key, (version, copy), copy.size_bytes)
             return copy
 

@@ -5,71 +5,96 @@ from __future__ import annotations
 import gzip
 import itertools
 import zlib
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
+from markupsafe import Markup
 from msgspec.structs import replace
-from sqlalchemy import bindparam, select
+from sqlalchemy import Select, bindparam, select
 
 from steptune.dashboards.trace_info import main_rank
+from steptune.dashboards.trial_page import SupportsHtml, render_profile
 from steptune.service import rows
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.artifacts.store import ArtifactGone
 from steptune.service.connections import querying
 from steptune.service.kept import Kept
 from steptune.service.messages import ArtifactInfo
-from steptune.service.models import DecisionRow, TrialRow
+from steptune.service.models import DecisionRow, RecommendationRow, StudyRow, TrialRow
+from steptune.service.page_copies import Fragment
 from steptune.service.queries import outcomes
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.records import Decision, Recommendation, Study, Trial
-from steptune.tuner.store_rules import decode
+from steptune.tuner.records import Decision, Recommendation, Study, Trial, TrialResult
+from steptune.tuner.store_rules import AnyRecord, decode, no_such_trial
 from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis
 
 MAX_OLD_BYTES = 8 << 20
 """Of an analysis that was kept as one line, unchecked."""
 MAX_CHARS = 8 << 20
-"""Of the texts of trials and of those of decisions; what is made of one takes several times its size."""
+"""Of the texts of trials and of those of all else; what is made of one takes several times its size."""
+_STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
+_ANSWER = select(RecommendationRow.record).where(RecommendationRow.study_id == bindparam("study_id"))
 _TRIALS = (
     select(TrialRow.record, TrialRow.state, TrialRow.result)
     .where(TrialRow.study_id == bindparam("study_id"))
     .order_by(TrialRow.sequence)
 )
+_TRIAL = select(TrialRow.record, TrialRow.state, TrialRow.result).where(TrialRow.trial_id == bindparam("trial_id"))
 _DECISIONS = (
     select(DecisionRow.record).where(DecisionRow.study_id == bindparam("study_id")).order_by(DecisionRow.sequence)
 )
+MAX_PROFILE_BYTES = 32 << 20
+"""Of what profiles show, plain and compressed: some tens of trials."""
+NO_PROFILE_BYTES = 1000
+KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
+"""By trial and file, with the result that they are of."""
 _OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
 """A trace for every rank among them."""
 
 
 class KeptRecords:
-    """Trials and decisions that a process has read, by their text in the database: most of what a page shows stood on
-    its last version as well, and taking texts apart is slow. Who gets a record must not change it.
+    """What a process has read of studies, by its text in the database: most of what a page shows stood on its last
+    version as well, and taking texts apart is slow. Who gets a record must not change it.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._trials: Kept[Trial] = Kept(max_chars)
-        self._decisions: Kept[Decision] = Kept(max_chars)
+        self._others: Kept[Any] = Kept(max_chars)
 
     def trial(self, record: str, state: str, result: str | None) -> Trial:
         size = len(record) + len(result or "")
         return self._trials.get_or_make((record, state, result), lambda: rows.trial_of(record, state, result), size)
 
-    def decision(self, record: str) -> Decision:
-        return self._decisions.get_or_make(record, lambda: decode(record, Decision), len(record))
+    def other(self, record: str, kind: type[AnyRecord]) -> AnyRecord:
+        found: AnyRecord = self._others.get_or_make((kind, record), lambda: decode(record, kind), len(record))
+        return found
 
 
 class KeptTrials:
     """A `steptune.dashboards.trial_page.TrialPageSource`."""
 
-    def __init__(self, store: SqlStudyStore, artifacts: ArtifactStore, records: KeptRecords | None = None) -> None:
+    def __init__(
+        self,
+        store: SqlStudyStore,
+        artifacts: ArtifactStore,
+        records: KeptRecords | None = None,
+        profiles: KeptProfiles | None = None,
+    ) -> None:
+        """
+        Args:
+            records: Those that the process has read.
+            profiles: Those that the process has shown; without it, profiles are plain text of a page.
+        """
         self._store = store
         self._artifacts = artifacts
         self._records = records or KeptRecords()
+        self._profiles = profiles
 
     def get_study(self, study_id: str) -> Study:
-        return self._store.get_study(study_id)
+        record = self._only(_STUDY, study_id)
+        return self._store.get_study(study_id) if record is None else self._records.other(record, Study)
 
     def trials(self, study_id: str) -> list[Trial]:
         with querying(self._store.engine) as connection:
@@ -79,22 +104,46 @@ class KeptTrials:
     def decisions(self, study_id: str) -> list[Decision]:
         with querying(self._store.engine) as connection:
             found = connection.scalars(_DECISIONS, {"study_id": study_id})
-            return [self._records.decision(record) for record in found]
+            return [self._records.other(record, Decision) for record in found]
 
     def recommendation(self, study_id: str) -> Recommendation | None:
-        return self._store.recommendation(study_id)
+        record = self._only(_ANSWER, study_id)
+        return None if record is None else self._records.other(record, Recommendation)
+
+    def _only(self, query: Select[str], study_id: str) -> str | None:
+        with querying(self._store.engine) as connection:
+            found: str | None = connection.scalar(query, {"study_id": study_id})
+            return found
 
     def get_trial(self, trial_id: str) -> Trial:
-        return self._store.trial(trial_id)
+        with querying(self._store.engine) as connection:
+            found = connection.execute(_TRIAL, {"trial_id": trial_id}).one_or_none()
+        if found is None:
+            raise no_such_trial(trial_id)
+        return self._records.trial(*found)
 
     def trial_files(self, trial_id: str) -> dict[str, int]:
         found = outcomes.list_artifacts(self._store.engine, trial_id=trial_id, limit=_MAX_KINDS, after=None)
         return {artifact.kind: artifact.size_bytes for artifact in found}
 
-    def trial_analysis(self, trial_id: str) -> TraceAnalysis | None:
-        """None also where the file is gone or cannot be read: the page then shows what the result says."""
-        kept = outcomes.find_artifact(self._store.engine, trial_id, "analysis")
-        return None if kept is None else self._analysis(kept)
+    def trial_profile(self, trial: Trial) -> SupportsHtml | None:
+        """What the result says also where the file is gone or cannot be read."""
+        if trial.result is None:
+            return None
+        kept = outcomes.find_artifact(self._store.engine, trial.trial_id, "analysis")
+        if self._profiles is None:
+            return self._profile(trial.result, kept)
+        key = trial.trial_id, kept and kept.digest
+        known = self._profiles.get(key)
+        if known is None or known[0] != trial.result:
+            profile = self._profile(trial.result, kept)
+            known = trial.result, None if profile is None else Fragment.of(profile)
+            size = 0 if known[1] is None else len(known[1].plain) + len(known[1].packed)
+            self._profiles.put(key, known, NO_PROFILE_BYTES + size)
+        return known[1]
+
+    def _profile(self, result: TrialResult, kept: ArtifactInfo | None) -> Markup | None:
+        return render_profile(result, None if kept is None else self._analysis(kept))
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
         """In pieces. Of ranks but the one in front only the lanes of devices are shown, so no others are read."""

@@ -11,12 +11,13 @@ from sqlalchemy import Engine
 from steptune.service.api.metrics import Metrics
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.event_hub import EventHub
+from steptune.service.kept import Kept
 from steptune.service.page_copies import PageCopies
 from steptune.service.queries.fleet import FleetSums
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
-from steptune.service.trial_source import KeptRecords
+from steptune.service.trial_source import MAX_PROFILE_BYTES, KeptProfiles, KeptRecords
 from steptune.service.uploads import UploadSpace
 
 
@@ -35,6 +36,7 @@ class Services:
     copies: PageCopies = field(default_factory=PageCopies)
     fleet: FleetSums = field(default_factory=FleetSums)
     records: KeptRecords = field(default_factory=KeptRecords)
+    profiles: KeptProfiles = field(default_factory=lambda: Kept(MAX_PROFILE_BYTES))
 
 
 def services(request: Request) -> Services:

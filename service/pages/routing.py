@@ -28,7 +28,7 @@ from steptune.service.api.answers import is_known
 from steptune.service.api.context import services
 from steptune.service.api.problems import KNOWN_ERRORS, known_error
 from steptune.service.api.security import Requires
-from steptune.service.page_copies import LEVEL, opening
+from steptune.service.page_copies import LEVEL, Copy, Fragment, opening
 
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
@@ -110,8 +110,10 @@ def shared_page(
     """
     shared = replace(site, user="", csrf_token="", reader_opening=opening("reader"))
 
-    def make() -> str:
-        return render(template, shared, **{**context(shared), "last_event": opening("last_event")})
+    def make() -> Copy:
+        shown = {**context(shared), "last_event": opening("last_event")}
+        fragments = [value for value in shown.values() if isinstance(value, Fragment)]
+        return Copy.of(render(template, shared, **shown), fragments)
 
     copy = services(request).copies.get((template, key, shared), version, make)
     fillings = {"reader": site.reader, "last_event": str(last_event)}

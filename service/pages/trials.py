@@ -28,7 +28,8 @@ def trial_page(request: Request, principal: Reader, trial_id: TrialId) -> Respon
     study_id, version = trial_version(service.engine, trial_id)
 
     def context(site: Site) -> dict[str, Any]:
-        return trial_context(KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records), trial_id)
+        store = SqlStudyStore(service.engine)
+        return trial_context(KeptTrials(store, service.artifacts, service.records, service.profiles), trial_id)
 
     return shared_page(
         request,

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from steptune.service.page_copies import Copy, PageCopies, opening
+from steptune.service.page_copies import Copy, Fragment, PageCopies, opening
 
 TEXT = f"<p>before</p>{opening('reader')}<p>between é</p>{opening('last_event')}<p>after</p>" + "x" * 5000
 
@@ -32,6 +32,18 @@ class TestCopy:
     def test_nothing_that_a_user_writes_is_an_opening(self) -> None:
         assert len(Copy.of("\x02reader\x03 \x02:reader\x03 {reader}").pieces) == 1
 
+    def test_a_fragment_stands_in_it_as_it_is_and_is_compressed_once(self) -> None:
+        fragment = Fragment.of("<h2>é</h2>" * 100)
+        copy = Copy.of(f"<p>{opening('reader')}</p>{fragment.__html__()}<p>after</p>", [fragment])
+        wanted = ("<p>ada</p>" + "<h2>é</h2>" * 100 + "<p>after</p>").encode()
+        assert copy.plain({"reader": "ada"}) == wanted
+        assert gzip.decompress(copy.packed({"reader": "ada"})) == wanted
+        assert any(piece.packed is fragment.packed for piece in copy.pieces)
+
+    def test_another_fragment_is_another_page(self) -> None:
+        tags = {Copy.of(str(one.__html__()), [one]).tag({}) for one in map(Fragment.of, ("a", "b", "a"))}
+        assert len(tags) == 2
+
 
 class Rendered:
     """Counts how often a page is rendered."""
@@ -40,9 +52,9 @@ class Rendered:
         self.text = text
         self.count = 0
 
-    def __call__(self) -> str:
+    def __call__(self) -> Copy:
         self.count += 1
-        return f"{self.text} {self.count}"
+        return Copy.of(f"{self.text} {self.count}")
 
 
 class TestPageCopies:
@@ -56,7 +68,7 @@ class TestPageCopies:
         copies, began, go = PageCopies(), threading.Barrier(9), threading.Event()
         make = Rendered()
 
-        def slowly() -> str:
+        def slowly() -> Copy:
             go.wait(10)
             return make()
 

@@ -39,7 +39,7 @@ from steptune.dashboards.templating import render
 from steptune.dashboards.trace_info import get_ranks_info
 from steptune.dashboards.treemap import get_treemap_info, plot_treemap
 from steptune.dashboards.trial_headline import get_trial_headline
-from steptune.dashboards.trial_page import profile_of, trial_context
+from steptune.dashboards.trial_page import profile_of, render_profile, trial_context
 from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.records import (
@@ -88,8 +88,8 @@ class Source:
     def recommendation(self, study_id):
         return None
 
-    def trial_analysis(self, trial_id):
-        return self._analysis
+    def trial_profile(self, trial):
+        return None if trial.result is None else render_profile(trial.result, self._analysis)
 
     def trial_files(self, trial_id):
         return self._files

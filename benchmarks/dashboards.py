@@ -148,6 +148,13 @@ def _copy_study(store: SqlStudyStore, count: int) -> None:
 @contextmanager
 def serving(settings: Settings, folder: Path) -> Iterator[str]:
     """The address of a server in a process of its own."""
+    with server(settings, folder) as (url, _):
+        yield url
+
+
+@contextmanager
+def server(settings: Settings, folder: Path) -> Iterator[tuple[str, int]]:
+    """Address and number of the process of a server."""
     variables = {
         **os.environ,
         "STEPTUNE_DATABASE_URL": settings.database_url,
@@ -166,7 +173,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[str]:
                 raise RuntimeError(log.read_text())
             time.sleep(0.05)
         url = log.read_text().partition("Steptune serves ")[2].partition("/api/v1")[0]
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         process.wait(30)

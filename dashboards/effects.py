@@ -84,6 +84,7 @@ def _model_of(observations: Sequence[Observation]) -> KeptModel:
         like = _model_of(observations[:fitted]).model if fitted < len(observations) else None
         kept = KeptModel(EffectModel(observations, like))
     _models[key] = kept
+    _models.move_to_end(key)
     while len(_models) > NUM_KEPT:
         _models.popitem(last=False)
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -165,11 +166,16 @@ def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
 
 
 def _text(name: str, category: str, length_ns: int, count: int, busy_ns: int) -> str:
-    title = theme.plain(theme.kind_title(category))
+    title = _title(category)
     said = f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
     if count == 1:
         return f"{said}<br>{units.short_time(length_ns)}"
     return f"{said}, mostly<br>{units.short_time(length_ns)}: {count} events in {units.short_time(busy_ns)}"
+
+
+@functools.lru_cache(256)
+def _title(category: str) -> str:
+    return theme.plain(theme.kind_title(category))
 
 
 def _short(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -21,9 +22,8 @@ def significant(value: float, digits: int = 3) -> str:
         return UNKNOWN
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    rounded = round(value, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{rounded:,.{decimals}f}"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):,.{max(0, places)}f}"
 
 
 def rate(units_per_s: float, unit: SampleUnit) -> str:
@@ -52,6 +52,7 @@ def short_time_change(time_ns: float) -> str:
     return f"{sign}{short_time(abs(time_ns))}"
 
 
+@functools.lru_cache(4096)
 def kernel_name(name: str) -> str:
     """A kernel's name without what all have: return type, arguments and the namespaces of PyTorch."""
     name = _LAMBDAS.sub("", _NAMESPACES.sub("", name.removeprefix("void ")))

@@ -1,6 +1,6 @@
 """One rendered copy of a page for all who read it, until what it shows changes.
 
-Rendering a page takes a hundred times as long as reading its JSON, so it is done once for a version of what it shows,
+Rendering a page takes ten times as long as reading its JSON, so it is done once for a version of what it shows,
 however many readers ask. What differs between readers is left open in the copy (`opening`) and filled in for each: the
 pieces between are compressed once, as parts of one gzip stream. What else differs between readers is a part of the key.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -15,10 +16,11 @@ from steptune.service.api.context import Services, services
 from steptune.service.api.ownership import check_study, check_trial
 from steptune.service.api.problems import not_found
 from steptune.service.comparing import compared, trial_in, with_result
-from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.studies import study_owner
 from steptune.service.queries.study_list import ListQuery, list_page
 from steptune.service.queries.trials import trial_owner
+from steptune.service.queries.versions import study_version, trial_version
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import StoreError
 from steptune.tuner.profiling.comparison import ComparisonError
@@ -34,29 +36,43 @@ SideName = Annotated[str, Query(max_length=100, pattern=r"^[0-9a-z: ]*$")]
 def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
     """A form, and below it what changed from A to B."""
     service = services(request)
-    site = site_of(request, principal)
     a, b = a.strip(), b.strip()
     owner_id = None if principal.is_admin else principal.user_id
-    shown: dict[str, object] = {"comparison": None, "problem": ""}
-    if a and b:
-        shown |= _shown(service, principal, site, a, b)
-    elif a and study_owner(service.engine, a).exists:
+    if a and not b and study_owner(service.engine, a).exists:
         a, b = f"{a}:baseline", f"{a}:best"
-        shown |= _shown(service, principal, site, a, b)
-    elif a:
-        shown["problem"] = f"{a} is no study: name a second trial to compare it with."
-    return page(
+    known = list_page(service.engine, ListQuery(owner_id=owner_id), NUM_KNOWN).studies
+
+    def context(site: Site) -> dict[str, object]:
+        shown: dict[str, object] = {"comparison": None, "problem": ""}
+        if a and b:
+            shown |= _shown(service, principal, site, a, b)
+        elif a:
+            shown["problem"] = f"{a} is no study: name a second trial to compare it with."
+        swapped = urlencode({"a": b, "b": a})
+        return {"title": "Compare", "current": "/compare", "a": a, "b": b, "swapped": swapped, "known": known, **shown}
+
+    return shared_page(
         request,
-        site,
+        site_of(request, principal),
         "compare.html",
-        title="Compare",
-        current="/compare",
-        a=a,
-        b=b,
-        swapped=urlencode({"a": b, "b": a}),
-        known=list_page(service.engine, ListQuery(owner_id=owner_id), NUM_KNOWN).studies,
-        **shown,
+        key=(a, b, owner_id),
+        version=(known, *(_version(service, principal, one) for one in (a, b) if a and b)),
+        context=context,
     )
+
+
+def _version(service: Services, principal: Principal, reference: str) -> Hashable:
+    """Of what is compared, that of its study.
+
+    Raises:
+        Refusal: There is no such study or trial, or it is another user's.
+    """
+    name, _, which = reference.partition(":")
+    if not which and trial_owner(service.engine, name).exists:
+        check_trial(service.engine, name, principal)
+        return trial_version(service.engine, name)
+    check_study(service.engine, name, principal)
+    return study_version(service.engine, name)
 
 
 def _shown(service: Services, principal: Principal, site: Site, a: str, b: str) -> dict[str, object]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from steptune.dashboards.scaling import scaling_context
+from steptune.dashboards.site import Site
 from steptune.service.api.context import StudyId, services
 from steptune.service.api.ownership import check_study
-from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.predicting import Question, predicted
+from steptune.service.queries.versions import study_version
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.prediction.extrapolate import MAX_HOSTS
@@ -38,8 +40,6 @@ def scaling_page(
     """A form for a cluster, and below it what is predicted for it."""
     service = services(request)
     check_study(service.engine, study_id, principal)
-    store = SqlStudyStore(service.engine)
-    study = store.get_study(study_id)
     asked = Question(
         hosts=hosts,
         devices=int(devices) if devices else None,
@@ -47,19 +47,23 @@ def scaling_page(
         latency=latency.strip(),
         inside=inside.strip(),
     )
-    unit = study.facts.sample_unit if study.facts is not None else SampleUnit.SAMPLE
-    problem, shown = "", {}
-    try:
-        shown = scaling_context(predicted(store, study, asked), unit)
-    except (ChoiceError, StoreError) as error:
-        problem = f"{str(error)[:1].upper()}{str(error)[1:]}."
-    return page(
+
+    def context(site: Site) -> dict[str, Any]:
+        store = SqlStudyStore(service.engine)
+        study = store.get_study(study_id)
+        unit = study.facts.sample_unit if study.facts is not None else SampleUnit.SAMPLE
+        problem, shown = "", {}
+        try:
+            shown = scaling_context(predicted(store, study, asked), unit)
+        except (ChoiceError, StoreError) as error:
+            problem = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        return {"title": "On more hosts", "study": study, "asked": asked, "problem": problem, **shown}
+
+    return shared_page(
         request,
         site_of(request, principal),
         "scaling.html",
-        title="On more hosts",
-        study=study,
-        asked=asked,
-        problem=problem,
-        **shown,
+        key=(study_id, asked),
+        version=study_version(service.engine, study_id),
+        context=context,
     )

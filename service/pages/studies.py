@@ -8,10 +8,11 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from steptune.dashboards.site import Site
 from steptune.dashboards.studies_list import SORTS
 from steptune.service.api.context import services
 from steptune.service.api.problems import Refusal
-from steptune.service.pages.routing import PageRoute, Reader, page, site_of
+from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.events import horizon
 from steptune.service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
 from steptune.tuner.profiling.categories import WAITS
@@ -54,24 +55,33 @@ def studies_page(
     given: dict[str, Any] = {"q": q, "state": state, "hardware": hardware, "bottleneck": bottleneck, "sort": sort}
     given = {name: value for name, value in given.items() if value and (name, value) != ("sort", "newest")}
     counts = num_by_state(service.engine, owner_id)
-    return page(
+    labels = tuple(hardware_labels(service.engine))
+
+    def context(site: Site) -> dict[str, Any]:
+        return {
+            "title": "Studies",
+            "current": "/",
+            "scripts": ("live.js",),
+            "studies": found.studies,
+            "next_query": urlencode({**given, "cursor": found.next_cursor}) if found.next_cursor else "",
+            "first_query": urlencode(given),
+            "is_first": not cursor,
+            "wanted": wanted,
+            "is_filtered": bool({*given} - {"sort"}),
+            "counts": counts,
+            "num_studies": sum(counts.values()),
+            "states": list(StudyState),
+            "hardware_labels": labels,
+            "bottlenecks": BOTTLENECKS,
+            "sorts": SORTS,
+        }
+
+    return shared_page(
         request,
         site_of(request, principal),
         "studies.html",
-        title="Studies",
-        current="/",
-        scripts=("live.js",),
-        studies=found.studies,
-        next_query=urlencode({**given, "cursor": found.next_cursor}) if found.next_cursor else "",
-        first_query=urlencode(given),
-        is_first=not cursor,
-        wanted=wanted,
-        is_filtered=bool({*given} - {"sort"}),
-        counts=counts,
-        num_studies=sum(counts.values()),
-        states=list(StudyState),
-        hardware_labels=hardware_labels(service.engine),
-        bottlenecks=BOTTLENECKS,
-        sorts=SORTS,
+        key=(wanted, *sorted(given)),
+        version=(found, *counts.items(), labels),  # what it shows is read faster than a version of it were
+        context=context,
         last_event=last_event,
     )

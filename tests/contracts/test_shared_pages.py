@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from steptune.service.access.scopes import Scope
 from steptune.service.deleting import delete_study
-from steptune.service.pages import fleet, study, trials
+from steptune.service.pages import fleet, routing, study, trials
 from steptune.service.queries import fleet as fleet_queries
 from steptune.service.queries.fleet import FleetSums
 from steptune.service.queries.studies import change_study
@@ -167,6 +167,43 @@ def test_the_overview_changes_with_answers_and_states_and_not_with_trials(servic
         change()
         get(service, "/fleet")
         assert len(renderings) == count + 1
+
+
+@pytest.fixture
+def templates(monkeypatch) -> list[str]:
+    """The templates that were rendered."""
+    rendered: list[str] = []
+    inner = routing.render
+    monkeypatch.setattr(
+        routing, "render", lambda name, site, **shown: rendered.append(name) or inner(name, site, **shown)
+    )
+    return rendered
+
+
+def test_lists_comparisons_and_predictions_are_made_once_too(service, templates):
+    paths = ["/", "/?sort=gain", f"/compare?a={service.study_id}", f"/studies/{service.study_id}/scaling?hosts=2"]
+    for path in paths:
+        first = get(service, path)
+        assert get(service, path).text == first.text
+    once = ["studies.html", "studies.html", "compare.html", "scaling.html"]
+    assert templates == once
+    change_study(service.services.engine, service.study_id, None, title="another title", priority=None)
+    for path in paths:
+        get(service, path)
+        get(service, path)
+    assert templates == once * 2
+    assert "another title" in get(service, "/").text
+
+
+def test_a_list_is_of_its_reader_and_of_what_was_asked_for(service):
+    assert service.study_id in get(service, "/").text
+    assert service.study_id not in get(service, "/", user="eve").text
+    assert service.study_id not in get(service, "/?state=failed").text
+    assert get(service, f"/compare?a={service.study_id}").status_code == 200
+    answer = service.http.get(
+        f"/compare?a={service.study_id}", headers={"Authorization": f"Bearer {service.token('eve')}"}
+    )
+    assert answer.status_code == 404
 
 
 def _another(service) -> None:

@@ -81,8 +81,8 @@ class AccessSettings(BaseModel):
     max_client_requests: int = Field(
         default=256,
         gt=0,
-        description="Requests from one address that are at work at once, in one process. Behind a proxy that is not "
-        "trusted all users have the proxy's address.",
+        description="Requests from one address that are at work at once, in one process, and as many again that send a "
+        "body. Behind a proxy that is not trusted all users have the proxy's address.",
     )
     failed_logins_per_minute: int = Field(
         default=20, gt=0, description="Refused tokens a minute from one address, for each API process."

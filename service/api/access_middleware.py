@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,7 +45,7 @@ class AccessMiddleware:
         except HostRefused as error:
             await _refuse(error, scope, receive, send)
             return
-        client = client_of(self._access.proxies.client_address(HTTPConnection(scope)))
+        client = _counted_as(scope, client_of(self._access.proxies.client_address(HTTPConnection(scope))))
         try:
             self._access.open_of_client.enter(client)
         except TooManyRequests as error:
@@ -100,6 +100,15 @@ class AccessMiddleware:
             )
         except StoreError:  # what was done is done; the answer must still say so
             log.exception("an entry of the audit log could not be written: %s %s", scope["method"], scope["path"])
+
+
+def _counted_as(scope: Scope, client: str) -> str:
+    """Whose requests are counted together: those of an address that send a body apart from the others, so that bodies
+    that do not come keep nobody there from reading.
+    """
+    headers = Headers(scope=scope)
+    sends_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    return f"{client} with a body" if sends_body else client
 
 
 async def _refuse(error: AccessError, scope: Scope, receive: Receive, send: Send) -> None:

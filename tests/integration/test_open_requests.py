@@ -135,6 +135,15 @@ def test_who_sends_the_head_in_time_may_wait_long_for_the_answer(tmp_path, monke
         assert any(line.startswith("event: state") for line in lines)
 
 
+def test_bodies_that_do_not_come_keep_nobody_at_their_address_from_reading(tmp_path) -> None:
+    head = f"POST {API}/session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    with running(tmp_path, max_client_requests=3) as service, ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connected(service)).sendall(head.encode())
+        wait_until(lambda: service("POST", "/session", json={}).status_code == 429, "three bodies are waited for")
+        assert service("GET", "/me").status_code == 200
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch) -> None:
     """Whoever sends it: the body of a login is read before anybody is known."""
     monkeypatch.setattr(middleware, "BODY_GRACE_S", 0.3)

@@ -138,7 +138,7 @@ def _as_option(seconds: float) -> str:
 
 def _nothing_faster(r: Recommendation) -> str:
     if r.unproven_gain is None:
-        return "The search came upon nothing faster than today's settings, and had nothing to confirm"
+        return "The search found nothing faster than today's settings, so nothing was measured again to confirm it"
     return "Nothing that was tried is faster than today's settings beyond the noise of this machine"
 
 

@@ -25,6 +25,7 @@ _FIELDS = (
     "best_label",
     "best_gain",
     "num_trials",
+    "num_searched",
     "max_trials",
 )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from steptune.service.database import open_store
 from steptune.service.settings import Settings, load_settings
@@ -45,6 +47,21 @@ def plain_table(*names: str, title: str | None = None) -> Table:
     )
     for name in names:
         table.add_column(name, overflow="fold")
+    return table
+
+
+def studies_table(last: str, rows: Iterable[tuple[str, str, Text]]) -> Table:
+    """Studies by id and time of creation, which are whole; of what else is said as much as the terminal is wide.
+
+    Args:
+        last: Head of the column of texts.
+    """
+    table = plain_table("study", "begun", last)
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for study_id, created_at, text in rows:
+        text.no_wrap, text.overflow = True, "ellipsis"
+        table.add_row(study_id, f"{datetime.fromisoformat(created_at).astimezone():%Y-%m-%d %H:%M}", text)
     return table
 
 

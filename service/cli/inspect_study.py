@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +13,16 @@ from steptune.service.cli.console import (
     errors,
     opened_store,
     output,
-    plain_table,
     print_json,
     settings_with,
     short_name,
+    studies_table,
 )
 from steptune.service.cli.options import AsJson, Database, Isolation, Python, StudyId
 from steptune.service.cli.remote import Token, TokenFile, Url, connected, study_id_of
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import StoreError, StudyNotFound
 from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
-
-ID_WIDTH = 26
-"""Characters of a study's id, which must be whole to be copied."""
 
 
 def register(app: typer.Typer) -> None:
@@ -87,13 +83,8 @@ def list_studies(
     if not rows:
         output.print("no study yet: `steptune tune WORKLOAD` makes one")
         return
-    table = plain_table("study", "begun", "answer")
-    for column, width in zip(table.columns, (ID_WIDTH, len("2026-01-31 12:00"), None), strict=True):
-        column.no_wrap, column.overflow, column.min_width = True, "ellipsis", width
-    for study, recommendation in rows:
-        begun = datetime.fromisoformat(study.created_at).astimezone()
-        table.add_row(study.study_id, f"{begun:%Y-%m-%d %H:%M}", _answer(study, recommendation))
-    output.print(table)
+    shown = ((study.study_id, study.created_at, _answer(study, recommendation)) for study, recommendation in rows)
+    output.print(studies_table("answer", shown))
 
 
 def _answer(study: Study, recommendation: Recommendation | None) -> Text:

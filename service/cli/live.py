@@ -98,8 +98,7 @@ def draw(view: StudyView) -> RenderableType:
     if view.findings:
         facts.add_row("finding", Text(view.findings[0].message))
     left_s = max(0.0, view.left_s)
-    trials = f"{view.num_trials}" + (f" of {view.max_trials}" if view.max_trials else "")
-    facts.add_row("time left", f"{units.duration(left_s)} of {units.duration(view.budget_s)}, {trials} trials done")
+    facts.add_row("time left", f"{units.duration(left_s)} of {units.duration(view.budget_s)}, {_trials(view)}")
     bar = Table.grid()  # a bar by itself does not end its line
     bar.add_row(ProgressBar(total=view.budget_s, completed=view.budget_s - left_s, width=60))
     recent = [
@@ -108,6 +107,15 @@ def draw(view: StudyView) -> RenderableType:
         if d.verdict != "not_tried"
     ]
     return Panel(Group(facts, bar, *recent), title="steptune", title_align="left", border_style="dim")
+
+
+def _trials(view: StudyView) -> str:
+    """`12 trials done`, or `3 of 3 trials of the search done, 5 with those for comparison`."""
+    if not view.max_trials:
+        return f"{units.counted(view.num_trials, 'trial')} done"
+    text = f"{view.num_searched} of {units.counted(view.max_trials, 'trial')} of the search done"
+    more = view.num_trials > view.num_searched
+    return f"{text}, {view.num_trials} with those for comparison" if more else text
 
 
 def decision_text(decision: Decision) -> str:

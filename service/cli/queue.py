@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from itertools import islice
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from steptune.service.cli.console import output, plain_table, print_json, say, short_name
-from steptune.service.cli.inspect_study import ID_WIDTH
+from steptune.service.cli.console import output, print_json, say, short_name, studies_table
 from steptune.service.cli.options import AsJson
 from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from steptune.service.client import Client
@@ -43,13 +41,7 @@ def studies(
     if not found:
         output.print("no study yet: `steptune submit WORKLOAD` makes one")
         return
-    table = plain_table("study", "begun", "state")
-    for column, width in zip(table.columns, (ID_WIDTH, len("2026-01-31 12:00"), None), strict=True):
-        column.no_wrap, column.overflow, column.min_width = True, "ellipsis", width
-    for study in found:
-        begun = datetime.fromisoformat(study.created_at).astimezone()
-        table.add_row(study.study_id, f"{begun:%Y-%m-%d %H:%M}", _about(study))
-    output.print(table)
+    output.print(studies_table("state", ((study.study_id, study.created_at, _about(study)) for study in found)))
 
 
 def cancel(

@@ -28,6 +28,15 @@ def test_decisions_have_lines_of_their_own() -> None:
     assert first.split() == ["│", "measured", "baseline", "│"]
 
 
+def test_both_sides_of_a_limit_count_the_same() -> None:
+    """Two of the five trials took turns with others for comparison."""
+    view = _view()
+    view.num_trials, view.num_searched, view.max_trials = 5, 3, 3
+    assert any("3 of 3 trials of the search done, 5 with those for comparison" in line for line in _lines(view))
+    view.max_trials = None
+    assert any("5 trials done" in line for line in _lines(view))
+
+
 def test_what_was_spent_before_a_restart_is_not_left() -> None:
     assert any("30 s of 1 min 30 s" in line for line in _lines(_view(spent_before_s=60.0)))
 

@@ -164,6 +164,7 @@ class SearchRun:
             view.best_label = best.label
             view.best_gain = designer.knowledge.difference(best, designer.reference).ratio - 1
         view.num_trials = self._ledger.num_trials
+        view.num_searched = designer.knowledge.num_trials
         view.findings = designer.findings
         if len(view.decisions) != len(designer.decisions):
             view.decisions = tuple(designer.decisions)

@@ -110,12 +110,11 @@ def draw(view: StudyView) -> RenderableType:
 
 
 def _trials(view: StudyView) -> str:
-    """`12 trials done`, or `3 of 3 trials of the search done, 5 with those for comparison`."""
+    """`12 trials done`, or `3 of 3 trials done, 5 with companions`."""
     if not view.max_trials:
         return f"{units.counted(view.num_trials, 'trial')} done"
-    text = f"{view.num_searched} of {units.counted(view.max_trials, 'trial')} of the search done"
-    more = view.num_trials > view.num_searched
-    return f"{text}, {view.num_trials} with those for comparison" if more else text
+    text = f"{view.num_searched} of {units.counted(view.max_trials, 'trial')} done"
+    return f"{text}, {view.num_trials} with companions" if view.num_trials > view.num_searched else text
 
 
 def decision_text(decision: Decision) -> str:

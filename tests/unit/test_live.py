@@ -32,7 +32,7 @@ def test_both_sides_of_a_limit_count_the_same() -> None:
     """Two of the five trials took turns with others for comparison."""
     view = _view()
     view.num_trials, view.num_searched, view.max_trials = 5, 3, 3
-    assert any("3 of 3 trials of the search done, 5 with those for comparison" in line for line in _lines(view))
+    assert any("3 of 3 trials done, 5 with companions" in line for line in _lines(view))
     view.max_trials = None
     assert any("5 trials done" in line for line in _lines(view))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.disturbance import rounds_bias_corrections
-from steptune.tuner.trials.guard import GuardReference, Protocol, compare, run_protocol
+from steptune.tuner.trials.guard import GuardReference, Protocol, check_update, compare, run_protocol
 from steptune.tuner.trials.reference import ReferenceRequest, make_reference
 from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
 from steptune.tuner.workloads.batches import draw_batches, save_batches
 
 FP32 = 2.0**-24
@@ -140,8 +142,15 @@ class Study:
     ) -> dict[str, GuardCheck]:
         """Runs the protocol and compares, as a trial does."""
         protocol = self.reference.protocol
+        rule = self.reference.rule
+        watch = UpdateWatch(job) if rule is not None and not why_not_replayed(job) else None
         curve, update = run_protocol(
-            job, batches or self.batches, protocol, seed=protocol.seed, horizon_seed=protocol.seed if lossy else None
+            job,
+            batches or self.batches,
+            protocol,
+            seed=protocol.seed,
+            horizon_seed=protocol.seed if lossy else None,
+            watch=watch,
         )
         reference_update, _ = map_tensors(self.files.reference_update)
         found = compare(
@@ -153,6 +162,8 @@ class Study:
             lossy=lossy,
             rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
         )
+        if rule is not None and watch is not None and curve.finite and not lossy:
+            found.append(check_update(rule, watch, job))
         return {check.name: check for check in found}
 
     def failed(self, job: TrainingJob, **options: Any) -> list[str]:
@@ -175,7 +186,7 @@ def make_study(
     save_batches(files.order_file, batches)
     files.save_guard_batches([torch.utils.data.default_collate([dataset[i] for i in batch]) for batch in batches[:24]])
     request = ReferenceRequest(
-        workload=f"{__file__}:{make_workload.__name__}",
+        workload=f"{inspect.getfile(make_workload)}:{make_workload.__name__}",
         study_directory=str(directory),
         choices=neutral_choices(),
         device="cpu",

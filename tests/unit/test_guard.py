@@ -35,7 +35,7 @@ from steptune.tuner.trials.guard import (
 
 LOSS, NORM = "loss", "gradient norm"
 SIZE, DIRECTION = "size of the first update", "direction of the first update"
-CURVE, HORIZON = "loss curve", "loss horizon"
+CURVE, HORIZON, UPDATE = "loss curve", "loss horizon", "replayed update"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +52,7 @@ def study(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
 class TestSame:
     def test_the_unchanged_workload_is_exactly_the_reference(self, study: Study) -> None:
         checks = study.checks(study.job())
-        assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE]
+        assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE, UPDATE]
         for name in (LOSS, NORM, SIZE, DIRECTION):
             assert (checks[name].observed, checks[name].passed) == (0.0, True)
             assert checks[name].tolerance > 0, "another process may round the last bit otherwise"
@@ -482,6 +482,6 @@ class TestVerdict:
             run_guard(study.job(), study.files, self.spec(study, checks_loader=checks), 0, coordinator)
             for checks in (False, True)
         )
-        assert {c.kind for c in plain.checks} == {"pointwise", "curve"}
-        assert {c.kind for c in loading.checks} == {"pointwise", "curve", "loader"}
+        assert {c.kind for c in plain.checks} == {"pointwise", "update", "curve"}
+        assert {c.kind for c in loading.checks} == {"pointwise", "update", "curve", "loader"}
         assert loading.passed

@@ -18,7 +18,7 @@ class GuardCheck(Record):
 
     name: str
     kind: str
-    """"pointwise", "curve" or "loader"."""
+    """"pointwise", "update", "curve" or "loader"."""
     passed: bool
     observed: float
     tolerance: float

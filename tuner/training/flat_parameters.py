@@ -41,6 +41,7 @@ class FlatParameters:
 
     Attributes:
         groups: Its groups, with the buffers instead of the parameters.
+        order: Parameters of each group.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -50,7 +51,7 @@ class FlatParameters:
             buffers = [_Buffer(parameters) for parameters in _of_one_kind(group["params"])]
             self._members.append(buffers)
             self.groups.append({**group, "params": [buffer.flat for buffer in buffers]})
-        self._order = [group["params"] for group in optimizer.param_groups]
+        self.order = [group["params"] for group in optimizer.param_groups]
 
     def take_gradients(self) -> None:
         """Copies the parameters' gradients into the buffers' and frees them.
@@ -67,6 +68,10 @@ class FlatParameters:
         """
         return [view for buffer in self._buffers() for view in buffer.gradients]
 
+    def gradients_by_parameter(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """Those of the parameters, as parts of the buffers."""
+        return {p: g for buffer in self._buffers() for p, g in zip(buffer.parameters, buffer.gradients, strict=True)}
+
     def split(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state of the optimizer over buffers as that of the user's own optimizer over the parameters."""
         numbers = self._numbers()
@@ -75,7 +80,7 @@ class FlatParameters:
             for parameter, piece in buffer.split(state_dict["state"].get(number, {})):
                 state[numbers[id(parameter)]] = piece
         groups = []
-        for parameters, group in zip(self._order, state_dict["param_groups"], strict=True):
+        for parameters, group in zip(self.order, state_dict["param_groups"], strict=True):
             groups.append({**group, "params": [numbers[id(p)] for p in parameters]})
         return {**state_dict, "state": dict(sorted(state.items())), "param_groups": groups}
 
@@ -103,7 +108,7 @@ class FlatParameters:
 
     def _numbers(self) -> dict[int, int]:
         """As torch numbers parameters in a state dict: through the groups."""
-        parameters = (p for group in self._order for p in group)
+        parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}
 
 

@@ -217,6 +217,22 @@ class TrainingJob:
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters() if p.grad is not None]
 
+    def named_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gradients by the user's name of the parameter, between `finish_gradients` and the update."""
+        own = self._flat.gradients_by_parameter() if self._flat else {}
+        for name, parameter in self.master_parameters():
+            gradient = own.get(parameter, parameter.grad)
+            if gradient is not None:
+                yield name, gradient
+
+    def named_groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
+        """Of the optimizer, each with the user's names of its parameters."""
+        names = {parameter: name for name, parameter in self.master_parameters()}
+        groups = self.optimizer.param_groups
+        held = self._flat.order if self._flat else [group["params"] for group in groups]
+        for parameters, group in zip(held, groups, strict=True):
+            yield [names[parameter] for parameter in parameters if parameter in names], group
+
     def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
         """Of the whole model's; where ranks have parts of them, every rank calls it.
 

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, TrialSpec
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.training.tensor_file import map_tensors
@@ -37,6 +38,7 @@ from steptune.tuner.trials.disturbance import rounds_bias_corrections
 from steptune.tuner.trials.guard_batches import check_samples, guard_batches
 from steptune.tuner.trials.loader_check import check_loader
 from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 FACTOR = 10.0
 SEED_SPREADS = 5.0
 SAMPLED_ELEMENTS = 512
+REPLAYED_DEVICES = ("cpu",)
+"""Devices on which a replayed update gates: its limit was measured there."""
 MAX_REPEATS = 20
 """Times that a step which the loss scaler skipped is repeated."""
 FLOOR_ROUNDOFFS = 4.0
@@ -113,19 +117,29 @@ class GuardReference(Record):
     """Mean loss of the last quarter of the horizon for each reference run."""
     choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
     """Settings of the reference."""
+    rule: UpdateRule | None = None
+    """How it updates parameters, where its own replay agrees with it."""
+    why_no_rule: str = ""
 
 
 # --- the protocol -----------------------------------------------------------------------------
 
 
 def run_protocol(
-    job: TrainingJob, batches: Sequence[Any], protocol: Protocol, *, seed: int, horizon_seed: int | None = None
+    job: TrainingJob,
+    batches: Sequence[Any],
+    protocol: Protocol,
+    *,
+    seed: int,
+    horizon_seed: int | None = None,
+    watch: UpdateWatch | None = None,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Runs the guarded steps on a freshly built job.
 
     Args:
         seed: Of the curve part.
         horizon_seed: Of the longer horizon; None for a run that does not go on over it.
+        watch: Of the pointwise part.
 
     Returns:
         The curve, and the first update sampled by parameter name.
@@ -136,12 +150,19 @@ def run_protocol(
     source = _endless(batches)
     torch.manual_seed(protocol.seed)
     norms: list[float] = []
-    job.on_gradients = lambda gradients: norms.append(job.gradient_norm(gradients))
+
+    def look(gradients: list[torch.Tensor]) -> None:
+        norms.append(job.gradient_norm(gradients))
+        if watch is not None:
+            watch.on_gradients()
+
+    job.on_gradients = look
     losses: list[float] = []
     update: dict[str, torch.Tensor] = {}
     with randomness_off(job.model, protocol.randomness):
         for number in range(protocol.num_pointwise):
-            losses.append(_guarded_step(job, next(source), norms, number + 1))
+            with watch.step() if watch is not None else nullcontext():
+                losses.append(_guarded_step(job, next(source), norms, number + 1))
             if number == 0:
                 update = {name: after - before[name] for name, after in _sample(job).items()}
     update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
@@ -355,6 +376,29 @@ def _check_pointwise(
     return checks
 
 
+def check_update(rule: UpdateRule, watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
+    """Whether the candidate's parameters are where the reference's rule brings them from its gradients."""
+    found = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
+    gates = job.device.type in REPLAYED_DEVICES
+    return GuardCheck(
+        name="replayed update",
+        kind="update",
+        passed=found.score <= LIMIT or not gates,
+        observed=found.score,
+        tolerance=LIMIT,
+        detail=_told(found) if found.name else "",
+    )
+
+
+def _told(found: Deviation) -> str:
+    if math.isinf(found.score):
+        return f"{found.name} has no finite gradient or update at step {found.step}"
+    return (
+        f"the update of {found.name} at step {found.step} differs from the optimizer's rule by {found.score:.2g} times "
+        f"what rounding allows, allowed {LIMIT:g} (its rate by {found.rate:.2g}, its decay by {found.decay:.2g})"
+    )
+
+
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
     """The tolerance measured at this roundoff, or at the next coarser one that was measured."""
     measured = sorted((float.fromhex(key), value) for key, value in reference.rounding.items())
@@ -419,7 +463,10 @@ def run_guard(
     reference_update, _ = map_tensors(files.reference_update)
     batches = guard_batches(job, files, rank, spec.num_ranks)
     seed = reference.protocol.seed
-    curve, update = run_protocol(job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None)
+    watch = UpdateWatch(job) if reference.rule is not None and not why_not_replayed(job) else None
+    curve, update = run_protocol(
+        job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None, watch=watch
+    )
     curve = averaged(curve, coordinator)
     if spec.choices == reference.choices and curve.finite:
         reference = _with_repetition(reference, deviations(curve, update, reference.curve, reference_update))
@@ -434,6 +481,8 @@ def run_guard(
         lossy=spec.lossy,
         rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
     )
+    if reference.rule is not None and watch is not None and curve.finite and not spec.lossy:
+        checks.append(check_update(reference.rule, watch, job))
     if spec.checks_loader:
         checks += check_loader(job, files, spec.seed)
     regrouped = check_samples(job)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from steptune.tuner.guard.update_replay import LIMIT, worst_deviation
 from steptune.tuner.records import Choice, Record
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.training.assemble import assemble
@@ -42,6 +43,7 @@ from steptune.tuner.trials.memory import limit_host_memory
 from steptune.tuner.trials.messages import Channel, TaskProgress
 from steptune.tuner.trials.rank_device import rank_device
 from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload
 
@@ -90,7 +92,14 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     plan = reference_plan(request.choices, eager=request.eager)
     job = _build(workload, plan, files, device, rank, num_ranks)
     runs = _Runs(job, files, request, coordinator)
-    reference, update = runs.run(horizon=True)
+    no_rule = why_not_replayed(job) or ""
+    watch = None if no_rule else UpdateWatch(job)
+    reference, update = runs.run(horizon=True, watch=watch)
+    rule = watch.rule() if watch is not None and reference.finite else None
+    if rule is not None and watch is not None:
+        own = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
+        if own.score > LIMIT:
+            rule, no_rule = None, f"its replay differs from itself by {own.score:.2g} times what rounding allows"
     repeated = deviations(*runs.run(), reference, update)
     rounding = runs.rounding(reference, update)
     corrections = runs.bias_corrections(reference, update)
@@ -105,6 +114,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         seed_means=runs.seed_means(reference),
         horizon_ends=runs.horizon_ends(max(request.unit_roundoffs)),
         choices=request.choices,
+        rule=rule,
+        why_no_rule=no_rule,
     )
     if rank == 0:
         save_tensors(files.reference_update, update, {})
@@ -166,7 +177,13 @@ class _Runs:
         self._horizon_ends: list[float] = []
 
     def run(
-        self, *, seed: int | None = None, roundoff: float = 0.0, disturbance: int = 0, horizon: bool = False
+        self,
+        *,
+        seed: int | None = None,
+        roundoff: float = 0.0,
+        disturbance: int = 0,
+        horizon: bool = False,
+        watch: UpdateWatch | None = None,
     ) -> tuple[Curve, dict[str, torch.Tensor]]:
         """One run; over the horizon as well where that is asked for and needed."""
         protocol = self._request.protocol
@@ -179,7 +196,9 @@ class _Runs:
         rank = self._coordinator.rank
         with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
             horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
-            curve, update = run_protocol(self._job, self._batches, protocol, seed=seed, horizon_seed=horizon_seed)
+            curve, update = run_protocol(
+                self._job, self._batches, protocol, seed=seed, horizon_seed=horizon_seed, watch=watch
+            )
         curve = averaged(curve, self._coordinator)
         if on:
             self._horizon_ends.append(last_quarter(curve.horizon_losses))

@@ -1,0 +1,1 @@
+"""Judging whether a candidate is the same training: pure functions over what a rank recorded."""

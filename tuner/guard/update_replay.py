@@ -1,0 +1,233 @@
+"""Replaying the update: the user's own optimizer on the gradients that a candidate computed.
+
+Only gradients depend on the precision in which a model computes. What follows them (clipping, the learning rate of the
+schedule, decay, the optimizer's rule and its state) is arithmetic on FP32 parameters in every precision. So the rule is
+run again, in FP64 and in torch's own for-loop form, from the parameters and gradients that the candidate had before a
+step, with the hyperparameters that the reference had at that step. The candidate's parameters after the step must agree
+to a few roundoffs, however it computed its gradients. State is the replay's own from step to step: a candidate that
+loses its state differs from the second step on.
+
+Parameters are sampled: rules that treat every element alike need no others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.records import Record
+
+if TYPE_CHECKING:
+    import torch
+
+LIMIT = 3.0
+"""Of the scores. Rules that are computed in another order score at most 0.3 (`tests/unit/test_update_replay.py`)."""
+RELATIVE = 1e-5
+"""Of an update's element: the bias corrections of a rule are FP32 in some of its forms."""
+RELATIVE_IN_FP32 = 1e-4
+"""The same where the powers of betas are, too: 1 - beta ** t cancels in the first steps."""
+ABSOLUTE = 1e-6
+"""Of a tensor's mean update, for each of its elements."""
+FLAGS = ("foreach", "fused", "capturable", "differentiable")
+"""Of an optimizer's group: how the rule is computed, not which one it is."""
+
+
+class RuleGroup(Record):
+    """Parameters that one step updates alike.
+
+    Attributes:
+        names: Of those that have a gradient.
+        options: Of the optimizer's group, without the flags of its implementation.
+    """
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+
+
+class UpdateRule(Record):
+    """How the reference updates parameters.
+
+    Attributes:
+        optimizer: Class of `torch.optim`.
+        max_grad_norm: The norm to which gradients are clipped; None where they are not.
+        steps: Groups of each step.
+    """
+
+    optimizer: str
+    max_grad_norm: float | None
+    steps: tuple[tuple[RuleGroup, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenStep:
+    """One step as a rank saw it: sampled elements by the parameter's name, FP64 on the CPU.
+
+    Attributes:
+        before: Parameters before the step.
+        gradients: After unscaling, before clipping.
+        norm: Of all gradients.
+        after: Parameters after the step.
+        states: What the optimizer keeps for each element after the step; None where it is laid out otherwise.
+        roundoff: Distance from 1 to the next larger number of the coarsest dtype among the parameters.
+    """
+
+    before: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    norm: float
+    after: dict[str, torch.Tensor]
+    states: dict[str, dict[str, torch.Tensor]] | None
+    roundoff: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """The step and the tensor whose update differs most from the rule's.
+
+    Attributes:
+        score: In units of what rounding allows; `LIMIT` is the largest that passes.
+        step: From 1.
+        name: The parameter's.
+        rate: How much larger the update is than it should be, as a share; meaningless where the tensor was not updated.
+        decay: What is subtracted per element beyond the rule, as a share of the parameter.
+    """
+
+    score: float
+    step: int
+    name: str
+    rate: float = 0.0
+    decay: float = 0.0
+
+
+def worst_deviation(rule: UpdateRule, steps: Sequence[SeenStep], *, in_fp32: bool = False) -> Deviation:
+    """Replays the rule over the steps of a candidate.
+
+    Args:
+        in_fp32: The candidate computes bias corrections in FP32.
+
+    Returns:
+        The largest deviation. A parameter that the reference updates and that has no gradient here deviates infinitely.
+    """
+    found = list(_deviations(rule, steps, RELATIVE_IN_FP32 if in_fp32 else RELATIVE))
+    return max(found, key=lambda deviation: deviation.score, default=Deviation(score=0.0, step=0, name=""))
+
+
+def _deviations(rule: UpdateRule, steps: Sequence[SeenStep], relative: float) -> Iterator[Deviation]:
+    replay = _Replay(rule)
+    for number, (groups, seen) in enumerate(zip(rule.steps, steps, strict=True), start=1):
+        names = [name for group in groups for name in group.names]
+        missing = next((name for name in names if name not in seen.gradients), None)
+        if missing is not None:
+            yield Deviation(score=math.inf, step=number, name=missing)
+            return
+        wanted = replay.step(groups, seen)
+        for name in names:
+            yield _deviation(number, name, wanted[name], seen, max(relative, 4 * seen.roundoff))
+            if seen.states is not None:
+                score = _score_of_state(replay.state(name), seen.states[name], max(RELATIVE, 4 * seen.roundoff))
+                yield Deviation(score=score, step=number, name=f"the state of {name}")
+
+
+def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relative: float) -> Deviation:
+    """Compares the update of one tensor with the wanted one: elements, and their sums along update and parameter, which
+    show a wrong rate or decay far below the rounding of an element.
+    """
+    before, after = seen.before[name], seen.after[name]
+    excess = (after - before) - wanted
+    if not bool(excess.isfinite().all()):
+        return Deviation(score=math.inf, step=step, name=name)
+    last_digit = seen.roundoff * before.abs().maximum(after.abs())
+    allowed = last_digit + relative * wanted.abs() + ABSOLUTE * wanted.abs().mean() + _TINY
+    squares, weights = _dot(wanted, wanted), _dot(before, before)
+    rate, decay = _ratio(_dot(excess, wanted), squares), -_ratio(_dot(excess, before), weights)
+    rate_allowed = relative + _ratio(_of_sum(allowed, last_digit, wanted), squares)
+    decay_allowed = relative * abs(_ratio(_dot(wanted, before), weights)) + _ratio(
+        _of_sum(allowed, last_digit, before), weights
+    )
+    scores = (
+        (excess / allowed).square().mean().sqrt().item(),
+        abs(rate) / rate_allowed if squares else 0.0,
+        abs(decay) / decay_allowed if weights else 0.0,
+    )
+    return Deviation(score=max(scores), step=step, name=name, rate=rate, decay=decay)
+
+
+def _score_of_state(wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor], relative: float) -> float:
+    """How far what an optimizer keeps is from what it should be."""
+    scores = [0.0]
+    for key, value in wanted.items():
+        if key not in found or not bool(found[key].isfinite().all()):
+            return math.inf
+        scores.append(float((found[key] - value).norm()) / (relative * float(value.norm()) + _TINY))
+    return max(scores)
+
+
+_TINY = 1e-30
+
+
+def _of_sum(allowed: torch.Tensor, last_digit: torch.Tensor, factor: torch.Tensor) -> float:
+    """What a sum of products with a factor may differ by: where elements round independently, and where all round alike
+    (the weights of a norm that are all 1, and whose updates are all one rate), by a last digit at most.
+    """
+    return float((allowed * factor).norm()) + float((last_digit * factor.abs()).sum()) / LIMIT
+
+
+def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first * second).sum())
+
+
+def _ratio(value: float, unit: float) -> float:
+    return value / unit if unit else 0.0
+
+
+class _Replay:
+    """The rule over parameters of its own, which keep the optimizer's state from step to step."""
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self._rule = rule
+        self._parameters: dict[str, Any] = {}
+        self._optimizers: dict[str, Any] = {}
+
+    def step(self, groups: Sequence[RuleGroup], seen: SeenStep) -> dict[str, torch.Tensor]:
+        """One step from what was seen before it: the update of every parameter."""
+        import torch
+
+        clipped = self._clip_factor(seen.norm)
+        updates = {}
+        for group in groups:
+            for name in group.names:
+                before = seen.before[name]
+                optimizer = self._optimizer(name, before, group.options)
+                parameter = self._parameters[name]
+                with torch.no_grad():
+                    parameter.copy_(before)
+                parameter.grad = seen.gradients[name] * clipped
+                optimizer.step()
+                updates[name] = parameter.detach() - before
+        return updates
+
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """What the rule keeps for each element of a parameter."""
+        import torch
+
+        parameter = self._parameters[name]
+        state = self._optimizers[name].state[parameter]
+        return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == parameter.shape}
+
+    def _optimizer(self, name: str, before: torch.Tensor, options: dict[str, Any]) -> Any:
+        """The parameter's own, with the options of this step."""
+        import torch
+
+        if name not in self._optimizers:
+            self._parameters[name] = torch.nn.Parameter(before.clone())
+            group = {**options, "params": [self._parameters[name]]}
+            self._optimizers[name] = getattr(torch.optim, self._rule.optimizer)([group], foreach=False)
+        self._optimizers[name].param_groups[0].update(options)
+        return self._optimizers[name]
+
+    def _clip_factor(self, norm: float) -> float:
+        """As `torch.nn.utils.clip_grads_with_norm_`."""
+        if self._rule.max_grad_norm is None:
+            return 1.0
+        return min(1.0, self._rule.max_grad_norm / (norm + 1e-6))

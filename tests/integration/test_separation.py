@@ -258,12 +258,11 @@ class TestSubmitterOnPostgres:
         assert seen["processes"] == {}
 
 
+HOARDED = [run for run in [*RUNS, *MORE_RUNS] if run != ("compose", "limits")]
+
+
 @pytest.mark.parametrize(
-    ("who", "level"),
-    [
-        ("compose", "limits"),
-        *(pytest.param(*run, marks=pytest.mark.soak) for run in [*RUNS, *MORE_RUNS[:1]] if run[0] != "compose"),
-    ],
+    ("who", "level"), [("compose", "limits"), *(pytest.param(*run, marks=pytest.mark.soak) for run in HOARDED)]
 )
 def test_files_in_memory_that_nobody_has_mapped_count(who: str, level: str) -> None:
     """Whatever the worker may see of processes that are not its user's."""

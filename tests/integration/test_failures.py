@@ -214,8 +214,9 @@ class TestKilledByOthers:
             assert kinds == [[FailureKind.INFRASTRUCTURE]] * 2
 
     def test_a_trial_server_that_dies_between_trials_costs_nothing(self, left: Path, tmp_path: Path) -> None:
+        others = set(psutil.Process().children())  # of the module's own study
         with closing_runner(reference("misbehaving", "Killed", left=str(left)), tmp_path) as prepared:
-            (server,) = psutil.Process().children()
+            (server,) = set(psutil.Process().children()) - others
             server.kill()
             wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE, "it has ended")
             result = prepared.run_baseline()

@@ -67,7 +67,9 @@
           before = copy;
         } else {
           before = old;
-          if (!same(old, fresh)) {
+          if (old.matches(":active")) {
+            again = true;  // a button that goes between press and release is not clicked
+          } else if (!same(old, fresh)) {
             const copy = document.importNode(fresh, true);
             replace(old, copy);
             before = copy;
@@ -84,9 +86,10 @@
     }
   }
 
+  // Events that come faster than the pause do not put it off.
   function soon() {
-    clearTimeout(timer);
-    timer = setTimeout(refresh, PAUSE_MS);
+    if (timer) return;
+    timer = setTimeout(() => { timer = 0; refresh(); }, PAUSE_MS);
   }
 
   function follow() {

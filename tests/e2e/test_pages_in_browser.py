@@ -233,6 +233,34 @@ class TestStudy:
             expect(page.locator("#controls .state")).to_have_text("cancelled")
             expect(page.locator("#controls button")).to_have_text(["Delete"])
 
+    def test_a_button_that_is_pressed_stays_until_it_is_released(self, tmp_path, visit):
+        """Else the click were lost whenever the page is brought up to date in between."""
+        with shown(tmp_path) as service:
+            study = replace(stories()["running"][0], state=StudyState.QUEUED)
+            page = visit.go(f"{service.url}/studies/{service.add('queued', (study, [], [], None))}")
+            page.get_by_role("button", name="Pause").hover()
+            page.mouse.down()
+            page.evaluate(
+                """() => new Promise(done => {
+                    document.getElementById("activity").textContent = "not what the service says";
+                    document.addEventListener("page-refreshed", () => done(), {once: true});
+                    steptune.refresh();
+                })"""
+            )
+            page.mouse.up()
+            expect(page.locator("#controls .state")).to_have_text("paused")
+
+    def test_events_in_quick_succession_do_not_keep_the_page_from_changing(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            study = replace(stories()["running"][0], state=StudyState.QUEUED)
+            page = visit.go(f"{service.url}/studies/{service.add('queued', (study, [], [], None))}")
+            page.evaluate(
+                """() => new Promise(done => {
+                    const events = setInterval(() => steptune.refresh(), 100);
+                    document.addEventListener("page-refreshed", () => { clearInterval(events); done(); }, {once: true});
+                })"""
+            )
+
     def test_the_price_stays_in_this_browser_and_gives_costs(self, complete, visit):
         page = visit.go(f"{complete.url}/studies/{complete.studies['large']}")
         num_requests = len(visit.requests)

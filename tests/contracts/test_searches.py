@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from search_builders import NO_LIMIT_S, Machine, StudyRun, run_one, surface_space
+from search_builders import NO_LIMIT_S, RECOMPILING, Machine, StudyRun, run_one, surface_space
 
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
@@ -13,7 +13,7 @@ from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.searches import OWN, make_search
-from steptune.tuner.trials.fake import WALL, FakeRunner
+from steptune.tuner.trials.fake import SEPARABLE, WALL, FakeRunner, FakeStrategy
 
 TRIALS = 7
 
@@ -134,13 +134,25 @@ def test_the_model_ends_when_nothing_is_likely_left():
     assert certificate.probability_left < 0.05
 
 
-def test_a_start_that_would_compile_beyond_the_time_left_is_not_proposed():
-    """Of two models one is compiled already: what keeps it can still be paid for."""
-    machine = Machine(WALL, compile_s={"fusion": 60.0, "products": 60.0}, start_s=2.0)
-    study = StudyRun(machine, search="model", budget_s=150.0, max_trials=None, confirm_blocks=2)
+class Recompiling(FakeStrategy):
+    """A strategy that the compiled model depends on, and that says what compiling costs."""
+
+    recompiles = True
+    trial_cost_s = 60.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_start_that_would_compile_beyond_the_time_left_is_not_proposed(seed):
+    """Candidates of the model that is compiled already can still be paid for, and are tried."""
+    compile_s = dict.fromkeys(RECOMPILING, 60.0)
+    machine = Machine(SEPARABLE, compile_s=compile_s, start_s=2.0, seed=seed)
+    strategies = [Recompiling(s.name, s.category, s.levels) if s.name in compile_s else s for s in SEPARABLE.strategies]
+    study = StudyRun(
+        machine, strategies=strategies, search="model", budget_s=200.0, max_trials=None, confirm_blocks=2, seed=seed
+    )
     study.run()
-    late = [trial.result for trial in study.trials if trial.result.failure is not None]
-    assert all(result.ran_out_of_memory for result in late), "none was begun that could not end in time"
+    assert [trial for trial in study.trials if trial.result.failure is not None] == []
+    assert len({trial.candidate.key for trial in study.trials}) > 3
 
 
 def test_a_service_keeps_the_name_with_the_study_and_refuses_one_that_does_not_exist():

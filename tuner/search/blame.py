@@ -8,6 +8,8 @@ choices need of it adds up, and what ran out of it needs more than whatever fitt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
@@ -19,9 +21,10 @@ PAIR, PAIR_WITH_TODAY = 0.2, 0.05
 FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
 """What is known of choices in general before any was tried: so many failed of so many that ran."""
 
-ADDED, PEAK_NOISE, OVER, HALFWAY = 0.2, 0.01, 0.05, 0.02
-"""In peaks of the smallest configuration: what a choice may add, what two starts differ by, what one that ran out of
-memory is expected to need beyond the largest that fitted, and how much more than that there may be."""
+ADDED, SAVED, PEAK_NOISE, OVER, HALFWAY = 0.2, 0.1, 0.01, 0.05, 0.02
+"""In peaks of the smallest configuration: what a choice may add, what one is expected to save that is there for it,
+what two starts differ by, what one that ran out of memory is expected to need beyond the largest that fitted, and how
+much more than that there may be."""
 
 
 class Blame:
@@ -84,11 +87,18 @@ class Room:
         ran: Levels of configurations that fitted, one a row; level 0 is the reference's.
         peaks: Their memory, in any unit; 0 where it is unknown.
         ran_out: Levels of those that did not fit.
+        saving: Whether choices of each parameter are there to save memory.
     """
 
-    def __init__(self, num_levels: list[int], ran: Ints, peaks: Floats, ran_out: Ints) -> None:
+    def __init__(
+        self, num_levels: list[int], ran: Ints, peaks: Floats, ran_out: Ints, saving: Sequence[bool] = ()
+    ) -> None:
         self._offsets = np.concatenate([[0], np.cumsum(num_levels)[:-1]]).astype(np.int64)
         self._size = int(sum(num_levels))
+        self._start = np.zeros(self._size + 1)
+        self._start[-1] = 1.0
+        for offset, levels, saves in zip(self._offsets, num_levels, saving, strict=False):
+            self._start[offset + 1 : offset + levels] = -SAVED * saves
         self.limits = bool(len(ran_out)) and bool((peaks > 0).any())
         if not self.limits:
             return
@@ -115,9 +125,7 @@ class Room:
         prior = np.full(self._size + 1, ADDED**2)
         prior[-1] = 1.0
         gain = (prior[:, None] * design.T) @ np.linalg.inv((design * prior) @ design.T + np.diag(noise))
-        start = np.zeros(self._size + 1)
-        start[-1] = 1.0
-        self._weights = start + gain @ (values - design @ start)
+        self._weights = self._start + gain @ (values - design @ self._start)
         self._spread = np.diag(prior) - gain @ (design * prior)
 
     def _predict(self, features: Floats) -> tuple[Floats, Floats]:

@@ -18,9 +18,9 @@ from steptune.tuner.search.knowledge import Knowledge
 
 SMALLEST = 0.004
 """Share of the step below which, in every profile, a category is left out."""
-NARROWEST = 0.3
+NARROWEST = 0.5
 """Least prior width of an effect that its bound calls small: a bound narrows, it never excludes."""
-PROMISES_NOTHING = 0.03
+PROMISES_NOTHING = 0.01
 """Expected logarithm of the factor of a change that its bound allows no gain: it rather costs."""
 MOST = 0.95
 """Part of a category that a choice may be expected to save."""

@@ -24,13 +24,13 @@ from scipy.linalg import solve_triangular
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-WIDTH = 0.35
+WIDTH = 0.8
 """Standard deviation of an effect on a category that its choice declares to act on, in logarithms."""
-SIDE = 0.04
+SIDE = 0.1
 """The same on the other categories."""
 PAIRS = 0.15
 """Variance of the interaction of two choices, over the product of their own variances."""
-SCATTER = 0.03
+SCATTER = 0.008
 """Standard deviation of what no choice explains in a category."""
 ALIKE = 0.7
 """Correlation of the effects of two unordered choices of one strategy."""
@@ -38,9 +38,9 @@ LENGTH = 0.3
 """Over which effects of ordered choices stay alike, as a part of the range of ranks."""
 SMOOTH = 0.85
 """Part of an ordered choice's effect that its neighbours share."""
-PROFILE_NOISE = 0.06
+PROFILE_NOISE = 0.05
 """Of the time of one category in one profile."""
-REFERENCE_ERROR = 0.08
+REFERENCE_ERROR = 0.06
 """Standard deviation of the reference's own profile, which all others are held against."""
 REST_LOCAL, REST_LENGTH, REST_MAIN = 0.02, 1.5, 0.01
 """What the sum of the categories leaves out: near configurations alike, and by choice."""

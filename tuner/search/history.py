@@ -133,7 +133,8 @@ class History:
         ran = self.evidence.ran()
         ran_out = self.evidence.did_not_run(self.starts, out_of_memory=True)
         peaks = np.array(list(ran.values()), dtype=np.float64)
-        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out))
+        saving = [parameter.strategy.memory for parameter in self.grid.parameters]
+        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out), saving)
 
     def runs(self, levels: Ints) -> Floats:
         """Probability that each of these configurations runs."""

@@ -209,8 +209,13 @@ def interval(rows: list[dict[str, Any]], measure: Callable[[list[dict[str, Any]]
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"replays": len(rows), "surfaces": len({row["surface"] for row in rows})}
     for name, measure in MEASURES.items():
-        found[name] = {"value": measure(rows), "interval": interval(rows, measure)}
+        found[name] = {"value": known(measure(rows)), "interval": [known(end) for end in interval(rows, measure)]}
     return found
+
+
+def known(value: float) -> float | None:
+    """None of what was not reached."""
+    return value if math.isfinite(value) else None
 
 
 def stops(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -235,7 +240,7 @@ def write_table(rows: list[dict[str, Any]], out: Path, half: str) -> None:
     }
     report = {
         "question": "the answer after so many starts and seconds, on surfaces that served no fitting",
-        **stamp("python benchmarks/search_quality.py run && python benchmarks/search_quality.py table", code=CODE),
+        **stamp(command_of(rows, half), code=CODE),
         "half": half,
         "groups": {
             name: {m: summary(own) for m in methods if (own := [r for r in some if r["method"] == m])}
@@ -246,6 +251,14 @@ def write_table(rows: list[dict[str, Any]], out: Path, half: str) -> None:
     }
     out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
     out.with_suffix(".md").write_text(as_markdown(report))
+
+
+def command_of(rows: list[dict[str, Any]], half: str) -> str:
+    """What makes these rows and the table of them."""
+    families, last = {row["family"] for row in rows}, max(row["seed"] for row in rows)
+    per_family = math.ceil(len({row["surface"] for row in rows}) / len(families))
+    wanted = f"--half {half} --per-family {per_family} --seeds 0 {last + 1}"
+    return f"python benchmarks/search_quality.py run {wanted} && python benchmarks/search_quality.py table"
 
 
 def tough(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -287,10 +300,16 @@ def as_markdown(report: dict[str, Any]) -> str:
 
 
 def cell(name: str, found: dict[str, Any]) -> str:
-    low, high = found["interval"]
-    if "regret" in name or "within" in name or "share" in name:
-        return f"{found['value']:.1%} [{low:.1%}, {high:.1%}]"
-    return f"{found['value']:.0f} [{low:.0f}, {high:.0f}]"
+    value, low, high = (figure(name, number) for number in (found["value"], *found["interval"]))
+    return f"{value} [{low}, {high}]"
+
+
+def figure(name: str, value: float | None) -> str:
+    if "median" not in name:
+        return f"{value:.1%}"
+    if value is None:
+        return "not reached"
+    return f"> {NUM_STARTS}" if "starts" in name and value > NUM_STARTS else f"{value:.0f}"
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def peak_mib(command: list[str]) -> int:
-    """Of a command that succeeds, whose output is thrown away."""
+    """Return the peak resident memory of a command in MiB; its output is discarded."""
     child = os.posix_spawnp(
         command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     )

@@ -1,4 +1,4 @@
-"""What does `steptune tune` answer, asked again and again?
+"""Spread of the answers of repeated `steptune tune` runs.
 
     python benchmarks/answers.py --repeats 5 --budget 4m examples/digits_vit.py:DigitsViT
     python benchmarks/answers.py --repeats 1 --budget 5m examples/photo_resnet.py:PhotoResNet

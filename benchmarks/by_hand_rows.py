@@ -23,7 +23,7 @@ SMALL_RESNET = "image_size=32&embedding_size=8&hidden_sizes=16,32&depths=2,1&num
 
 
 def of_every_column(*, convolves: bool, on_cpu: bool) -> Choices:
-    """What an expert sets whatever else is set; on a CPU there is no cuDNN."""
+    """Settings that an expert always makes; a CPU has no cuDNN."""
     common: Choices = {"optimizer_implementation": {"implementation": "fused"}}
     if convolves and not on_cpu:
         common["backend_flags"] = {"cudnn_benchmark": True}
@@ -31,7 +31,7 @@ def of_every_column(*, convolves: bool, on_cpu: bool) -> Choices:
 
 
 def legal(study: Tuned, columns: Mapping[str, Choices]) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """Those that can be run here, and why the others cannot."""
+    """Configurations that this machine can run, and the reasons why it cannot run the others."""
     candidates: dict[str, Candidate] = {}
     impossible: dict[str, str] = {}
     for name, choices in columns.items():
@@ -72,12 +72,12 @@ def add_arguments(
 
 
 def append(out: Path, line: Mapping) -> None:
-    """As soon as a row is known: what was measured stays though a later row fails."""
+    """Write a row as soon as it is known, so that it stays though a later one fails."""
     with out.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def kept_lines(out: Path, *, small: bool) -> list[dict]:
-    """Of all sittings, dry runs or the others."""
+    """Lines of all sittings: those of dry runs, or the others."""
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     return [line for line in lines if line["small"] == small]

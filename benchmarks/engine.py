@@ -29,7 +29,7 @@ GUARD_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What a study has before its search begins."""
+    """A study's parts before its search begins."""
 
     study: Study
     runner: LocalRunner

@@ -76,7 +76,7 @@ def keep(report: dict, path: Path) -> None:
 
 
 def recommended(example: str, folder: Path, budget_s: float) -> Recommendation:
-    """What a study of the strategies that Accelerate has words for finds."""
+    """Recommendation of a study of the strategies that Accelerate can express."""
     known = exporter_named("accelerate_python").rules  # type: ignore[attr-defined]
     only = tuple(strategy.name for strategy in STRATEGIES if strategy.name in known)
     command = [

@@ -108,7 +108,7 @@ def probed(batch: int, device: str, shape: dict[str, int]) -> tuple[int, int]:
 
 
 def tuned(workload: str, settings: StudySettings, folder: Path, capacity: int) -> dict:
-    """What came of the study."""
+    """Figures of the study and its answer."""
     study = Study(
         study_id=new_id(),
         workload=format_reference(parse_reference(workload)),

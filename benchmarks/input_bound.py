@@ -1,4 +1,4 @@
-"""What does a study gain where the input is what limits?
+"""Gain of a study on workloads that wait for their input.
 
     python benchmarks/input_bound.py                       # both workloads, 4 minutes of tuning each
     python benchmarks/input_bound.py --small               # a dry run

@@ -1,4 +1,4 @@
-"""What isolation costs: starting a server, a whole trial, and the first compilation, with and without.
+"""Cost of isolation: start of a server, a whole trial and the first compilation, with and without it.
 
 python benchmarks/isolation.py [--repeats 5]
 

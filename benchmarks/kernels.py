@@ -64,7 +64,7 @@ class Layer:
         return window_attention(qkv, table, self.geometry, scale_h=self.scale_h)
 
     def by_steps(self, qkv: Tensor, table: Tensor) -> Tensor:
-        """As published: roll, partition, products, bias, mask, softmax, merge, roll."""
+        """Compute as published: roll, partition, products, bias, mask, softmax, merge, roll."""
         q, k, v = self._windows(qkv)
         scores = (q * self.scale) @ k.transpose(-2, -1)
         scores = scores + self._bias(table).to(scores.dtype)

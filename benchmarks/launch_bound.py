@@ -1,4 +1,4 @@
-"""What does a study make of a step that waits for launches?
+"""Gain of a study on a step that waits for kernel launches.
 
     python benchmarks/launch_bound.py                      # both workloads, 4 minutes of tuning each
     python benchmarks/launch_bound.py --small              # a dry run; a CPU has no kernel gaps

@@ -186,7 +186,7 @@ class Bench:
 
 
 def study(name: str, workload: str, cap_bytes: int, num_ranks: int, minutes: float, device: str) -> dict[str, Any]:
-    """What `steptune tune` finds under the cap, for one sample a rank."""
+    """Answer of `steptune tune` under the memory cap, for one sample per rank."""
     limit = cap_bytes if device == "cuda" else None  # on a CPU it would count the interpreter, too
     settings = structs.replace(
         settings_of(minutes, foreign_load=1.0), num_ranks=num_ranks, memory_limit_bytes=limit, device=device
@@ -201,7 +201,7 @@ def study(name: str, workload: str, cap_bytes: int, num_ranks: int, minutes: flo
 
 
 def facts_of(workload: str, num_ranks: int) -> WorkloadFacts:
-    """What the memory model asks of a workload, found on tensors without storage in a process of its own."""
+    """Facts for the memory model, found on tensors without storage in a separate process."""
     code = "import memory, sys; memory.print_facts(sys.argv[1], int(sys.argv[2]))"
     found = subprocess.run(
         [sys.executable, "-c", code, workload, str(num_ranks)],

@@ -168,7 +168,7 @@ def _memory(candidate: Candidate, blocks: Sequence[dict[str, TrialResult]]) -> d
 
 
 def _emulation(study: Tuned) -> str:
-    """What the trials of the study saw of NCCL."""
+    """NCCL's choices as the trials of the study saw them."""
     for trial in study.store.trials(study.study.study_id):
         for effect in trial.result.effects if trial.result else ():
             if effect.strategy == "nccl_settings":
@@ -220,7 +220,7 @@ def _mib(peaks: Mapping[int, int]) -> dict[int, int]:
 
 @functools.cache
 def _asked(expression: str) -> int:
-    """Of torch, which this process does not import; it takes seconds."""
+    """Ask torch in another process, because importing it takes seconds."""
     code = f"import torch; print({expression})"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -29,7 +29,7 @@ def best_by_hand(line: dict) -> tuple[str, dict] | None:
 
 
 def verdicts(line: dict) -> dict[str, bool]:
-    """What a row has to show, and whether it did."""
+    """Requirements of a row, and whether it meets them."""
     best, default = best_by_hand(line), line.get("by_hand", {}).get(DDP, {})
     shown: dict[str, bool] = {}
     if best is not None:

@@ -1,4 +1,4 @@
-"""What does Steptune itself cost: time per trial, and the parent's memory?
+"""Cost of Steptune itself: time per trial, and memory of the parent process.
 
     python benchmarks/overhead.py
 

@@ -255,7 +255,7 @@ def check(experiment: Experiment, *, ddp: bool) -> dict:
 
 
 def checked(name: str, claims_ms: list[float], times: dict[str, list[float]]) -> dict:
-    """Whether the median of a claim agrees with what its counter-experiment saved."""
+    """Check the median of a claim against the time that its counter-experiment saved."""
     claimed_ms = statistics.median(claims_ms)
     differences = [plain - other for plain, other in zip(times["plain"], times[name], strict=True)]
     saved_ms = statistics.median(differences)
@@ -288,7 +288,7 @@ def profiled(step: Callable[[], None], device: torch.device, plain_ms: float) ->
 
 
 def computing_ms(breakdown: Breakdown) -> float:
-    """Of a step; the profiler does not slow kernels."""
+    """Kernel time of a step in ms; the profiler does not slow kernels."""
     return sum(breakdown.categories[category] for category in COMPUTING) / breakdown.num_steps / 1e6
 
 
@@ -362,7 +362,7 @@ class Images(Dataset):
 
 
 def loader(size: int, batch: int, *, delay_s: float = 0.0, workers: int = 0) -> DataLoader:
-    """With workers, memory is pinned: its thread would compete with the launches of a loop that is bound by them."""
+    """Make a loader; with workers memory is pinned, because its thread would compete with launches."""
     data = Images(size, batch, delay_s)
     return DataLoader(data, batch_size=batch, num_workers=workers, pin_memory=workers > 0 and torch.cuda.is_available())
 

@@ -187,7 +187,7 @@ def step_ms(result: TrialResult) -> float:
 
 
 def own_cost(method: str) -> OwnCost:
-    """What a compression takes in a group of one, which sends nothing: a line through several sizes."""
+    """Time of a compression in a group of one rank, which sends nothing: a line through several sizes."""
     import torch
     import torch.distributed as dist
 

@@ -124,7 +124,7 @@ def command() -> str:
 
 
 def found(study: Tuned) -> dict:
-    """What the study answered, and where."""
+    """The study's answer, and the machine."""
     kept = ("hardware", "verdict", "recommended", "gain", "gain_interval", "num_blocks", "ended")
     return {name: value for name, value in answer(study).items() if name in kept}
 

@@ -36,7 +36,7 @@ GRACE_S = 5.0
 
 
 class Configuration(Record):
-    """What is measured.
+    """A configuration to measure.
 
     Attributes:
         cap_bytes: What torch may take of a device; None for all of it.
@@ -51,7 +51,7 @@ class Configuration(Record):
 
 
 class Peak(Record):
-    """What a rank tells. Without `failure` it trained all steps."""
+    """A rank's report; without `failure` it trained all steps."""
 
     rank: int
     num_bytes: int = 0
@@ -62,7 +62,7 @@ class Peak(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """What all ranks told."""
+    """Reports of all ranks."""
 
     ranks: tuple[Peak, ...]
 
@@ -217,7 +217,7 @@ def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counter:
-    """Of what tensors take at most, since it was told to begin."""
+    """Peak of the memory of tensors since it was told to begin."""
 
     begin: Callable[[], None]
     peak: Callable[[], int]

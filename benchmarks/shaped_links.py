@@ -1,4 +1,4 @@
-"""Whether the tuner chooses how gradients are reduced by the link between hosts.
+"""The tuner's choice of a gradient reduction, by the link between hosts.
 
     python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
@@ -90,7 +90,7 @@ def _gain(found: Tuned) -> dict:
 
 
 def _step_ms(found: Tuned) -> dict[str, float]:
-    """By candidate: the median of all its windows."""
+    """Median step time of each candidate over all its windows, in ms."""
     steps: dict[str, list[float]] = {}
     for trial in found.store.trials(found.study.study_id):
         if trial.result is not None:

@@ -180,7 +180,7 @@ def goals(lossy: bool) -> tuple[str, ...]:
 
 
 def target(line: dict) -> dict | None:
-    """What a row has to reach: the best O1 figure by hand, or pure bf16 where `lossy` is allowed and that is better."""
+    """Figure that a row has to reach: the best O1 by hand, or pure bf16 where `lossy` is allowed and that is better."""
     names = goals(line["allow"] == "lossy")
     found = [line["by_hand"][name] for name in names if line["by_hand"].get(name, {}).get("ratio")]
     return min(found, key=lambda row: row["ratio"], default=None)

@@ -1,4 +1,4 @@
-"""What every published figure carries: command, date, code, hardware, versions."""
+"""Stamp of every published figure: command, date, code, hardware, versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _versions() -> dict[str, str]:
 
 
 def _code_version(paths: Sequence[str]) -> str | None:
-    """Of an unpacked archive the commit that it was made of; None where nobody knows."""
+    """Return the commit of the code, of an unpacked archive the one that it was made of; None where that is unknown."""
     exported = (ROOT / "benchmarks" / "commit.txt").read_text().strip()  # filled in by `git archive`
     if not exported.startswith("$"):
         return exported

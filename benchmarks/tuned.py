@@ -122,7 +122,7 @@ class Tuned:
 
 
 def settings_of(minutes: float, foreign_load: float, allow: str = "") -> StudySettings:
-    """Of a study of so many minutes; `foreign_load` as of `steptune tune --foreign-load`."""
+    """Settings of a study of so many minutes; `foreign_load` as of `steptune tune --foreign-load`."""
     return StudySettings(
         budget_s=60 * minutes,
         allow=(Numerics(allow),) if allow else (),
@@ -256,7 +256,7 @@ def _told(result: TrialResult) -> str:
 
 
 def answer(study: Tuned) -> dict:
-    """What a study found, as results files have it."""
+    """A study's answer in the form of results files."""
     found = study.recommendation
     verdicts = [
         trial.result.guard.passed
@@ -329,7 +329,7 @@ def json_lines(records: Sequence[Mapping]) -> str:
 
 
 def _step_ms(result: TrialResult) -> dict[str, float]:
-    """By category, of a trial that was profiled."""
+    """Step time of a profiled trial by category, in ms."""
     return {
         name: round(ns / 1e6, 3)
         for breakdown in result.breakdowns[:1]

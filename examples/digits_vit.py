@@ -69,7 +69,7 @@ class Digits(torch.utils.data.Dataset):
 
 
 class DigitsViT(steptune.Workload):
-    """What Steptune tunes: model, data, loss, optimizer."""
+    """The workload: model, data, loss, optimizer."""
 
     global_batch = 64
 

@@ -1,4 +1,4 @@
-"""What a kernel shows of itself: its function, its reference, and the cases on which both must agree."""
+"""Registry of kernels: for each its function, its reference, and cases on which both must agree."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def downgrade() -> None:
 
 
 def _searched_nothing(connection: sa.Connection, study_id: str, record: dict[str, Any]) -> bool:
-    """Whether the study ended before any candidate was tried, although some promised a gain."""
+    """Return whether the study ended before any candidate was tried, although some promised a gain."""
     ended = record.get("certificate", {}).get("ended")
     if record["verdict"] != "no_significant_gain" or ended not in ("budget spent", "interrupted"):
         return False

@@ -31,7 +31,7 @@ from steptune.service.interrupts import interruptible
 from steptune.service.quantities import parse_bytes, parse_duration_s
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StorageFull, StoreError
+from steptune.tuner.errors import StorageFull, StoreError, StudyNotFound
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
 
@@ -209,13 +209,16 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, *, is_new: bool) -> None
             listener=lambda progress: status.update(escape(progress.text)),
         ) as runner,
     ):
-        if is_new:
-            _begin(study, store, runner, status)
-        say(f"study {study.study_id}", style="dim")
         try:
+            if is_new:
+                _begin(study, store, runner, status)
+            say(f"study {study.study_id}", style="dim")
             with live_progress(errors, quiet=way.as_json) as progress:
                 recommendation = run_study(study, store, way.settings, runner, on_change=progress)
         except KeyboardInterrupt:
+            if not _is_left_to_resume(study, store):
+                say("interrupted before the study began: nothing was recorded")
+                raise typer.Exit(INTERRUPTED) from None
             before = "before there was an answer"
             if store.recommendation(study.study_id) is not None:
                 before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
@@ -231,6 +234,19 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, *, is_new: bool) -> None
         from steptune.service.cli.answer import print_answer
 
         print_answer(output, store, study.study_id, results)
+
+
+def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
+    """Whether an interrupted study was recorded; then it is marked so, also where the interrupt came before its driver
+    could.
+    """
+    try:
+        state = store.get_study(study.study_id).state
+    except StudyNotFound:
+        return False
+    if state is StudyState.RUNNING:
+        store.set_state(study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")
+    return True
 
 
 def _begin(study: Study, store: SqlStudyStore, runner: LocalRunner, status: Status) -> None:

@@ -252,7 +252,8 @@ class TestInterrupted:
 
     def test_an_interrupt_before_the_baseline_says_so_and_leaves_a_study_to_resume(self, study: StudyProcess) -> None:
         process = study.tune()
-        wait_until(lambda: has_trial_server(study.mark), "the trial server has started")
+        # A trial server checks the workload before there is a study.
+        wait_until(lambda: study.state() and has_trial_server(study.mark), "the study has begun", deadline_s=200)
         process.send_signal(signal.SIGINT)
         assert study.finish(process) == 130, study.log()
         assert study.state() == "interrupted"

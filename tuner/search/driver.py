@@ -84,8 +84,8 @@ class StudyDriver:
             BudgetError: The budget is too short for one trial.
             WorkloadError: Something about the workload is missing or wrong.
         """
-        self._store.set_state(self.study.study_id, StudyState.RUNNING)
         try:
+            self._store.set_state(self.study.study_id, StudyState.RUNNING)
             return self._run()
         except StudyInterrupt as interrupt:
             if not interrupt.recommends:

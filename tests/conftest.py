@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,6 +17,18 @@ pytest_plugins = ["postgres", "databases"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start background jobs with SIGINT ignored, and what is ignored stays so in child processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """A service that starts in this process closes what it makes to others, and later tests would, too."""
+    os.umask(UMASK)
+    yield
+    os.umask(UMASK)
 
 
 # A busy machine makes an example slow; that is no failure.

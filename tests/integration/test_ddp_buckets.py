@@ -155,7 +155,7 @@ class TestAccumulation:
     def test_does_not_go_with_a_static_graph(self) -> None:
         """The first backward pass would fail inside PyTorch."""
         candidate = Candidate(choices={"ddp_buckets": {"static_graph": True}, "micro_batch": {"num_micro_batches": 2}})
-        assert "learns a static graph from the first backward pass" in str(conflict(candidate, TWO, LARGE))
+        assert "records its static graph in the first backward pass" in str(conflict(candidate, TWO, LARGE))
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from steptune.service.permissions import keep_private, mend
 from steptune.service.settings import Settings
 
 OPEN = ("artifacts/ab/cdef", "uploads/one", "studies/one/data/initial.bin", "studies/one/logs/server0.log")
-
-
-@pytest.fixture(autouse=True)
-def usual_umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`steptune serve`: its options are the settings."""
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,6 @@ class TestPlainHttp:
     @pytest.fixture(autouse=True)
     def as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Nothing is served, and the address is never taken."""
-        umask = os.umask(0o077)
         listener = socket.create_server(("127.0.0.1", 0))
         monkeypatch.setattr(serving, "listen", lambda settings: listener)
         monkeypatch.setattr(serving.Server, "run", lambda self, sockets: None)
@@ -43,7 +41,6 @@ class TestPlainHttp:
         monkeypatch.setattr(serving.signal, "signal", lambda number, handler: None)
         yield
         listener.close()
-        os.umask(umask)
 
     def said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], **options: object) -> str:
         url = f"sqlite:///{tmp_path}/steptune.db"

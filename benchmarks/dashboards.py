@@ -292,7 +292,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def figure_bytes(tab: Tab, url: str) -> dict[str, int]:
-    """Of the data of a page's figures: as they are in it, and compressed."""
+    """Return the bytes of the data of a page's figures: as they are in it, and compressed."""
     tab.send("Page.navigate", url=url)
     tab.evaluate(f"({INTERACTIVE})()")
     texts = tab.evaluate("[...document.querySelectorAll('.plot-data')].map(element => element.textContent)")

@@ -140,8 +140,8 @@ def beside(
 
 
 def predicted(study: Tuned, candidate: Candidate) -> dict:
-    """What `steptune predict` says of a configuration, from the profile of today's and the measured links: of such as
-    communicate in another way and else compute as today, over links as they were measured.
+    """Predict a configuration as `steptune predict` does, from the profile of today's and the measured links. Only
+    configurations that communicate otherwise and compute as today can be predicted.
     """
     trials = study.store.trials(study.study.study_id)
     today = next((t for t in trials if t.result and t.result.breakdowns and t.result.candidate.is_baseline), None)

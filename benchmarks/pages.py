@@ -1,4 +1,4 @@
-"""What pages cost a server, beside the JSON of the same study.
+"""Cost of pages for a server, beside the JSON of the same study.
 
     python benchmarks/pages.py --out pages.json
 
@@ -75,7 +75,7 @@ class Reader:
 
 
 def cpu_s(process: int) -> float:
-    """What all threads of a process have used."""
+    """Return the CPU time of all threads of a process, in seconds."""
     threads = Path(f"/proc/{process}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
@@ -97,7 +97,7 @@ class Shown:
 
 
 class Times:
-    """Of requests by their kind: CPU time of the server, and until the answer was there."""
+    """Times of requests by their kind: CPU time of the server, and time until the answer."""
 
     def __init__(self, reader: Reader, process: int) -> None:
         self._reader = reader

@@ -1,5 +1,5 @@
-"""What people would use instead, behind the interface of a search; random search and Optuna's samplers are in
-`tuner/search/plain_searches.py`.
+"""Opponents: what people would use instead, behind the interface of a search. Random search and Optuna's samplers are
+in `tuner/search/plain_searches.py`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ExpertList:
         return []
 
     def _settings(self, history: History) -> Iterator[Move]:
-        """Of each parameter one, by what it usually brings of what it acts on today."""
+        """One setting of each parameter, ordered by the part of today's step that it usually saves."""
         best: dict[str, tuple[float, Move]] = {}
         for move in history.space.moves:
             usual = history.space.strategy(move.strategy).usual_realisation

@@ -133,7 +133,7 @@ def replay(surface: Surface, method: str, seed: int, num_starts: int) -> dict[st
 
 
 def answer(designer: Any, method: str) -> Candidate:
-    """With a model, what it expects to be fastest; else what was fastest by the mean of its own starts."""
+    """Return the configuration that a model expects to be fastest; else the fastest by the mean of its own starts."""
     if method in ("model", "stages"):
         return designer.incumbent
     if method == "additive GP":
@@ -254,7 +254,7 @@ def write_table(rows: list[dict[str, Any]], out: Path, half: str) -> None:
 
 
 def command_of(rows: list[dict[str, Any]], half: str) -> str:
-    """What makes these rows and the table of them."""
+    """Return the command that makes these rows and their table."""
     families, last = {row["family"] for row in rows}, max(row["seed"] for row in rows)
     per_family = math.ceil(len({row["surface"] for row in rows}) / len(families))
     wanted = f"--half {half} --per-family {per_family} --seeds 0 {last + 1}"
@@ -262,7 +262,7 @@ def command_of(rows: list[dict[str, Any]], half: str) -> str:
 
 
 def tough(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of surfaces on which the additive Gaussian process needs 12 starts or more at the median."""
+    """Return rows of surfaces on which the additive Gaussian process needs 12 starts or more at the median."""
     needed: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row["method"] == "additive GP":

@@ -58,7 +58,7 @@ HARMLESS = 0.004
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What surfaces of one kind have in common.
+    """Common properties of surfaces of one kind.
 
     Attributes:
         base: Shares of the step by category, about which surfaces scatter.
@@ -327,7 +327,7 @@ class Surface:
         return float(self.base_ms.sum())
 
     def model_of(self, levels: Sequence[int]) -> tuple[int, ...]:
-        """What decides whether a model has to be compiled again."""
+        """Return the levels that decide whether a model has to be compiled again."""
         return tuple(level for knob, level in zip(self.knobs, levels, strict=True) if knob.recompiles)
 
     def is_compiled(self, levels: Sequence[int]) -> bool:

@@ -21,6 +21,7 @@ from steptune.tuner.records import (
     Recommendation,
     Study,
     StudySettings,
+    Suggestion,
     TrialResult,
     TrialSpec,
     TrialState,
@@ -79,6 +80,18 @@ def searched(surface: Surface, seed: int, *, trials: int = 25, noise_sd: float =
     while (suggestion := designer.suggest()) is not None:
         designer.update(Outcome(result=run_one(runner, suggestion.candidate, suggestion.purpose)))
     return designer
+
+
+def tell(designer: Designer, runner: FakeRunner) -> tuple[list[Suggestion], list[Outcome]]:
+    """Runs what a designer suggests, until it suggests nothing more."""
+    suggestions: list[Suggestion] = []
+    outcomes: list[Outcome] = []
+    while (suggestion := designer.suggest()) is not None:
+        result = run_one(runner, suggestion.candidate, suggestion.purpose, trial_id=f"trial-{len(outcomes)}")
+        suggestions.append(suggestion)
+        outcomes.append(Outcome(result=result))
+        designer.update(outcomes[-1])
+    return suggestions, outcomes
 
 
 class Machine(FakeRunner):

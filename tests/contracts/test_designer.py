@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from search_builders import NO_LIMIT_S, Machine, StudyRun, run_one, searched, surface_space
+from search_builders import NO_LIMIT_S, Machine, StudyRun, searched, surface_space, tell
 
 from steptune.tuner.records import Suggestion
 from steptune.tuner.search.designer import Designer
@@ -135,7 +135,7 @@ def told(surface: Surface, seed: int, budget_s: float = NO_LIMIT_S) -> Told:
     """Told once: all tests look at the same histories."""
     key = (surface.name, seed, budget_s)
     if key not in _TOLD:
-        _TOLD[key] = tell(surface, seed, budget_s)
+        _TOLD[key] = tell_anew(surface, seed, budget_s)
     return _TOLD[key]
 
 
@@ -143,12 +143,6 @@ def new_designer(surface: Surface, seed: int, budget_s: float) -> Designer:
     return Designer(surface_space(surface), budget_s=budget_s, max_trials=TRIALS, confirm_blocks=3, seed=seed)
 
 
-def tell(surface: Surface, seed: int, budget_s: float) -> Told:
+def tell_anew(surface: Surface, seed: int, budget_s: float) -> Told:
     runner, designer = FakeRunner(surface, noise_sd=NOISE_SD, seed=seed), new_designer(surface, seed, budget_s)
-    suggestions, outcomes = [], []
-    while (suggestion := designer.suggest()) is not None:
-        result = run_one(runner, suggestion.candidate, suggestion.purpose, trial_id=f"trial-{len(outcomes)}")
-        suggestions.append(suggestion)
-        outcomes.append(Outcome(result=result))
-        designer.update(outcomes[-1])
-    return suggestions, outcomes, designer
+    return *tell(designer, runner), designer

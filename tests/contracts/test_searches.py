@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from search_builders import NO_LIMIT_S, RECOMPILING, Machine, StudyRun, run_one, surface_space
+from search_builders import NO_LIMIT_S, RECOMPILING, Machine, StudyRun, surface_space, tell
 
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
@@ -11,7 +11,6 @@ from steptune.tuner.records import Purpose
 from steptune.tuner.search import searches
 from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.history import Proposal
-from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.searches import OWN, make_search
 from steptune.tuner.trials.fake import SEPARABLE, WALL, FakeRunner, FakeStrategy
 
@@ -50,16 +49,11 @@ def installed(monkeypatch):
 
 def told(name, trials=TRIALS, seed=1):
     """Suggestions and outcomes of a search of seven trials on a surface with a wall of memory."""
-    runner, suggestions, outcomes = FakeRunner(WALL, noise_sd=0.01, seed=seed), [], []
+    runner = FakeRunner(WALL, noise_sd=0.01, seed=seed)
     designer = AskingDesigner(
         surface_space(WALL), search=make_search(name), budget_s=NO_LIMIT_S, max_trials=trials, seed=seed
     )
-    while (suggestion := designer.suggest()) is not None:
-        result = run_one(runner, suggestion.candidate, suggestion.purpose, trial_id=f"trial-{len(outcomes)}")
-        suggestions.append(suggestion)
-        outcomes.append(Outcome(result=result))
-        designer.update(outcomes[-1])
-    return suggestions, outcomes, designer
+    return *tell(designer, runner), designer
 
 
 @pytest.mark.usefixtures("installed")

@@ -254,12 +254,15 @@ class TestStudy:
         with shown(tmp_path) as service:
             study = replace(stories()["running"][0], state=StudyState.QUEUED)
             page = visit.go(f"{service.url}/studies/{service.add('queued', (study, [], [], None))}")
-            page.evaluate(
+            changed = page.evaluate(
                 """() => new Promise(done => {
                     const events = setInterval(() => steptune.refresh(), 100);
-                    document.addEventListener("page-refreshed", () => { clearInterval(events); done(); }, {once: true});
+                    const end = changed => { clearInterval(events); done(changed); };
+                    document.addEventListener("page-refreshed", () => end(true), {once: true});
+                    setTimeout(() => end(false), 20000);
                 })"""
             )
+            assert changed
 
     def test_the_price_stays_in_this_browser_and_gives_costs(self, complete, visit):
         page = visit.go(f"{complete.url}/studies/{complete.studies['large']}")

@@ -41,7 +41,8 @@ from steptune.tuner.records import (
     Trial,
     choice_label,
 )
-from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.knobs import with_knobs
 
 NUMERICS: dict[str, str] = {
     Numerics.EXACT: "bit for bit the same",
@@ -249,7 +250,7 @@ def change_rows(study: Study, candidate: Candidate) -> list[ChangeRow]:
 def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
     """Summary and present choice of a strategy; nothing of one that this version does not know."""
     try:
-        strategy = strategy_named(name)
+        strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
     except ChoiceError:
         return "", {}
     current = study.facts.current.get(name, {}) if study.facts else {}

@@ -15,7 +15,7 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-z]{1,64}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x20\x7f]+$", max_length=500)]
 OptionalReference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=500)]
-StrategyName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z_]{0,60}$")]
+StrategyName = Annotated[str, StringConstraints(pattern=r"^([a-z][a-z_]{0,60}|knobs\.[A-Za-z][A-Za-z0-9_]{0,60})$")]
 MAX_PRIORITY = 100
 
 

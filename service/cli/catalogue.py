@@ -15,6 +15,7 @@ from steptune.service.cli.options import AsJson, Device
 from steptune.tuner.records import Environment, WorkloadFacts, choice_label
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.knobs import with_knobs
 from steptune.tuner.workloads.zoo import ZOO
 
 
@@ -62,7 +63,7 @@ def strategies(
 
     with errors.status("looking at this machine"):
         environment, workloads = look_here(workload, device)
-    rows = [_row(strategy, environment, workloads) for strategy in STRATEGIES]
+    rows = [_row(strategy, environment, workloads) for strategy in _strategies(workloads)]
     if as_json:
         print_json(rows)
         return
@@ -73,6 +74,11 @@ def strategies(
         style="dim",
         markup=False,
     )
+
+
+def _strategies(workloads: Sequence[WorkloadFacts]) -> tuple[Strategy, ...]:
+    """All, with the knobs of a workload that was named."""
+    return with_knobs(STRATEGIES, workloads[0]) if len(workloads) == 1 else STRATEGIES
 
 
 def _print_strategy(row: dict[str, Any]) -> None:

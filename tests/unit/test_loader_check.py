@@ -201,3 +201,33 @@ class TestOtherOrder:
         assert found[ORDER].observed == wrong
         assert found[ORDER].detail == f"{wrong} of 12 batches hold other samples"
         assert found[CONTENT].passed
+
+
+class Knobbed(Loaded):
+    """Its knobs decide what is loaded, how it is batched, and how it is counted."""
+
+    knobs = {"shift": (0.0, 1.0), "cut": (16, 8), "count": (1, 2), "harmless": (0, 1)}  # noqa: RUF012
+    shift, cut, count, harmless = 0.0, 16, 1, 0
+
+    def dataset(self) -> Any:
+        return Samples(lambda: self.shift)
+
+    def collate(self, samples: list[Any]) -> Any:
+        return torch.stack([sample[: self.cut] for sample, _ in samples]), torch.tensor([label for _, label in samples])
+
+    def num_units(self, batch: Any) -> int:
+        return self.count * len(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "same"), [("shift", 1.0, False), ("cut", 8, False), ("count", 2, False), ("harmless", 1, True)]
+)
+def test_a_knob_that_promises_the_same_batches_is_held_to_it(
+    files: StudyFiles, knob: str, value: float, same: bool
+) -> None:
+    workload, today = Knobbed(), getattr(Knobbed, knob)
+    setattr(workload, knob, value)
+    job = job_of(files, workload)
+    found = {check.name: check for check in check_loader(job, files, 0, {knob: today})}
+    assert found[CONTENT].passed is same
+    assert getattr(job.workload, knob) == value, "it trains on as asked"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,13 @@ from steptune.tuner.hardware import default_device, describe_hardware
 from steptune.tuner.network.finding import Level
 from steptune.tuner.network.rank_order import examine_order
 from steptune.tuner.records import Choice, HardwareProfile, Recommendation
-from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.strategies.knobs import PREFIX, Knob, is_knob
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.hosts import host_of_ranks
+from steptune.tuner.workloads.knobs import knobs_of
 from steptune.tuner.workloads.workload import Workload, validate
 
 if TYPE_CHECKING:
@@ -134,9 +136,10 @@ def _complete_choices(recommendation: Recommendation, workload: Workload) -> dic
     Raises:
         RecommendationError: A strategy or parameter that this version does not have.
     """
+    every: tuple[Strategy, ...] = (*STRATEGIES, *map(Knob, knobs_of(workload)))
     try:
         for name, choice in recommendation.choices.items():
-            strategy_named(name).check(choice)
+            _check_choice(name, choice, every, workload)
     except ChoiceError as error:
         raise RecommendationError(
             f"the recommendation (Steptune {recommendation.steptune_version}) cannot be applied by this version: "
@@ -144,8 +147,18 @@ def _complete_choices(recommendation: Recommendation, workload: Workload) -> dic
         ) from None
     return {
         s.name: {**s.completed(workload.current.get(s.name, {})), **recommendation.choices.get(s.name, {})}
-        for s in STRATEGIES
+        for s in every
     }
+
+
+def _check_choice(name: str, choice: Choice, strategies: Sequence[Strategy], workload: Workload) -> None:
+    """Refuses a choice that this version, or the workload, does not have."""
+    if is_knob(name) and name not in [strategy.name for strategy in strategies]:
+        raise RecommendationError(
+            f"the recommendation sets {name.removeprefix(PREFIX)} to {choice.get('value')!r}, which "
+            f"{type(workload).__name__} does not name in knobs or recipe_knobs: apply it to the workload that was tuned"
+        )
+    strategy_named(name, strategies).check(choice)
 
 
 def _check_machine(measured: HardwareProfile, kind: str) -> None:

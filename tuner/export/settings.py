@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from steptune.tuner.records import Choice, Recommendation, Scalar, choice_label
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.composition import MEANINGLESS
+from steptune.tuner.strategies.knobs import is_knob
 
 _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
@@ -37,6 +38,8 @@ def _counts(recommendation: Recommendation, strategy: str, parameter: str, value
     defaults = _DEFAULTS.get(strategy, {})
     if parameter in recommendation.candidate.choices.get(strategy, {}):
         return True
+    if is_knob(strategy):  # as the workload has it
+        return False
     if parameter in defaults and defaults[parameter] == value:
         return False
     complete = {**_DEFAULTS, **recommendation.choices}

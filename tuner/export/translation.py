@@ -15,6 +15,7 @@ from steptune.tuner.errors import RecommendationError
 from steptune.tuner.export.base import Exporter
 from steptune.tuner.export.settings import Setting, choice_of, grouped, sentence, settings_of
 from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.knobs import PREFIX, is_knob
 
 Sections = dict[str, dict[str, Any]]
 
@@ -81,6 +82,8 @@ class TranslatingExporter(Exporter):
         return recommendation
 
     def _missing(self, strategy: str, settings: list[Setting], recommendation: Recommendation) -> Mapping[str, str]:
+        if is_knob(strategy):
+            return {"value": f"set the attribute {strategy.removeprefix(PREFIX)} of your workload yourself"}
         rule = self.rules.get(strategy)
         if rule is None:
             return {setting.parameter: self.lacks for setting in settings}

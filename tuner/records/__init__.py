@@ -70,6 +70,7 @@ from steptune.tuner.records.trials import (
 )
 from steptune.tuner.records.workload_facts import (
     DatasetFacts,
+    KnobFacts,
     ModelFacts,
     OptimizerFacts,
     SampleUnit,
@@ -113,6 +114,7 @@ __all__ = [
     "InputActivity",
     "Interval",
     "KernelStats",
+    "KnobFacts",
     "Link",
     "MeasureSettings",
     "MemoryPeak",

@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import field
 
 from steptune.tuner.records.base import Record
-from steptune.tuner.records.choices import Choice
+from steptune.tuner.records.choices import Choice, Scalar
 
 
 class SampleUnit(StrEnum):
@@ -136,6 +136,24 @@ class OptimizerFacts(Record):
     capturable: bool = False
 
 
+class KnobFacts(Record):
+    """An attribute of a workload that may be set to other values.
+
+    Attributes:
+        name: The attribute.
+        today: Its value as the user runs it.
+        values: Others to try, the first first.
+        ordered: They are numbers of which neighbours behave alike.
+        recipe: Other values are another training recipe, tried with consent only.
+    """
+
+    name: str
+    today: Scalar
+    values: tuple[Scalar, ...]
+    ordered: bool = False
+    recipe: bool = False
+
+
 class WorkloadFacts(Record):
     """What Steptune found out about a workload once, without importing it into the parent.
 
@@ -197,6 +215,8 @@ class WorkloadFacts(Record):
     """Of the step that was looked at."""
     look_peak_bytes: int = 0
     """What tensors took on the device at the peak of that step, without an optimizer; 0 on a CPU."""
+    knobs: tuple[KnobFacts, ...] = ()
+    """The workload's own, which are searched with the strategies."""
     prepare_ns: int = 0
     import_ns: int = 0
     model_ns: int = 0

@@ -11,6 +11,7 @@ from steptune.tuner.records import Candidate, Choice, Environment, Move, Numeric
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
 from steptune.tuner.strategies.base import Unsupported
 from steptune.tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+from steptune.tuner.strategies.knobs import KNOBS, is_knob, with_knobs
 from steptune.tuner.wording import no_such
 
 
@@ -35,7 +36,7 @@ class Space:
         self.environment = environment
         self.workload = workload
         self.settings = settings
-        self.strategies = tuple(strategies)
+        self.strategies = with_knobs(strategies, workload)
         check_names(settings.only, settings.skip, self.strategies)
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
@@ -60,9 +61,9 @@ class Space:
 
     def _objection(self, strategy: Strategy, choice: Choice) -> str | None:
         settings = self.settings
-        if settings.only and strategy.name not in settings.only:
+        if settings.only and not _is_among(strategy.name, settings.only):
             return "left out by --only"
-        if strategy.name in settings.skip:
+        if _is_among(strategy.name, settings.skip):
             return "left out by --skip"
         support = strategy.supports(choice, self.environment, self.workload)
         if isinstance(support, Unsupported):
@@ -179,8 +180,11 @@ class Space:
         return self.numerics(Candidate(choices={move.strategy: move.choice})).needs_consent
 
 
-def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[Strategy] = STRATEGIES) -> None:
+def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[Strategy] | None = None) -> None:
     """Refuses names of strategies that do not exist, or that are to be tried and left out at once.
+
+    Args:
+        strategies: Those of the study; None while its workload, which may have knobs, is not known.
 
     Raises:
         ChoiceError: Names the unknown one and those that exist, or the contradiction.
@@ -188,7 +192,13 @@ def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[S
     both = sorted(set(only) & set(skip))
     if both:
         raise ChoiceError(f"{', '.join(both)}: among the only strategies to try, and among those to skip; name it once")
-    known = [strategy.name for strategy in strategies]
+    known = [strategy.name for strategy in (STRATEGIES if strategies is None else strategies)]
     for name in (*only, *skip):
-        if name not in known:
+        if name not in [*known, KNOBS] and not (strategies is None and is_knob(name)):
             raise ChoiceError(no_such("strategy", name, known))
+    if strategies is not None and list(only) == [KNOBS] and not any(map(is_knob, known)):
+        raise ChoiceError("knobs are the only strategies to try, and the workload names none: see Workload.knobs")
+
+
+def _is_among(strategy: str, names: Iterable[str]) -> bool:
+    return strategy in names or (KNOBS in names and is_knob(strategy))

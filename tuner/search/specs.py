@@ -18,6 +18,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.knobs import is_knob
 from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.reference import NUM_HORIZON_RUNS
 
@@ -28,6 +29,7 @@ MIN_STARTING_S = 5.0
 """A trial that was begun may take this long until its first window, however little time is left."""
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
+LOADING = frozenset({"data_loading", "dataset_cache", "device_prefetch"})
 MAX_POINTWISE, MIN_POINTWISE = 5, 2
 MAX_DISTURBED = 2
 NUM_CURVE = 8
@@ -72,13 +74,17 @@ class SpecMaker:
             guard=first and purpose is not Purpose.BASELINE,  # which is what others are held to
             lossy=numerics.needs_consent,
             unit_roundoff=space.unit_roundoff(candidate),
-            checks_loader=bool(own & {"data_loading", "dataset_cache", "device_prefetch"}),
+            checks_loader=any(self._may_change_batches(name) for name in own),
             profile=first,
             keep_trace=first,
             environment_variables=environment_variables(choices, space.strategies),
             memory_limit_bytes=settings.memory_limit_bytes,
             deadlines=self._deadlines(candidate, longest_s),
         )
+
+    def _may_change_batches(self, name: str) -> bool:
+        """Whether a choice of a strategy promises the same batches and may give others all the same."""
+        return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _deadlines(self, candidate: Candidate, longest_s: float | None) -> Deadlines:
         """Generous multiples of what the reference took; the reference itself gets a fixed time."""

@@ -12,6 +12,7 @@ from steptune.tuner.strategies.base import TF32_ROUNDOFF
 from steptune.tuner.strategies.compile import MODES_WITH_GRAPHS
 from steptune.tuner.strategies.exchange import FSDP
 from steptune.tuner.strategies.gradient_compression import FEEDS_BACK, WHOLE_TENSORS
+from steptune.tuner.strategies.knobs import knobs_set_by, with_knobs
 from steptune.tuner.strategies.optimizer_algorithm import IMPLEMENTATIONS
 from steptune.tuner.strategies.parallel_mesh import model_ranks
 from steptune.tuner.training.wide_reduction import is_needed
@@ -480,8 +481,9 @@ TOGETHER: tuple[Together, ...] = (
 def complete_choices(
     candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES
 ) -> dict[str, Choice]:
-    """The complete choice of every strategy."""
-    return {s.name: s.complete(candidate.choices.get(s.name, {}), workload) for s in strategies}
+    """The complete choice of every strategy, and of every knob of the workload."""
+    every = with_knobs(strategies, workload)
+    return {s.name: s.complete(candidate.choices.get(s.name, {}), workload) for s in every}
 
 
 def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Candidate:
@@ -490,6 +492,7 @@ def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequenc
     Raises:
         ChoiceError: A strategy or parameter that does not exist.
     """
+    strategies = with_knobs(strategies, workload)
     for name, choice in candidate.choices.items():
         strategy_named(name, strategies).check(choice)
     complete = complete_choices(candidate, workload, strategies)
@@ -523,7 +526,7 @@ def make_plan(choices: Choices) -> Plan:
     from steptune.tuner.training.plan import Plan
 
     plan = Plan()
-    for strategy in STRATEGIES:
+    for strategy in (*STRATEGIES, *knobs_set_by(choices)):
         strategy.contribute(plan, choices[strategy.name])
     return plan
 
@@ -539,6 +542,7 @@ def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STR
 def numerics_of(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Numerics:
     """The strongest thing that a candidate does to the numbers."""
     worst = Numerics.EXACT
+    strategies = with_knobs(strategies, workload)
     for name, choice in candidate.choices.items():
         strategy = strategy_named(name, strategies)
         worst = max(worst, strategy.numerics(strategy.complete(choice, workload)), key=lambda n: n.rank)

@@ -15,6 +15,7 @@ from steptune.tuner.training.prefetcher import PrefetchingLoader, copy_stream
 from steptune.tuner.training.regrouping import LengthOf, regroup
 from steptune.tuner.training.sharding import shard
 from steptune.tuner.training.update import build_update
+from steptune.tuner.workloads.knobs import set_knobs
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,8 @@ def assemble(
     if num_ranks == 1:
         plan.wrap = WrapArguments()
 
-    # 1. Environment first: threads and back-end flags decide how everything after them computes.
+    # 1. Environment first: threads, back-end flags and the workload's own knobs decide what everything after them does.
+    set_knobs(workload, plan.knobs)
     for setting in plan.environment:
         setting()
 

@@ -62,7 +62,7 @@ def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> 
         changed = sorted({str(item) for item in found} ^ {str(item) for item in metadata["structure"]})[:4]
         raise WorkloadRejected(
             "model() does not build the same model every time; differing pieces: "
-            f"{', '.join(changed)}. Make its structure independent of random numbers and global state"
+            f"{', '.join(changed)}. Make its structure independent of random numbers, global state and knobs"
         )
     for name, tensor in named_state(model):
         tensor.data = with_strides(state[name], dense_strides(tensor))

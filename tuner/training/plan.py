@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from steptune.tuner.records import Scalar
     from steptune.tuner.workloads.workload import Workload
 
 ModelTransform = Callable[["torch.nn.Module", "Workload"], "torch.nn.Module"]
@@ -174,6 +175,8 @@ class WrapArguments:
 class Plan:
     """All stages, in the order in which `assemble` runs them."""
 
+    knobs: dict[str, Scalar] = field(default_factory=dict)
+    """Attributes of the workload, with their values."""
     environment: list[Callable[[], None]] = field(default_factory=list)
     """Process-wide settings: threads, back-end flags."""
     model: list[ModelTransform] = field(default_factory=list)

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
-from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, TrialSpec
+from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, Scalar, TrialSpec
+from steptune.tuner.strategies.knobs import PREFIX
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.coordination import Coordinator
@@ -479,7 +480,7 @@ def run_guard(
     if reference.rule is not None and watch is not None and curve.finite and not spec.lossy:
         checks.append(check_update(reference.rule, watch, job))
     if spec.checks_loader:
-        checks += check_loader(job, files, spec.seed)
+        checks += check_loader(job, files, spec.seed, _exact_knobs(job, reference))
     regrouped = check_samples(job)
     if regrouped is not None:
         checks.append(regrouped)
@@ -495,6 +496,12 @@ def run_guard(
         ),
         skipped_steps=curve.skipped_steps,
     )
+
+
+def _exact_knobs(job: TrainingJob, reference: GuardReference) -> dict[str, Scalar]:
+    """The knobs that are to leave the training as it is, with the reference's values."""
+    exact = job.plan.knobs.keys() - job.workload.recipe_knobs.keys()
+    return {name: reference.choices[PREFIX + name]["value"] for name in sorted(exact)}
 
 
 def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:

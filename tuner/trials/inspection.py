@@ -43,6 +43,7 @@ from steptune.tuner.trials.rank_device import rank_device
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.trial import UserClock
 from steptune.tuner.workloads.batches import draw_batches, save_batches
+from steptune.tuner.workloads.knobs import knobs_of
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload, leaves
 
@@ -176,6 +177,7 @@ class _Inspection:
             fits_memory=look.fits,
             look_samples=look.samples,
             look_peak_bytes=look.peak_bytes,
+            knobs=knobs_of(workload),
             prepare_ns=self._preparing.total_ns,
             import_ns=self._importing.total_ns,
             model_ns=self._modelling.total_ns,

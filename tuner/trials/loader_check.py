@@ -10,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.records import GuardCheck
+from steptune.tuner.records import GuardCheck, Scalar
 from steptune.tuner.training.job import moved
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import seed_generators
+from steptune.tuner.workloads.knobs import set_knobs
 from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
@@ -75,8 +78,14 @@ class _PlainWorkload:
         return None
 
 
-def check_loader(job: TrainingJob, files: StudyFiles, seed: int) -> list[GuardCheck]:
-    """Both checks for a map-style dataset; an iterable one decides its own order and has none."""
+def check_loader(
+    job: TrainingJob, files: StudyFiles, seed: int, reference: Mapping[str, Scalar] | None = None
+) -> list[GuardCheck]:
+    """Both checks for a map-style dataset; an iterable one decides its own order and has none.
+
+    Args:
+        reference: Of knobs that promise the same batches: values as the reference has them.
+    """
     order = files.order(0, 1)
     if order is None:
         return []
@@ -85,7 +94,7 @@ def check_loader(job: TrainingJob, files: StudyFiles, seed: int) -> list[GuardCh
     batches = [batch for batch, _ in zip(order, range(min(epoch, len(order), MAX_ORDER_BATCHES)), strict=False)]
     state = _random_state()
     few = batches[:NUM_CONTENT_BATCHES]
-    checks = [_check_order(job, len(dataset), batches), _check_content(job, dataset, few)]
+    checks = [_check_order(job, len(dataset), batches), _check_content(job, dataset, few, reference or {})]
     if job.plan.loader.as_bytes:
         checks.append(_check_bytes(job, few))
     _restore(state)
@@ -109,12 +118,17 @@ def _check_order(job: TrainingJob, length: int, batches: list[list[int]]) -> Gua
     )
 
 
-def _check_content(job: TrainingJob, dataset: Any, batches: list[list[int]]) -> GuardCheck:
+def _check_content(
+    job: TrainingJob, dataset: Any, batches: list[list[int]], reference: Mapping[str, Scalar]
+) -> GuardCheck:
     seeded = SeededByIndex(dataset)
-    original = SeededByIndex(_undisturbed(job))
     collate = job.workload.collate or _default_collate()
-    expected = [_digest(collate([original[index] for index in batch])) for batch in batches]
-    repeated = [_digest(collate([original[index] for index in batch])) for batch in batches]
+    with _knobs_at(job.workload, reference):
+        original = SeededByIndex(_undisturbed(job))
+        plain = [collate([original[index] for index in batch]) for batch in batches]
+        expected = [_digest(batch) for batch in plain]
+        units = [job.workload.num_units(batch) for batch in plain] if reference else []
+        repeated = [_digest(collate([original[index] for index in batch])) for batch in batches]
     workload: Any = _PlainWorkload(job.workload, collate)
     loader = build_loader(workload, seeded, job.plan.loader, batch_sampler=batches)
     found = [_digest(batch) for batch in loader]
@@ -128,6 +142,15 @@ def _check_content(job: TrainingJob, dataset: Any, batches: list[list[int]]) -> 
             detail="the dataset draws from generators of its own; only the order could be checked",
         )
     wrong = sum(1 for got, wanted in zip(found, expected, strict=True) if got != wanted)
+    if not wrong and units and units != [job.workload.num_units(batch) for batch in plain]:
+        return GuardCheck(
+            name="content of samples",
+            kind="loader",
+            passed=False,
+            observed=math.inf,
+            tolerance=0.0,
+            detail="num_units counts the same batches otherwise",
+        )
     return GuardCheck(
         name="content of samples",
         kind="loader",
@@ -136,6 +159,16 @@ def _check_content(job: TrainingJob, dataset: Any, batches: list[list[int]]) -> 
         tolerance=0.0,
         detail=f"{wrong} of {len(batches)} batches differ for the same indices and seeds",
     )
+
+
+@contextmanager
+def _knobs_at(workload: Workload, values: Mapping[str, Scalar]) -> Iterator[None]:
+    now = {name: getattr(workload, name) for name in values}
+    set_knobs(workload, values)
+    try:
+        yield
+    finally:
+        set_knobs(workload, now)
 
 
 def _undisturbed(job: TrainingJob) -> Any:

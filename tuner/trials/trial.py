@@ -21,6 +21,7 @@ from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSp
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.strategies.knobs import knobs_set_by
 from steptune.tuner.trace_records import MemoryStats, TraceAnalysis
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.compilation import compilation, num_graphs
@@ -349,7 +350,7 @@ class TrialRun:
 
     def _effects(self) -> tuple[Effect, ...]:
         effects = []
-        for strategy in STRATEGIES:
+        for strategy in (*STRATEGIES, *knobs_set_by(self.spec.choices)):
             evidence = {**strategy.evidence(self._job), "operators": self._operators}
             effects.append(strategy.took_effect(evidence, self.spec.choices[strategy.name]))
         return tuple(effects)

@@ -20,13 +20,14 @@ PyTorch. Nothing here imports torch, so that a file which only defines workloads
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.records import Scalar
 from steptune.tuner.wording import near
+from steptune.tuner.workloads.knobs import knobs_of
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,10 @@ class Workload:
         current: What you run today, in Steptune's own vocabulary, where it differs from PyTorch's
             defaults: `{"data_loading": {"num_workers": 4}, "precision": {"level": "O1"}}`. It is
             the baseline that every gain is measured against. `steptune strategies` lists the names.
+        knobs: Attributes of your own that Steptune may set to other values, by name: `{"chunk": (1, 2, 4)}`; what they
+            are now is what you run today. Training stays the same whatever they are, and the guard checks that.
+            Numbers count as ordered; a set has no order. Read them in your methods, not in `__init__`.
+        recipe_knobs: The same for attributes that change the training recipe, tried with `--allow recipe`.
         initialises_on_device: `model` may be called under `torch.device(...)`, where a device draws the initial
             numbers of a large model faster than the CPU.
         directory: Where `prepare` put this study's files. Set by Steptune.
@@ -65,6 +70,8 @@ class Workload:
     max_grad_norm: float | None = None
     drop_last: bool = True
     current: ClassVar[Mapping[str, Mapping[str, Scalar]]] = {}
+    knobs: ClassVar[Mapping[str, Collection[Scalar]]] = {}
+    recipe_knobs: ClassVar[Mapping[str, Collection[Scalar]]] = {}
     initialises_on_device: bool = False
     directory: Path = Path()
 
@@ -273,6 +280,7 @@ def validate(workload: object) -> Workload:
             f"{cls.__name__}.current is {workload.current!r}: it must map strategies to choices, "
             "as {'data_loading': {'num_workers': 4}}"
         )
+    knobs_of(workload)
     if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
         missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
         raise WorkloadRejected(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")

@@ -1,0 +1,85 @@
+"""The workload's own knobs, each as a strategy of its own: `knobs.chunk` sets the attribute `chunk`.
+
+They are not in `STRATEGIES`: which ones there are, the workload says (`workloads/knobs.py`). Nothing is known of what
+one does, so it may touch any category, and its bound is the whole step.
+
+Numerics: `rounding` of a knob that the user calls the same training: a sum in other pieces rounds otherwise, and the
+guard holds it to that. `recipe` of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.profiling.bounds import Savings, Situation, without
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, KnobFacts, Numerics, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+
+KNOBS = "knobs"
+"""Names all of them where strategies are named."""
+PREFIX = f"{KNOBS}."
+
+
+class Knob(Strategy):
+    attacks = tuple(Category)
+    recompiles = True
+    usual_realisation = 0.05
+
+    def __init__(self, facts: KnobFacts) -> None:
+        self._facts = facts
+        self.name = PREFIX + facts.name  # type: ignore[misc]
+        self.summary = f"the workload's own {facts.name}"  # type: ignore[misc]
+        self.defaults = {"value": facts.today}  # type: ignore[misc]
+        self.values = {"value": (facts.today, *facts.values)}  # type: ignore[misc]
+        self.has_order = facts.ordered  # type: ignore[misc]
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return tuple({"value": value} for value in self._facts.values)
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.RECIPE if self._facts.recipe else Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        plan.knobs[self._facts.name] = choice["value"]
+
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return without(situation, *Category)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from steptune.tuner.workloads.knobs import is_read
+
+        name = self._facts.name
+        return {"value": getattr(job.workload, name), "read": is_read(job.workload, name)}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        effect = super().took_effect(evidence, choice)
+        if not effect.took or evidence["read"]:
+            return effect
+        detail = f"the attribute is set, and no method but __init__ may read it: read self.{self._facts.name} there"
+        return Effect(strategy=self.name, took=True, detail=detail)
+
+
+def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple[Strategy, ...]:
+    """Strategies with those of a workload's knobs that are not among them."""
+    known = {strategy.name for strategy in strategies}
+    return (*strategies, *(knob for facts in workload.knobs if (knob := Knob(facts)).name not in known))
+
+
+def is_knob(name: str) -> bool:
+    """Whether a strategy's name is that of a workload's knob."""
+    return name.startswith(PREFIX)
+
+
+def knobs_set_by(choices: Mapping[str, Choice]) -> tuple[Knob, ...]:
+    """The knobs that complete choices set, of which no more is known."""
+    return tuple(
+        Knob(KnobFacts(name=name.removeprefix(PREFIX), today=choice["value"], values=()))
+        for name, choice in choices.items()
+        if is_knob(name)
+    )

@@ -1,0 +1,134 @@
+"""A workload's own knobs: attributes that Steptune may set to other values, and whose effect on the step it measures.
+
+    class Chunked(Workload):
+        chunk = 2                        # what you run today
+        knobs = {"chunk": (1, 2, 4)}     # the same training, whatever the value
+
+        def loss(self, model, batch):
+            return chunked_loss(model, batch, self.chunk)
+
+A knob has one way into the job: the attribute is set on the workload before its model, data or loss is asked for. So it
+is read where it counts, never in `__init__`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.records import KnobFacts, Scalar
+
+if TYPE_CHECKING:
+    from steptune.tuner.workloads.workload import Workload
+
+MAX_VALUES = 64
+_BASE = "steptune.tuner.workloads.workload"
+_EXAMPLE = "{'chunk': (1, 2, 4)}"
+
+
+def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
+    """The knobs that a workload names, those of `knobs` before those of `recipe_knobs`.
+
+    Raises:
+        WorkloadRejected: One is ill-formed; names it, what is wrong and how to write it.
+    """
+    found: dict[str, KnobFacts] = {}
+    for field, recipe in (("knobs", False), ("recipe_knobs", True)):
+        place, declared = f"{type(workload).__name__}.{field}", getattr(workload, field)
+        if not isinstance(declared, Mapping):
+            raise WorkloadRejected(f"{place} is {declared!r}: it must map attributes to their values, as {_EXAMPLE}")
+        for name, values in declared.items():
+            if name in found:
+                raise WorkloadRejected(f"{place} names {name!r}, which knobs names already: leave it in one of the two")
+            found[name] = _knob(workload, place, name, values, recipe=recipe)
+    return tuple(found.values())
+
+
+def set_knobs(workload: Workload, values: Mapping[str, Scalar]) -> None:
+    """Gives a workload the values of its knobs."""
+    for name, value in values.items():
+        setattr(workload, name, value)
+
+
+def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: bool) -> KnobFacts:
+    today = _today(workload, place, name)
+    if not isinstance(values, list | tuple | set | frozenset | range):
+        raise WorkloadRejected(
+            f"{place}[{name!r}] is {values!r}: it must be a tuple of values, as {_EXAMPLE}, or a set where they have "
+            "no order"
+        )
+    without_order = isinstance(values, set | frozenset)
+    listed = sorted(values, key=repr) if without_order else list(values)
+    if len(listed) > MAX_VALUES:
+        raise WorkloadRejected(f"{place}[{name!r}] has {len(listed)} values: name at most {MAX_VALUES}")
+    for value in listed:
+        if not _is_plain(value):
+            raise WorkloadRejected(
+                f"{place}[{name!r}] has the value {value!r}: values must be finite numbers, strings, booleans or None"
+            )
+    others = {_identity(value): value for value in listed if _identity(value) != _identity(today)}
+    if not others:
+        raise WorkloadRejected(f"{place}[{name!r}] has no value beside today's, {today!r}: name others to try")
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (today, *listed))
+    return KnobFacts(
+        name=name, today=today, values=tuple(others.values()), ordered=numbers and not without_order, recipe=recipe
+    )
+
+
+def _today(workload: Workload, place: str, name: Any) -> Scalar:
+    """The value that an attribute has, which is what the user runs today."""
+    from steptune.tuner.workloads.workload import Workload
+
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        raise WorkloadRejected(
+            f"{place} names {name!r}: a knob is an attribute of the workload, a name that begins with a letter"
+        )
+    if hasattr(Workload, name):
+        raise WorkloadRejected(f"{place} names {name!r}, which every workload has: a knob is an attribute of your own")
+    if not hasattr(workload, name):
+        raise WorkloadRejected(
+            f"{place} names {name!r}, and {type(workload).__name__}.{name} does not exist: set it to what you run "
+            f"today, and read self.{name} where it counts"
+        )
+    value = getattr(workload, name)
+    if isinstance(getattr(type(workload), name, None), property):
+        raise WorkloadRejected(f"{place} names {name!r}, a property: a knob is a plain attribute, which can be set")
+    if not _is_plain(value):
+        raise WorkloadRejected(
+            f"{place} names {name!r}, which is {value!r} today: a knob is a finite number, a string, a boolean or None"
+        )
+    plain: Scalar = value
+    return plain
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a record can hold it; NumPy's numbers are of other types."""
+    return type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value))
+
+
+def _identity(value: Scalar) -> tuple[type, Scalar]:
+    """True is not the number 1."""
+    return type(value), value
+
+
+def is_read(workload: Workload, name: str) -> bool:
+    """Whether a method of the workload other than `__init__` names the attribute, as its code says. What reads it
+    elsewhere, by the workload that it was handed, is not seen.
+    """
+    own = [cls for cls in type(workload).__mro__ if cls.__module__ != _BASE]
+    functions = [f for cls in own for method, f in vars(cls).items() if method != "__init__"]
+    return any(_names_it(code, name) for code in map(_code_of, functions) if code is not None)
+
+
+def _code_of(member: Any) -> CodeType | None:
+    found = getattr(inspect.unwrap(getattr(member, "__func__", member)), "__code__", None)
+    return found if isinstance(found, CodeType) else None
+
+
+def _names_it(code: CodeType, name: str) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return name in code.co_names or name in code.co_consts or any(_names_it(each, name) for each in inner)

@@ -22,12 +22,10 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.initial_state import build_initialised, save_initial_state
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan
-from steptune.tuner.training.tensor_file import map_tensors
-from steptune.tuner.trials.disturbance import rounds_bias_corrections
-from steptune.tuner.trials.guard import GuardReference, Protocol, check_update, compare, run_protocol
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.guard import GuardReference, Judge, Judged, Protocol
 from steptune.tuner.trials.reference import ReferenceRequest, make_reference
 from steptune.tuner.trials.study_files import StudyFiles
-from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
 from steptune.tuner.workloads.batches import draw_batches, save_batches
 
 FP32 = 2.0**-24
@@ -92,7 +90,7 @@ class Wide(ByAdamW):
         )
 
 
-PROTOCOL = Protocol(num_pointwise=5, num_curve=24, num_horizon=48, randomness="switchable", seed=3)
+PROTOCOL = Protocol(num_pointwise=5, num_curve=24, num_horizon=48, randomness="switchable", seed=3, num_audits=2)
 
 
 class _Nobody:
@@ -113,6 +111,7 @@ class Study:
     files: StudyFiles
     reference: GuardReference
     make_workload: type[Guarded]
+    device: str = "cpu"
 
     @property
     def batches(self) -> list[Any]:
@@ -127,7 +126,7 @@ class Study:
         return assemble(
             workload,
             plan,
-            device=torch.device("cpu"),
+            device=torch.device(self.device),
             make_model=lambda: build_initialised(workload.model, self.files.initial_state),
             batch_sampler=self.files.order(0, 1),
         )
@@ -141,30 +140,14 @@ class Study:
         lossy: bool = False,
     ) -> dict[str, GuardCheck]:
         """Runs the protocol and compares, as a trial does."""
-        protocol = self.reference.protocol
-        rule = self.reference.rule
-        watch = UpdateWatch(job) if rule is not None and not why_not_replayed(job) else None
-        curve, update = run_protocol(
-            job,
-            batches or self.batches,
-            protocol,
-            seed=protocol.seed,
-            horizon_seed=protocol.seed if lossy else None,
-            watch=watch,
-        )
-        reference_update, _ = map_tensors(self.files.reference_update)
-        found = compare(
-            self.reference,
-            reference_update,
-            curve,
-            update,
-            unit_roundoff=unit_roundoff,
-            lossy=lossy,
-            rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
-        )
-        if rule is not None and watch is not None and curve.finite and not lossy:
-            found.append(check_update(rule, watch, job))
-        return {check.name: check for check in found}
+        return {check.name: check for check in self.judged(job, batches, unit_roundoff, lossy=lossy).checks}
+
+    def judged(
+        self, job: TrainingJob, batches: list[Any] | None = None, unit_roundoff: float = FP32, *, lossy: bool = False
+    ) -> Judged:
+        coordinator = Coordinator(0, 1, _Nobody(), self.files.directory, torch.device("cpu"))  # type: ignore[arg-type]
+        judge = Judge(self.reference, self.files, coordinator)
+        return judge.judge(job, batches or self.batches, unit_roundoff=unit_roundoff, lossy=lossy)
 
     def failed(self, job: TrainingJob, **options: Any) -> list[str]:
         return [name for name, check in self.checks(job, **options).items() if not check.passed]
@@ -176,6 +159,9 @@ def make_study(
     *,
     protocol: Protocol = PROTOCOL,
     bias_corrections: bool = False,
+    choices: dict[str, Choice] | None = None,
+    unit_roundoffs: tuple[float, ...] = (FP32, BF16),
+    device: str = "cpu",
 ) -> Study:
     workload, files = make_workload(), StudyFiles(directory)
     files.data.mkdir(parents=True)
@@ -188,12 +174,12 @@ def make_study(
     request = ReferenceRequest(
         workload=f"{inspect.getfile(make_workload)}:{make_workload.__name__}",
         study_directory=str(directory),
-        choices=neutral_choices(),
-        device="cpu",
+        choices=neutral_choices(**(choices or {})),
+        device=device,
         protocol=protocol,
-        unit_roundoffs=(FP32, BF16),
+        unit_roundoffs=unit_roundoffs,
         bias_corrections=bias_corrections,
     )
     reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
     assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
-    return Study(files=files, reference=reference, make_workload=make_workload)
+    return Study(files=files, reference=reference, make_workload=make_workload, device=device)

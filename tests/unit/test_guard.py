@@ -36,6 +36,7 @@ from steptune.tuner.trials.guard import (
 LOSS, NORM = "loss", "gradient norm"
 SIZE, DIRECTION = "size of the first update", "direction of the first update"
 CURVE, HORIZON, UPDATE = "loss curve", "loss horizon", "replayed update"
+GRADIENTS, STATE = "gradients", "untrained state"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +53,7 @@ def study(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
 class TestSame:
     def test_the_unchanged_workload_is_exactly_the_reference(self, study: Study) -> None:
         checks = study.checks(study.job())
-        assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE, UPDATE]
+        assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE, UPDATE, GRADIENTS, STATE]
         for name in (LOSS, NORM, SIZE, DIRECTION):
             assert (checks[name].observed, checks[name].passed) == (0.0, True)
             assert checks[name].tolerance > 0, "another process may round the last bit otherwise"
@@ -70,7 +71,7 @@ class TestSame:
     def test_bfloat16_passes_at_its_own_roundoff_and_not_at_fp32_s(self, study: Study) -> None:
         autocast = {"precision": {"level": "O1", "dtype": "bfloat16"}}
         assert study.failed(study.job(**autocast), unit_roundoff=BF16) == []
-        assert study.failed(study.job(**autocast), unit_roundoff=FP32) == [LOSS, NORM, SIZE, DIRECTION]
+        assert study.failed(study.job(**autocast), unit_roundoff=FP32) == [LOSS, NORM, SIZE, DIRECTION, GRADIENTS]
 
     def test_a_lossy_candidate_that_learns_as_far_passes_by_its_horizon(self, study: Study) -> None:
         half = {"precision": {"level": "O3", "dtype": "bfloat16"}}
@@ -452,7 +453,7 @@ class TestVerdict:
     def test_says_for_how_many_steps_training_was_the_same(self, study: Study, coordinator: Coordinator) -> None:
         verdict = run_guard(study.job(), study.files, self.spec(study), 0, coordinator)
         assert verdict.passed
-        assert verdict.reason == "same for 29 steps"
+        assert verdict.reason == "same for 31 steps"
         assert verdict.losses[:5] == verdict.reference_losses[:5]
         assert len(verdict.losses) == len(verdict.reference_losses) == 29
 
@@ -482,6 +483,6 @@ class TestVerdict:
             run_guard(study.job(), study.files, self.spec(study, checks_loader=checks), 0, coordinator)
             for checks in (False, True)
         )
-        assert {c.kind for c in plain.checks} == {"pointwise", "update", "curve"}
+        assert {c.kind for c in plain.checks} == {"pointwise", "update", "gradient", "state", "curve"}
         assert {c.kind for c in loading.checks} == {"pointwise", "update", "curve", "loader"}
         assert loading.passed

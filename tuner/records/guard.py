@@ -18,7 +18,7 @@ class GuardCheck(Record):
 
     name: str
     kind: str
-    """"pointwise", "update", "curve" or "loader"."""
+    """"pointwise", "update", "gradient", "state", "curve" or "loader"."""
     passed: bool
     observed: float
     tolerance: float
@@ -34,6 +34,8 @@ class GuardVerdict(Record):
         checks: Each comparison.
         losses: Of the candidate, by step.
         reference_losses: Of the reference, by step.
+        notes: Which parts could not be judged, and why.
+        unit_roundoff: Of the arithmetic whose rounding was allowed; 0 of verdicts from before it was noted.
     """
 
     passed: bool
@@ -43,6 +45,9 @@ class GuardVerdict(Record):
     reference_losses: tuple[float, ...] = ()
     skipped_steps: int = 0
     """Steps that a loss scaler skipped; they were repeated, so that the curves stay aligned."""
+
+    notes: tuple[str, ...] = ()
+    unit_roundoff: float = 0.0
 
     @property
     def reason(self) -> str:

@@ -21,6 +21,7 @@ import dataclasses
 import enum
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,8 @@ class CapturedStep:
         recording.gradients.replay()
         found: _Gradients = recording.gradients.outputs
         if job.on_gradients:
-            job.on_gradients([gradient for gradient in found.values if gradient is not None])
+            with found.shown_by(job):
+                job.on_gradients([gradient for gradient in found.values if gradient is not None])
         if recording.update is not None:
             recording.update.replay()
         else:
@@ -288,12 +290,26 @@ class _Gradients:
         scaling = job.scaler._per_optimizer_states[id(job.optimizer)] if job.scaler else {}
         return cls(loss=loss, values=[p.grad for p in job.parameters()], scaling=dict(scaling))
 
+    @contextmanager
+    def shown_by(self, job: TrainingJob) -> Iterator[None]:
+        """While active, the job's parameters have them, as those of a step that the host makes."""
+        before = [parameter.grad for parameter in job.parameters()]
+        self._set(job, self.values)
+        try:
+            yield
+        finally:
+            self._set(job, before)
+
     def give_to(self, job: TrainingJob) -> None:
         """Tells the host what a replay, in which no Python runs, has done."""
-        for parameter, value in zip(job.parameters(), self.values, strict=True):
-            parameter.grad = value
+        self._set(job, self.values)
         if job.scaler:
             job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)
+
+    @staticmethod
+    def _set(job: TrainingJob, values: Sequence[torch.Tensor | None]) -> None:
+        for parameter, value in zip(job.parameters(), values, strict=True):
+            parameter.grad = value
 
 
 @dataclass(kw_only=True)

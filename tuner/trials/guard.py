@@ -4,11 +4,14 @@ Reference and candidate run one protocol from the shared initial state on stored
 same step function that is measured:
 
 1. *Pointwise*, with dropout and stochastic depth off: the loss and the gradient norm of every step,
-   and the first update (its size, and its direction on a sample of elements).
+   and the first update (its size, and its direction on a sample of elements). Each update is replayed from the
+   gradients before it (`guard/update_replay.py`).
 2. *Curve*, with them on, for models that have any: other back ends draw other masks, so only the mean
    loss of the following steps is compared, against the spread of reference runs over seeds and what
    rounding does to it.
-3. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have
+3. *Audits*, with them off again: steps that begin from the initial parameters once more. Gradients of these and of
+   the pointwise steps are compared tensor by tensor (`guard/gradients.py`), and so is what a step changes beside them.
+4. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have
    fallen about as far as the reference's.
 
 Tolerances are measured, not chosen: the reference is repeated with the same seed (what is not
@@ -22,13 +25,16 @@ process, on a CPU, too. What the reference's own settings show is repetition, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, Scalar, TrialSpec
 from steptune.tuner.strategies.knobs import PREFIX
@@ -36,6 +42,12 @@ from steptune.tuner.training.structure import map_structure
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.disturbance import rounds_bias_corrections
+from steptune.tuner.trials.gradient_watch import (
+    GradientReference,
+    GradientWatch,
+    set_initial_state,
+    why_not_compared,
+)
 from steptune.tuner.trials.guard_batches import check_samples, guard_batches
 from steptune.tuner.trials.loader_check import check_loader
 from steptune.tuner.trials.study_files import StudyFiles
@@ -48,8 +60,8 @@ if TYPE_CHECKING:
 
 FACTOR = 10.0
 SEED_SPREADS = 5.0
-REPLAYED_DEVICES = ("cpu",)
-"""Devices on which a replayed update gates: its limit was measured there."""
+MEASURED_DEVICES = ("cpu",)
+"""Devices on which replayed updates and gradients reject: their limits were measured there."""
 MAX_REPEATS = 20
 """Times that a step which the loss scaler skipped is repeated."""
 FLOOR_ROUNDOFFS = 4.0
@@ -72,6 +84,13 @@ class Protocol(Record):
     seed: int = 0
     num_disturbed: int = 2
     """Runs that are disturbed by each unit roundoff."""
+    num_audits: int = 0
+    """Steps that begin from the initial parameters again."""
+
+    @property
+    def exact(self) -> tuple[int, ...]:
+        """Places of the steps that begin from the initial parameters, among the pointwise ones and the audits."""
+        return (0, *range(self.num_pointwise, self.num_pointwise + self.num_audits))
 
 
 class Curve(Record):
@@ -132,14 +151,18 @@ def run_protocol(
     *,
     seed: int,
     horizon_seed: int | None = None,
-    watch: UpdateWatch | None = None,
+    update_watch: UpdateWatch | None = None,
+    gradient_watch: GradientWatch | None = None,
+    restart: Callable[[], None] | None = None,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Runs the guarded steps on a freshly built job.
 
     Args:
         seed: Of the curve part.
         horizon_seed: Of the longer horizon; None for a run that does not go on over it.
-        watch: Of the pointwise part.
+        update_watch: Of the pointwise part.
+        gradient_watch: Of the pointwise part and of the audits.
+        restart: Sets parameters and buffers to those of the beginning; without it there are no audits.
 
     Returns:
         The curve, and the first update sampled by parameter name.
@@ -149,34 +172,30 @@ def run_protocol(
     before = _sample(job)
     source = _endless(batches)
     torch.manual_seed(protocol.seed)
-    norms: list[float] = []
-
-    def look(gradients: list[torch.Tensor]) -> None:
-        norms.append(job.gradient_norm(gradients))
-        if watch is not None:
-            watch.on_gradients()
-
-    job.on_gradients = look
-    losses: list[float] = []
+    steps = _WatchedSteps(job, protocol.randomness)
+    watches: list[UpdateWatch | GradientWatch] = [w for w in (update_watch, gradient_watch) if w is not None]
     update: dict[str, torch.Tensor] = {}
-    with randomness_off(job.model, protocol.randomness):
-        for number in range(protocol.num_pointwise):
-            with watch.step() if watch is not None else nullcontext():
-                losses.append(_guarded_step(job, next(source), norms, number + 1))
-            if number == 0:
-                update = {name: after - before[name] for name, after in _sample(job).items()}
+    for number in range(protocol.num_pointwise):
+        steps.step(next(source), watches)
+        if number == 0:
+            update = {name: after - before[name] for name, after in _sample(job).items()}
     update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
-    job.on_gradients = None
+    losses, norms = list(steps.losses), list(steps.norms)
     torch.manual_seed(seed)
     curve = [_loss_of(job, next(source)) for _ in range(protocol.num_curve)]
     horizon: list[float] = []
     if horizon_seed is not None:
         torch.manual_seed(horizon_seed)
         horizon = [_loss_of(job, next(source)) for _ in range(protocol.num_horizon)]
+    if restart is not None:
+        torch.manual_seed(protocol.seed)
+        for _ in range(protocol.num_audits):
+            restart()
+            steps.step(next(source), [gradient_watch] if gradient_watch is not None else [])
     return (
         Curve(
             losses=tuple(losses),
-            gradient_norms=tuple(norms[: len(losses)]),
+            gradient_norms=tuple(norms),
             update_norm=update_norm,
             curve_losses=tuple(curve),
             horizon_losses=tuple(horizon),
@@ -186,15 +205,47 @@ def run_protocol(
     )
 
 
-def _guarded_step(job: TrainingJob, batch: Any, norms: list[float], wanted: int) -> float:
-    """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
-    for _ in range(MAX_REPEATS):
-        skipped = job.skipped_steps
-        loss = _loss_of(job, batch)
-        norms[wanted - 1 :] = norms[-1:]  # a step of the user's own may update more than once
-        if job.skipped_steps == skipped:
-            return loss
-    return math.nan
+class _WatchedSteps:
+    """Steps with dropout and its kin off.
+
+    Attributes:
+        losses: Of each.
+        norms: Of the gradients of each; of a step of the user's own that updates more than once, of the last.
+    """
+
+    def __init__(self, job: TrainingJob, randomness: str) -> None:
+        self._job = job
+        self._randomness = randomness
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def step(self, batch: Any, watches: Sequence[UpdateWatch | GradientWatch]) -> None:
+        """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
+        seen: list[float] = []
+
+        def look(gradients: list[torch.Tensor]) -> None:
+            seen.append(self._job.gradient_norm(gradients))
+            for watch in watches:
+                watch.on_gradients()
+
+        self._job.on_gradients = look
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(randomness_off(self._job.model, self._randomness))
+                for watch in watches:
+                    stack.enter_context(watch.step())
+                self.losses.append(self._loss(batch))
+        finally:
+            self._job.on_gradients = None
+        self.norms += seen[-1:]
+
+    def _loss(self, batch: Any) -> float:
+        for _ in range(MAX_REPEATS):
+            skipped = self._job.skipped_steps
+            loss = _loss_of(self._job, batch)
+            if self._job.skipped_steps == skipped:
+                return loss
+        return math.nan
 
 
 def _loss_of(job: TrainingJob, batch: Any) -> float:
@@ -260,7 +311,9 @@ def _relative(values: Sequence[float], references: Sequence[float]) -> tuple[flo
 
 
 def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
-    """One less the cosine between two updates."""
+    """One less the cosine between two updates; infinite where other parameters are updated."""
+    if update.keys() != reference.keys():
+        return math.inf
     dot = sum(float((update[name].double() * reference[name].double()).sum()) for name in reference)
     first = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
     second = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in reference.values()))
@@ -374,16 +427,35 @@ def _check_pointwise(
 def check_update(rule: UpdateRule, watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
     """Whether the candidate's parameters are where the reference's rule brings them from its gradients."""
     found = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
-    gates = job.device.type in REPLAYED_DEVICES
-    note = "" if gates else f"; shown only, because the limit was not measured on {job.device.type}"
-    return GuardCheck(
-        name="replayed update",
-        kind="update",
-        passed=found.score <= LIMIT or not gates,
-        observed=found.score,
-        tolerance=LIMIT,
-        detail=_told(found) + note if found.name else "",
+    detail = _told(found) if found.name else ""
+    return _gated("replayed update", "update", found.score, LIMIT, detail, job.device)
+
+
+def check_gradients(
+    reference: GradientReference, watch: GradientWatch, *, unit_roundoff: float, device: torch.device
+) -> list[GuardCheck]:
+    """Whether gradients, and what a step changes beside the parameters, are the reference's to within rounding."""
+    limits = limits_of(unit_roundoff)
+    checks = []
+    parts = (
+        ("gradients", "gradient", reference.gradients, watch.gradients, KINDS),
+        ("untrained state", "state", reference.changes, watch.changes, ("residual",)),
     )
+    for name, kind, compared, found, kinds in parts:
+        if not any(compared.steps) and not any(found):
+            continue
+        noise = compared.noise_at(unit_roundoff)
+        score = worst_of(scores(compared.steps, noise, found, limits=limits, exact=reference.exact), kinds)
+        checks.append(_gated(name, kind, score.ratio, 1.0, _told_score(score, name), device))
+    return checks
+
+
+def _gated(name: str, kind: str, observed: float, limit: float, detail: str, device: torch.device) -> GuardCheck:
+    """A check whose limit was measured on some devices, and is only shown on others."""
+    gates = device.type in MEASURED_DEVICES
+    note = "" if gates or not detail else f"; shown only, because the limit was not measured on {device.type}"
+    passed = observed <= limit or not gates
+    return GuardCheck(name=name, kind=kind, passed=passed, observed=observed, tolerance=limit, detail=detail + note)
 
 
 def _told(found: Deviation) -> str:
@@ -392,6 +464,24 @@ def _told(found: Deviation) -> str:
     return (
         f"the update of {found.name} at step {found.step} differs from the optimizer's rule by {found.score:.2g} times "
         f"what rounding allows, allowed {LIMIT:g} (its rate by {found.rate:.2g}, its decay by {found.decay:.2g})"
+    )
+
+
+def _told_score(score: Score, part: str) -> str:
+    if not score.step:
+        return ""
+    if math.isinf(score.ratio):
+        return f"{score.name or part} is not finite at step {score.step}, or only one of the two trainings has it"
+    what = {
+        "residual": f"{score.name} differs",
+        "slope": f"the size of {score.name} differs",
+        "scale": "the size of all tensors together differs",
+        "pooled": "all tensors together differ",
+        "zeros": "elements that are zero and should not be differ",
+    }[score.kind]
+    return (
+        f"{part}: {what} at step {score.step} by {score.ratio:.2g} of what rounding may do at most"
+        f" ({score.excess:+.2g} along the reference)"
     )
 
 
@@ -451,42 +541,98 @@ def last_quarter(losses: Sequence[float]) -> float:
 # --- in a trial -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What one candidate showed.
+
+    Attributes:
+        notes: Why parts of it could not be judged.
+        gradients: What was seen of them, where they were compared.
+    """
+
+    curve: Curve
+    checks: list[GuardCheck]
+    notes: tuple[str, ...]
+    gradients: GradientWatch | None
+
+
+class Judge:
+    """Runs the protocol on candidates' freshly built jobs and compares them with a study's reference."""
+
+    def __init__(self, reference: GuardReference, files: StudyFiles, coordinator: Coordinator) -> None:
+        self.reference = reference
+        self._files = files
+        self._coordinator = coordinator
+        self._update, _ = map_tensors(files.reference_update)
+        self._gradients = GradientReference.load(files.reference_gradients)
+
+    def judge(
+        self, job: TrainingJob, batches: Sequence[Any], *, unit_roundoff: float, lossy: bool, is_reference: bool = False
+    ) -> Judged:
+        """
+        Args:
+            is_reference: The job has the reference's own settings: what it differs by is repetition.
+        """
+        protocol = self.reference.protocol
+        no_replay = self.reference.why_no_rule or why_not_replayed(job)
+        no_gradients = why_not_compared(job)
+        if self._gradients is None:
+            no_gradients = "the reference was made without them"
+        update_watch = None if no_replay or lossy else UpdateWatch(job)
+        gradient_watch = None if no_gradients or lossy else GradientWatch(job)
+        curve, update = run_protocol(
+            job,
+            batches,
+            protocol,
+            seed=protocol.seed,
+            horizon_seed=protocol.seed if lossy else None,
+            update_watch=update_watch,
+            gradient_watch=gradient_watch,
+            restart=partial(set_initial_state, job, self._files.initial_state) if gradient_watch is not None else None,
+        )
+        curve = averaged(curve, self._coordinator)
+        if is_reference and curve.finite:
+            self.reference = _with_repetition(
+                self.reference, deviations(curve, update, self.reference.curve, self._update)
+            )
+        checks = compare(
+            self.reference,
+            self._update,
+            curve,
+            update,
+            unit_roundoff=unit_roundoff,
+            lossy=lossy,
+            rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
+        )
+        if curve.finite and update_watch is not None and self.reference.rule is not None:
+            checks.append(check_update(self.reference.rule, update_watch, job))
+        if curve.finite and gradient_watch is not None and self._gradients is not None:
+            checks += check_gradients(self._gradients, gradient_watch, unit_roundoff=unit_roundoff, device=job.device)
+        reasons = {"update not replayed": no_replay, "gradients not compared": no_gradients}
+        notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
+        return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch)
+
+
 def run_guard(
     job: TrainingJob, files: StudyFiles, spec: TrialSpec, rank: int, coordinator: Coordinator
 ) -> GuardVerdict:
     """Runs the protocol on a candidate's freshly built job and compares."""
-    reference = msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
-    reference_update, _ = map_tensors(files.reference_update)
+    judge = Judge(msgspec.json.decode(files.reference.read_bytes(), type=GuardReference), files, coordinator)
     batches = guard_batches(job, files, rank, spec.num_ranks)
-    seed = reference.protocol.seed
-    watch = UpdateWatch(job) if reference.rule is not None and not why_not_replayed(job) else None
-    curve, update = run_protocol(
-        job, batches, reference.protocol, seed=seed, horizon_seed=seed if spec.lossy else None, watch=watch
-    )
-    curve = averaged(curve, coordinator)
-    if spec.choices == reference.choices and curve.finite:
-        reference = _with_repetition(reference, deviations(curve, update, reference.curve, reference_update))
-        if rank == 0:
-            _replace_file(files.reference, msgspec.json.encode(reference))
-    checks = compare(
-        reference,
-        reference_update,
-        curve,
-        update,
-        unit_roundoff=spec.unit_roundoff,
-        lossy=spec.lossy,
-        rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
-    )
-    if reference.rule is not None and watch is not None and curve.finite and not spec.lossy:
-        checks.append(check_update(reference.rule, watch, job))
+    is_reference = spec.choices == judge.reference.choices
+    judged = judge.judge(job, batches, unit_roundoff=spec.unit_roundoff, lossy=spec.lossy, is_reference=is_reference)
+    reference, curve, checks = judge.reference, judged.curve, judged.checks
+    if is_reference and rank == 0:
+        _replace_file(files.reference, msgspec.json.encode(reference))
     if spec.checks_loader:
         checks += check_loader(job, files, spec.seed, _exact_knobs(job, reference))
     regrouped = check_samples(job)
     if regrouped is not None:
         checks.append(regrouped)
+    num_audits = 0 if spec.lossy else reference.protocol.num_audits
     return GuardVerdict(
         passed=all(check.passed for check in checks),
-        num_steps=len(curve.losses) + len(curve.curve_losses) + len(curve.horizon_losses),
+        num_steps=len(curve.losses) + len(curve.curve_losses) + len(curve.horizon_losses) + num_audits,
         checks=tuple(checks),
         losses=(*curve.losses, *curve.curve_losses, *curve.horizon_losses),
         reference_losses=(
@@ -495,6 +641,8 @@ def run_guard(
             *(reference.curve.horizon_losses if spec.lossy else ()),
         ),
         skipped_steps=curve.skipped_steps,
+        notes=judged.notes,
+        unit_roundoff=spec.unit_roundoff,
     )
 
 

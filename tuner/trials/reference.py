@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +22,19 @@ from steptune.tuner.guard.update_replay import LIMIT, worst_deviation
 from steptune.tuner.records import Choice, Record
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.training.assemble import assemble
-from steptune.tuner.training.initial_state import build_initialised, named_state
+from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob, unwrapped
 from steptune.tuner.training.plan import Plan, WrapArguments
-from steptune.tuner.training.sharding import holder_of_states, laid_out_as
-from steptune.tuner.training.tensor_file import map_tensors, save_tensors
+from steptune.tuner.training.sharding import holder_of_states
+from steptune.tuner.training.tensor_file import save_tensors
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.disturbance import Disturbance, corrects_biases, of_bias_corrections, rounds_bias_corrections
+from steptune.tuner.trials.gradient_watch import (
+    GradientReference,
+    GradientWatch,
+    set_initial_state,
+    why_not_compared,
+)
 from steptune.tuner.trials.guard import (
     Curve,
     GuardReference,
@@ -94,15 +102,20 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     runs = _Runs(job, files, request, coordinator)
     no_rule = why_not_replayed(job) or ""
     watch = None if no_rule else UpdateWatch(job)
-    reference, update = runs.run(horizon=True, watch=watch)
+    first = runs.run(horizon=True, update_watch=watch)
+    reference = first.curve
     rule = watch.rule() if watch is not None and reference.finite else None
     if rule is not None and watch is not None:
         own = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
         if own.score > LIMIT:
             rule, no_rule = None, f"its replay differs from itself by {own.score:.2g} times what rounding allows"
-    repeated = deviations(*runs.run(), reference, update)
-    rounding = runs.rounding(reference, update)
-    corrections = runs.bias_corrections(reference, update)
+    again = runs.run()
+    repeated = again.deviations_from(first)
+    disturbed = runs.disturbed()
+    rounding = {
+        roundoff.hex(): widest([run.deviations_from(first) for run in found]) for roundoff, found in disturbed.items()
+    }
+    corrections = runs.bias_corrections(first)
     if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
         rounding = {key: widened(tolerance, corrections) for key, tolerance in rounding.items()}
     result = GuardReference(
@@ -118,9 +131,24 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         why_no_rule=no_rule,
     )
     if rank == 0:
-        save_tensors(files.reference_update, update, {})
+        save_tensors(files.reference_update, first.update, {})
+        _save_gradients(files, first, again, disturbed, request.protocol)
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
+
+
+def _save_gradients(
+    files: StudyFiles, first: _Run, again: _Run, disturbed: dict[float, list[_Run]], protocol: Protocol
+) -> None:
+    """Where gradients of the reference can be compared."""
+    if first.gradients is None or again.gradients is None:
+        files.reference_gradients.unlink(missing_ok=True)
+        return
+    watches = {
+        roundoff: [run.gradients for run in runs if run.gradients is not None] for roundoff, runs in disturbed.items()
+    }
+    measured = GradientReference.measured(first.gradients, again.gradients, watches, protocol.exact)
+    measured.save(files.reference_gradients)
 
 
 def compiles(choices: Mapping[str, Choice]) -> bool:
@@ -159,6 +187,23 @@ def _build(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What one run showed.
+
+    Attributes:
+        update: The first one, sampled.
+        gradients: None where they cannot be compared.
+    """
+
+    curve: Curve
+    update: dict[str, torch.Tensor]
+    gradients: GradientWatch | None
+
+    def deviations_from(self, other: _Run) -> Tolerance:
+        return deviations(self.curve, self.update, other.curve, other.update)
+
+
 class _Runs:
     """Repeated runs of one job from the saved initial state."""
 
@@ -183,8 +228,9 @@ class _Runs:
         roundoff: float = 0.0,
         disturbance: int = 0,
         horizon: bool = False,
-        watch: UpdateWatch | None = None,
-    ) -> tuple[Curve, dict[str, torch.Tensor]]:
+        update_watch: UpdateWatch | None = None,
+        audits: bool = True,
+    ) -> _Run:
         """One run; over the horizon as well where that is asked for and needed."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
@@ -196,39 +242,41 @@ class _Runs:
         rank = self._coordinator.rank
         with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
             horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
+            gradient_watch = GradientWatch(self._job) if audits and not why_not_compared(self._job) else None
             curve, update = run_protocol(
-                self._job, self._batches, protocol, seed=seed, horizon_seed=horizon_seed, watch=watch
+                self._job,
+                self._batches,
+                protocol,
+                seed=seed,
+                horizon_seed=horizon_seed,
+                update_watch=update_watch,
+                gradient_watch=gradient_watch,
+                restart=partial(set_initial_state, self._job, self._files.initial_state, disturb) if audits else None,
             )
         curve = averaged(curve, self._coordinator)
         if on:
             self._horizon_ends.append(last_quarter(curve.horizon_losses))
-        return curve, update
+        return _Run(curve=curve, update=update, gradients=gradient_watch)
 
-    def rounding(self, reference: Curve, update: dict[str, torch.Tensor]) -> dict[str, Tolerance]:
-        """What disturbances by each unit roundoff do at most; those by the coarsest go on over the horizon."""
+    def disturbed(self) -> dict[float, list[_Run]]:
+        """By each unit roundoff; those by the coarsest go on over the horizon."""
         roundoffs = self._request.unit_roundoffs
         return {
-            roundoff.hex(): widest(
-                [
-                    deviations(
-                        *self.run(roundoff=roundoff, disturbance=number, horizon=roundoff == max(roundoffs)),
-                        reference,
-                        update,
-                    )
-                    for number in range(self._request.protocol.num_disturbed)
-                ]
-            )
+            roundoff: [
+                self.run(roundoff=roundoff, disturbance=number, horizon=roundoff == max(roundoffs))
+                for number in range(self._request.protocol.num_disturbed)
+            ]
             for roundoff in roundoffs
         }
 
-    def bias_corrections(self, reference: Curve, update: dict[str, torch.Tensor]) -> Tolerance | None:
+    def bias_corrections(self, first: _Run) -> Tolerance | None:
         """What rounding those of the update does at most; None where nobody does that."""
         optimizer = self._optimizer
         wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
         if not wanted or not corrects_biases(optimizer):
             return None
         with of_bias_corrections(optimizer):
-            return widest([deviations(*self.run(), reference, update)])
+            return widest([self.run().deviations_from(first)])
 
     def seed_means(self, reference: Curve) -> tuple[float, ...]:
         """Mean loss of the curve part over seeds; empty for a model without randomness."""
@@ -236,7 +284,7 @@ class _Runs:
             return ()
         curves = [reference]
         for number in range(1, NUM_SEEDS):
-            curves.append(self.run(seed=self._request.protocol.seed + number)[0])
+            curves.append(self.run(seed=self._request.protocol.seed + number, audits=False).curve)
         return tuple(sum(c.curve_losses) / len(c.curve_losses) for c in curves)
 
     def horizon_ends(self, coarsest: float) -> tuple[float, ...]:
@@ -247,20 +295,9 @@ class _Runs:
 
     def _restore(self, disturb: Disturbance | None) -> None:
         """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
-        import torch
-
         self._job.optimizer.zero_grad(set_to_none=True)
         self._optimizer.state.clear()  # before anything is disturbed, which needs memory for a while
-        state, _ = map_tensors(self._files.initial_state)
-        model = unwrapped(self._job.model)
-        trainable = {id(p) for p in model.parameters() if p.requires_grad}
-        with torch.no_grad():
-            for name, tensor in named_state(model):
-                value = state[name]
-                if disturb and id(tensor) in trainable:  # where the tensor is: a CPU draws seconds for a large model
-                    value = disturb(value.to(tensor.device))
-                tensor.copy_(laid_out_as(tensor, value))
-        self._job.reload_masters()
+        set_initial_state(self._job, self._files.initial_state, disturb)
         self._optimizer.load_state_dict(self._optimizer_state)
         for ours, restored in zip(self._job.optimizer.param_groups, self._optimizer.param_groups, strict=True):
             ours.update({name: value for name, value in restored.items() if name != "params"})

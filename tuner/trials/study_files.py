@@ -6,6 +6,7 @@ order.npz               the fixed order of batches
 guard.tensors           the guard's batches
 reference.json          the reference curves and tolerances
 reference.tensors       the reference's first update
+gradients.tensors       its gradients, and what rounding does to each
 compile_cache/          torch.compile's caches
 compiler_headers/       its precompiled headers, where a sandbox keeps them apart from those of others
 trials/<id>/            a trial's trace
@@ -60,6 +61,10 @@ class StudyFiles:
     @property
     def reference_update(self) -> Path:
         return self.directory / "reference.tensors"
+
+    @property
+    def reference_gradients(self) -> Path:
+        return self.directory / "gradients.tensors"
 
     @property
     def imports(self) -> Path:

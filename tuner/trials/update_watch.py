@@ -30,8 +30,6 @@ def why_not_replayed(job: TrainingJob) -> str | None:
         return f"{kind.__name__} is not one of torch's optimizers that treat every element alike"
     if job.mesh or wrap.shards_parameters or wrap.shards_optimizer or job.local_sgd:
         return "a rank holds only a part of the parameters or of the optimizer's state"
-    if job.captured:
-        return "the step is recorded as a CUDA graph"
     return None
 
 
@@ -50,6 +48,8 @@ class UpdateWatch:
         """Around a step; where the loss scaler repeats it, around all of its attempts."""
         import torch
 
+        if self._job.captured:
+            self._job.captured.settle()
         before = self._parameters()
         options = self._hyperparameters()
         yield

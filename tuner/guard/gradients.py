@@ -1,0 +1,283 @@
+"""Comparing gradients, tensor by tensor, with what rounding does to each of them.
+
+The reference's gradients at some steps are known, and by how much they differ when all that the model computes is disturbed
+by one unit roundoff. A candidate that computes at this roundoff may differ by a few times that. A tensor is
+compared by its own noise, because rounding moves one gradient of a model by a thousandth and the next by half.
+
+Some of the steps begin from exactly the reference's parameters: there deviations do not pile up, and what was measured
+at one of them holds at the others. At the rest the candidate stands where its own updates brought it.
+
+The same is done with what a step changes beside the parameters: running statistics, averages, counters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Mapping[str, "torch.Tensor"]
+"""Sampled elements by name, FP64 on the CPU."""
+
+FLOOR_ROUNDOFFS = 2.0
+"""Of a tensor's largest norm over the steps: what storing it rounds."""
+SHARE_OF_ALL = 0.02
+"""In unit roundoffs of the size of all gradients together, for each element."""
+SMALLEST_SCORE = 1e-3
+FP32_ROUNDOFF = 2.0**-23
+"""Arithmetics up to this one sum in formats of their own: another order of a long sum counts as many roundings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Largest scores that pass, in units of the measured noise.
+
+    Attributes:
+        residual: Of the tensor that differs most.
+        slope: Of the tensor whose size differs most.
+        scale: Of all tensors together: how much larger or smaller they are.
+        pooled: Geometric mean of the residuals.
+        zeros: Share of elements that are not zero in the reference and exactly zero in the candidate.
+    """
+
+    residual: float
+    slope: float
+    scale: float
+    pooled: float
+    zeros: float
+
+
+KINDS = ("residual", "slope", "scale", "pooled", "zeros")
+FINE = Limits(residual=110.0, slope=240.0, scale=65.0, pooled=32.0, zeros=0.002)
+COARSE = Limits(residual=3.3, slope=12.0, scale=2.6, pooled=2.0, zeros=0.002)
+
+
+def limits_of(unit_roundoff: float) -> Limits:
+    """Of an arithmetic."""
+    return FINE if unit_roundoff <= FP32_ROUNDOFF else COARSE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What rounding does at one step.
+
+    Attributes:
+        residuals: Norm of the difference, by tensor.
+        slopes: Relative change of size, by tensor.
+        scale: Relative change of size of all tensors together.
+    """
+
+    residuals: dict[str, float]
+    slopes: dict[str, float]
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How far a candidate is from the reference.
+
+    Attributes:
+        ratio: Of the limit; 1 is the largest that passes.
+        kind: Field of `Limits`.
+        step: From 1.
+        name: Of the tensor; empty where all are meant.
+        excess: Relative difference of size there.
+    """
+
+    ratio: float
+    kind: str = ""
+    step: int = 0
+    name: str = ""
+    excess: float = 0.0
+
+
+# --- noise ------------------------------------------------------------------------------------
+
+
+def measure_noise(
+    reference: Sequence[Tensors],
+    disturbed: Sequence[Sequence[Tensors]],
+    repeated: Sequence[Tensors],
+    *,
+    unit_roundoff: float,
+    exact: Sequence[int],
+) -> list[Noise]:
+    """Noise of each step.
+
+    Args:
+        reference: Its steps.
+        disturbed: The same steps of each run that was disturbed by `unit_roundoff`.
+        repeated: Of a run that was not disturbed.
+        exact: Places of the steps that begin from the reference's parameters.
+    """
+    raw = [_raw(wanted, [run[k] for run in disturbed], repeated[k]) for k, wanted in enumerate(reference)]
+    pooled = _largest([raw[k] for k in exact])
+    largest = _largest_norms(reference)
+    result = []
+    grown = pooled
+    for place, wanted in enumerate(reference):
+        if place not in exact:  # what was seen at one step may be seen at the next
+            grown = _largest([grown, raw[place]])
+        seen = pooled if place in exact else grown
+        result.append(_floored(seen, wanted, largest, unit_roundoff))
+    return result
+
+
+def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
+    def root_mean_square(values: Sequence[float]) -> float:
+        return math.sqrt(sum(value * value for value in values) / max(1, len(values)))
+
+    residuals, slopes = {}, {}
+    for name, reference in wanted.items():
+        apart = [run[name] - reference for run in runs if name in run]
+        again = repeated[name] - reference if name in repeated else reference * 0
+        residuals[name] = max(root_mean_square([float(d.norm()) for d in apart]), float(again.norm()))
+        slopes[name] = max(root_mean_square([_slope(d, reference) for d in apart]), abs(_slope(again, reference)))
+    scales = [_scale(run, wanted) for run in runs]
+    return Noise(residuals=residuals, slopes=slopes, scale=max(root_mean_square(scales), abs(_scale(repeated, wanted))))
+
+
+def _largest(noises: Sequence[Noise]) -> Noise:
+    def merged(pieces: Sequence[dict[str, float]]) -> dict[str, float]:
+        names = dict.fromkeys(name for piece in pieces for name in piece)
+        return {name: max(piece.get(name, 0.0) for piece in pieces) for name in names}
+
+    return Noise(
+        residuals=merged([noise.residuals for noise in noises]),
+        slopes=merged([noise.slopes for noise in noises]),
+        scale=max((noise.scale for noise in noises), default=0.0),
+    )
+
+
+def _floored(noise: Noise, wanted: Tensors, largest: Mapping[str, float], unit_roundoff: float) -> Noise:
+    """Not less than what storing a gradient rounds, nor than a share of what all gradients round."""
+    count = sum(tensor.numel() for tensor in wanted.values())
+    everything = math.sqrt(sum(float(tensor.norm()) ** 2 for tensor in wanted.values()))
+    residuals, slopes = {}, {}
+    for name, tensor in wanted.items():
+        share = SHARE_OF_ALL * unit_roundoff * everything * math.sqrt(tensor.numel() / max(1, count))
+        floor = max(FLOOR_ROUNDOFFS * unit_roundoff * largest[name], share)
+        residuals[name] = max(noise.residuals.get(name, 0.0), floor)
+        norm = float(tensor.norm())
+        independent = residuals[name] / (norm * math.sqrt(tensor.numel())) if norm else 0.0
+        slopes[name] = max(noise.slopes.get(name, 0.0), independent, unit_roundoff / 2)
+    return Noise(residuals=residuals, slopes=slopes, scale=max(noise.scale, unit_roundoff / 2))
+
+
+def _largest_norms(steps: Sequence[Tensors]) -> dict[str, float]:
+    norms: dict[str, float] = {}
+    for tensors in steps:
+        for name, tensor in tensors.items():
+            norms[name] = max(norms.get(name, 0.0), float(tensor.norm()))
+    return norms
+
+
+# --- scores -----------------------------------------------------------------------------------
+
+
+def scores(
+    reference: Sequence[Tensors],
+    noise: Sequence[Noise],
+    found: Sequence[Tensors],
+    *,
+    limits: Limits,
+    exact: Sequence[int],
+) -> dict[str, Score]:
+    """How far a candidate is from the reference in the steps that it made: the score of each kind.
+
+    A decision that rounding turns over (which expert a token goes to) moves gradients at one step and not at the next:
+    of the exact steps the second largest score counts, of the others the smallest.
+    """
+    steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
+    return {kind: _of_steps([step[kind] for step in steps], exact) for kind in KINDS}
+
+
+def _of_steps(steps: Sequence[Score], exact: Sequence[int]) -> Score:
+    at_exact = sorted((steps[k] for k in exact if k < len(steps)), key=_ratio, reverse=True)
+    elsewhere = [score for k, score in enumerate(steps) if k not in exact]
+    counted = [*at_exact[:2][-1:], *([min(elsewhere, key=_ratio)] if elsewhere else [])]
+    return max(counted, key=_ratio, default=Score(ratio=0.0))
+
+
+def worst_of(scores: Mapping[str, Score], kinds: Sequence[str] = KINDS) -> Score:
+    """The score that decides."""
+    return max((scores[kind] for kind in kinds), key=_ratio)
+
+
+def _ratio(score: Score) -> float:
+    return score.ratio
+
+
+def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step: int) -> dict[str, Score]:
+    """One score of each kind."""
+    stray = next(_strays(wanted, found), None)
+    if stray is not None:
+        return {kind: Score(ratio=math.inf, kind="presence", step=step, name=stray) for kind in KINDS}
+    result = {kind: Score(ratio=0.0, kind=kind, step=step) for kind in KINDS}
+    logs = []
+    for name, reference in wanted.items():
+        apart = _of(found, name, reference) - reference
+        slope = _slope(apart, reference)
+        residual = _ratio_of(float(apart.norm()), noise.residuals[name])
+        logs.append(math.log(max(residual, SMALLEST_SCORE)))
+        for kind, value in (("residual", residual), ("slope", _ratio_of(abs(slope), noise.slopes[name]))):
+            score = Score(ratio=value / getattr(limits, kind), kind=kind, step=step, name=name, excess=slope)
+            result[kind] = max(result[kind], score, key=_ratio)
+    scale = _scale(found, wanted)
+    whole = {
+        "scale": _ratio_of(abs(scale), noise.scale),
+        "pooled": math.exp(sum(logs) / len(logs)) if logs else 0.0,
+        "zeros": _zeros(wanted, found),
+    }
+    for kind, value in whole.items():
+        result[kind] = Score(ratio=value / getattr(limits, kind), kind=kind, step=step, excess=scale)
+    return result
+
+
+def _strays(wanted: Tensors, found: Tensors) -> Iterator[str]:
+    """Tensors that only one of the two has, and that are not all zero there; those that are not finite."""
+    for name in dict.fromkeys((*wanted, *found)):
+        ours, theirs = found.get(name), wanted.get(name)
+        if ours is not None and not bool(ours.isfinite().all()):
+            yield name
+        elif ours is None or theirs is None:
+            only = ours if ours is not None else theirs
+            if only is not None and bool(only.any()):
+                yield name
+        elif ours.shape != theirs.shape:
+            yield name
+
+
+def _of(found: Tensors, name: str, reference: torch.Tensor) -> torch.Tensor:
+    tensor = found.get(name)
+    return reference * 0 if tensor is None else tensor
+
+
+def _slope(apart: torch.Tensor, reference: torch.Tensor) -> float:
+    """How much larger a tensor is along the reference, as a share."""
+    square = float((reference * reference).sum())
+    return float((apart * reference).sum()) / square if square else 0.0
+
+
+def _scale(found: Tensors, wanted: Tensors) -> float:
+    square = sum(float((reference * reference).sum()) for reference in wanted.values())
+    apart = sum(
+        float(((_of(found, name, reference) - reference) * reference).sum()) for name, reference in wanted.items()
+    )
+    return apart / square if square else 0.0
+
+
+def _zeros(wanted: Tensors, found: Tensors) -> float:
+    some = sum(int((reference != 0).sum()) for reference in wanted.values())
+    lost = sum(int(((reference != 0) & (_of(found, name, reference) == 0)).sum()) for name, reference in wanted.items())
+    return lost / some if some else 0.0
+
+
+def _ratio_of(value: float, unit: float) -> float:
+    if unit:
+        return value / unit
+    return math.inf if value else 0.0

@@ -1,0 +1,194 @@
+"""Recording what a comparison of gradients needs, while guarded steps run in a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from steptune.tuner.guard.gradients import Noise, Tensors, measure_noise
+from steptune.tuner.training.initial_state import named_state
+from steptune.tuner.training.job import unwrapped
+from steptune.tuner.training.sharding import laid_out_as, whole
+from steptune.tuner.training.tensor_file import map_tensors, save_tensors
+from steptune.tuner.trials.disturbance import Disturbance
+from steptune.tuner.trials.update_watch import sampled
+
+if TYPE_CHECKING:
+    import torch
+
+    from steptune.tuner.training.job import TrainingJob
+
+
+LEFT_OVER = "gradients that the step before left"
+
+
+def why_not_compared(job: TrainingJob) -> str | None:
+    """The reason for which gradients of a job cannot be compared with a reference's; None where they can."""
+    if job.mesh:
+        return "a rank holds only a part of the model"
+    if job.local_sgd:
+        return "ranks step alone"
+    return None
+
+
+def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None = None) -> None:
+    """Sets parameters and buffers to the stored ones, and nothing else: alike on all ranks."""
+    import torch
+
+    state, _ = map_tensors(path)
+    model = unwrapped(job.model)
+    trainable = {id(p) for p in model.parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, tensor in named_state(model):
+            value = state[name]
+            if disturb and id(tensor) in trainable:  # where the tensor is: a CPU draws seconds for a large model
+                value = disturb(value.to(tensor.device))
+            tensor.copy_(laid_out_as(tensor, value))
+    job.reload_masters()
+
+
+@dataclass
+class GradientWatch:
+    """Samples gradients at every guarded step, and by how much the step changes what is not trained.
+
+    Attributes:
+        gradients: After unscaling, before clipping; of a step that updates more than once, of each update.
+        changes: Of buffers and of parameters that are not trained.
+    """
+
+    job: TrainingJob
+    gradients: list[Tensors] = field(default_factory=list)
+    changes: list[Tensors] = field(default_factory=list)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step; where the loss scaler repeats it, around all of its attempts."""
+        before = self._untrained()
+        self._updates: list[Tensors] = []
+        yield
+        after = self._untrained()
+        before[LEFT_OVER] = after[LEFT_OVER] * 0
+        self.changes.append({name: after[name] - value for name, value in before.items()})
+        self.gradients.append(
+            {
+                name if number == 0 else f"{name} (update {number + 1})": gradient
+                for number, update in enumerate(self._updates)
+                for name, gradient in update.items()
+            }
+        )
+
+    def on_gradients(self) -> None:
+        """Call between unscaling and clipping."""
+        import torch
+
+        if self.job.scaler:  # an attempt before this one was skipped
+            self._updates.clear()
+        named = self.job.named_gradients()
+        self._updates.append({name: sampled(whole(g)) for name, g in named if g.layout is torch.strided})
+
+    def _untrained(self) -> dict[str, torch.Tensor]:
+        """Buffers, parameters that are not trained, and how many gradients a step left for the next one."""
+        trained = {id(p) for p in unwrapped(self.job.model).parameters() if p.requires_grad}
+        untrained = {
+            name: sampled(whole(tensor.detach()))
+            for name, tensor in named_state(unwrapped(self.job.model))
+            if id(tensor) not in trained
+        }
+        return {**untrained, LEFT_OVER: self._left_over()}
+
+    def _left_over(self) -> torch.Tensor:
+        """A recorded step writes its gradients anew, whatever was there."""
+        import torch
+
+        left = [] if self.job.captured else [g for g in self.job.gradients() if bool(g.any())]
+        return torch.tensor([float(len(left))], dtype=torch.float64)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Tensors of the reference's steps and their noise by unit roundoff (as `float.hex`)."""
+
+    steps: Sequence[Tensors]
+    noise: dict[str, list[Noise]]
+
+    def noise_at(self, unit_roundoff: float) -> list[Noise]:
+        """Measured at this roundoff, or at the next coarser one that was."""
+        measured = sorted((float.fromhex(key), noise) for key, noise in self.noise.items())
+        return next((noise for roundoff, noise in measured if roundoff >= unit_roundoff), measured[-1][1])
+
+
+class GradientReference:
+    """What candidates' gradients are compared with, as the study's files have it."""
+
+    def __init__(self, *, gradients: Compared, changes: Compared, exact: Sequence[int]) -> None:
+        self.gradients = gradients
+        self.changes = changes
+        self.exact = tuple(exact)
+
+    @classmethod
+    def measured(
+        cls,
+        reference: GradientWatch,
+        repeated: GradientWatch,
+        disturbed: dict[float, list[GradientWatch]],
+        exact: Sequence[int],
+    ) -> GradientReference:
+        """From the reference's runs: the first, the same again, and those disturbed by each unit roundoff."""
+
+        def compared(part: Callable[[GradientWatch], Sequence[Tensors]]) -> Compared:
+            noise = {
+                roundoff.hex(): measure_noise(
+                    part(reference),
+                    [part(run) for run in runs],
+                    part(repeated),
+                    unit_roundoff=roundoff,
+                    exact=exact,
+                )
+                for roundoff, runs in disturbed.items()
+            }
+            return Compared(steps=part(reference), noise=noise)
+
+        return cls(
+            gradients=compared(lambda watch: watch.gradients),
+            changes=compared(lambda watch: watch.changes),
+            exact=exact,
+        )
+
+    def save(self, path: Path) -> None:
+        tensors: dict[str, torch.Tensor] = {}
+        metadata: dict[str, Any] = {"exact": list(self.exact)}
+        for part in _PARTS:
+            compared: Compared = getattr(self, part)
+            metadata[part] = msgspec.to_builtins(compared.noise)
+            metadata[f"{part} steps"] = len(compared.steps)
+            for number, step in enumerate(compared.steps):
+                tensors.update({f"{part}/{number}/{name}": tensor for name, tensor in step.items()})
+        save_tensors(path, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: Path) -> GradientReference | None:
+        """None where the reference was made without."""
+        if not path.exists():
+            return None
+        tensors, metadata = map_tensors(path)
+        parts = {}
+        for part in _PARTS:
+            steps: list[dict[str, torch.Tensor]] = [{} for _ in range(metadata[f"{part} steps"])]
+            for key, tensor in tensors.items():
+                owner, number, name = key.split("/", 2)
+                if owner == part:
+                    steps[int(number)][name] = tensor
+            noise = msgspec.convert(metadata[part], dict[str, list[Noise]])
+            parts[part] = Compared(steps=steps, noise=noise)
+        return cls(**parts, exact=metadata["exact"])
+
+
+_PARTS = ("gradients", "changes")

@@ -484,5 +484,5 @@ class TestVerdict:
             for checks in (False, True)
         )
         assert {c.kind for c in plain.checks} == {"pointwise", "update", "gradient", "state", "curve"}
-        assert {c.kind for c in loading.checks} == {"pointwise", "update", "curve", "loader"}
+        assert {c.kind for c in loading.checks} == {"pointwise", "update", "gradient", "state", "curve", "loader"}
         assert loading.passed

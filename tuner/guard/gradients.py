@@ -1,7 +1,7 @@
 """Comparing gradients, tensor by tensor, with what rounding does to each of them.
 
-The reference's gradients at some steps are known, and by how much they differ when all that the model computes is disturbed
-by one unit roundoff. A candidate that computes at this roundoff may differ by a few times that. A tensor is
+The reference's gradients at some steps are known, and by how much they differ when all that the model computes is
+disturbed by one unit roundoff. A candidate that computes at this roundoff may differ by a few times that. A tensor is
 compared by its own noise, because rounding moves one gradient of a model by a thousandth and the next by half.
 
 Some of the steps begin from exactly the reference's parameters: there deviations do not pile up, and what was measured

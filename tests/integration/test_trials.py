@@ -119,7 +119,7 @@ class TestOneTrial:
         assert result.guard is not None
         assert result.guard.passed
         assert result.guard.losses == result.guard.reference_losses
-        assert {check.kind for check in result.guard.checks} == {"pointwise", "update", "loader"}
+        assert {check.kind for check in result.guard.checks} == {"pointwise", "update", "gradient", "state", "loader"}
 
     def test_effects_and_memory_are_reported(self, study: Prepared) -> None:
         (result,) = study.run(study.spec(WORKERS, guard=False))

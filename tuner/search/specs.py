@@ -30,7 +30,8 @@ MIN_STARTING_S = 5.0
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 LOADING = frozenset({"data_loading", "dataset_cache", "device_prefetch"})
-MAX_POINTWISE, MIN_POINTWISE = 5, 2
+MAX_POINTWISE, MIN_POINTWISE = 4, 2
+MAX_AUDITS = 2
 MAX_DISTURBED = 2
 NUM_CURVE = 8
 NUM_HORIZON, MIN_HORIZON = 60, 16
@@ -138,8 +139,10 @@ def guard_protocol(
     fewest_s = parts * MIN_POINTWISE * runs(MAX_DISTURBED) * step_s
     num_disturbed = MAX_DISTURBED if fewest_s <= seconds else 1
     steps = seconds / step_s / runs(num_disturbed) / parts
+    num_audits = int(min(MAX_AUDITS, max(0, steps - MIN_POINTWISE)))
     return Protocol(
-        num_pointwise=int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps))),
+        num_pointwise=int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps - num_audits))),
+        num_audits=num_audits,
         num_curve=int(min(NUM_CURVE, max(MIN_POINTWISE, steps))) if is_random else 0,
         num_horizon=_num_horizon(seconds, step_s) if lossy else 0,
         num_disturbed=num_disturbed,

@@ -1,9 +1,9 @@
 """Planted faults that the guard rejects, by precision, and what it rejects wrongly.
 
 Twelve small trainings (`tests/guarded_trainings.py`) run the guard's protocol in FP32, under bfloat16 and float16
-autocast and with FP32 masters, held to a reference in FP32, and under bfloat16, held to a reference that is, too: with one thing
-wrong, and with changes that leave the training what it is. Faults and trainings are in halves. Limits of gradients are
-fitted on correct changes of the first half of the trainings; the second half serves no fitting.
+autocast and with FP32 masters, held to a reference in FP32, and under bfloat16, held to one that is, too: with one
+thing wrong, and with changes that leave the training what it is. Faults and trainings are in halves. Limits of
+gradients are fitted on correct changes of the first half of the trainings; the second half serves no fitting.
 
 A fault is material where it moves weights or statistics in ten steps by more than the precision does. One that changes
 nothing at all (gradients that clipping never reaches, not clipped) is none.

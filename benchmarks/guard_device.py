@@ -126,6 +126,8 @@ class Bench:
         study, reference = self._studies[training]
         row = {"training": training.__name__, "precision": precision, "run": name, "fault": is_fault}
         began = time.perf_counter()
+        torch.set_float32_matmul_precision("highest")  # a run in TF32 allows it to the whole process
+        torch.backends.cudnn.allow_tf32 = True
         try:
             job = study.job(planted(), **choices, **({} if is_fault else CHANGES[name]))
             judged = study.judged(job, unit_roundoff=roundoff)

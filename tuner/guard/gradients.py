@@ -41,7 +41,7 @@ class Limits:
         slope: Of the tensor whose size differs most.
         scale: Of all tensors together: how much larger or smaller they are.
         pooled: Geometric mean of the residuals.
-        zeros: Share of elements that are not zero in the reference and exactly zero in the candidate.
+        zeros: Share of elements beyond the noise that are exactly zero in the candidate.
     """
 
     residual: float
@@ -53,7 +53,7 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 FINE = Limits(residual=110.0, slope=240.0, scale=65.0, pooled=32.0, zeros=0.002)
-COARSE = Limits(residual=3.3, slope=12.0, scale=2.6, pooled=2.0, zeros=0.002)
+COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
 
 def limits_of(unit_roundoff: float) -> Limits:
@@ -231,7 +231,7 @@ def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step:
     whole = {
         "scale": _ratio_of(abs(scale), noise.scale),
         "pooled": math.exp(sum(logs) / len(logs)) if logs else 0.0,
-        "zeros": _zeros(wanted, found),
+        "zeros": _zeros(wanted, found, noise),
     }
     for kind, value in whole.items():
         result[kind] = Score(ratio=value / getattr(limits, kind), kind=kind, step=step, excess=scale)
@@ -271,9 +271,13 @@ def _scale(found: Tensors, wanted: Tensors) -> float:
     return apart / square if square else 0.0
 
 
-def _zeros(wanted: Tensors, found: Tensors) -> float:
-    some = sum(int((reference != 0).sum()) for reference in wanted.values())
-    lost = sum(int(((reference != 0) & (_of(found, name, reference) == 0)).sum()) for name, reference in wanted.items())
+def _zeros(wanted: Tensors, found: Tensors, noise: Noise) -> float:
+    """Share of the elements that are zero in the candidate alone, of those which noise does not reach."""
+    some = lost = 0
+    for name, reference in wanted.items():
+        clear = reference.abs() > noise.residuals[name] / math.sqrt(max(1, reference.numel()))
+        some += int(clear.sum())
+        lost += int((clear & (_of(found, name, reference) == 0)).sum())
     return lost / some if some else 0.0
 
 

@@ -128,6 +128,9 @@ class _Buffer:
         self.flat = torch.nn.Parameter(torch.zeros(end, dtype=first.dtype, device=first.device))
         self._gradient = torch.zeros_like(self.flat)
         self.gradients = self._views_of(self._gradient)
+        ends = [offset + parameter.numel() for offset, parameter in zip(self._offsets, parameters, strict=True)]
+        between = zip(ends, [*self._offsets[1:], end], strict=True)
+        self._padding = [self._gradient[start:stop] for start, stop in between if start < stop]
         with torch.no_grad():
             for parameter, view in zip(parameters, self._views_of(self.flat.data), strict=True):
                 view.copy_(parameter)
@@ -152,6 +155,8 @@ class _Buffer:
                 "all together: give it one in every step, or train without contiguous parameters"
             )
         torch._foreach_copy_(self.gradients, gradients)
+        if self._padding:  # clipping a gradient that is not finite left no numbers there
+            torch._foreach_zero_(self._padding)
         for parameter in self.parameters:
             parameter.grad = None
         self.flat.grad = self._gradient

@@ -158,7 +158,9 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
             )
         )
     if r.guard is not None:
-        compared = ", ".join(check.name for check in r.guard.checks) or "losses"
+        compared = "; ".join(r.guard.compared) or ", ".join(check.name for check in r.guard.checks) or "losses"
+        if r.guard.notes:
+            compared += f"; not judged: {'; '.join(r.guard.notes)}"
         facts.append(
             Fact("Same training?", "yes" if r.guard.passed else "no", f"{r.guard.reason}; compared: {compared}")
         )

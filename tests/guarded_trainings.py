@@ -184,6 +184,15 @@ class Masked(Causal):
         return int((batch[1] >= 0).sum())
 
 
+class MaskedBySamples(Masked):
+    """Which says nothing of its tokens: micro-batches are weighted by their samples, and that is wrong."""
+
+    sample_unit = "sample"
+
+    def num_units(self, batch: Any) -> int:
+        return len(batch[0])
+
+
 class Patches(Training):
     """A transformer over patches of images, with stochastic depth."""
 

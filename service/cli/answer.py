@@ -66,7 +66,16 @@ def _proof(recommendation: Recommendation | None) -> list[Text]:
         parts.append("same training" if recommendation.guard.passed else "not the same training")
     cost = recommendation.cost
     parts.append(f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}")
-    return [Text(" · ".join(parts), style="dim")]
+    return [Text(" · ".join(parts), style="dim"), *_compared(recommendation)]
+
+
+def _compared(recommendation: Recommendation) -> list[Text]:
+    """What "same training" means here, and what could not be judged."""
+    guard = recommendation.guard
+    if guard is None or recommendation.candidate.is_baseline or not (guard.compared or guard.notes):
+        return []
+    notes = [f"not judged: {note}" for note in guard.notes]
+    return [Text("compared: " + "; ".join((*guard.compared, *notes)), style="dim")]
 
 
 def _facts(source: TrialSource, study_id: str) -> list[Text]:

@@ -102,6 +102,21 @@ class TestTraining:
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(flat.state_dict()[name], value, rtol=1e-6, atol=0)
 
+    def test_trains_on_after_gradients_that_are_not_finite(self) -> None:
+        """Clipping leaves no numbers between the parts of a buffer, which belong to no parameter."""
+        job = build(True, Large())
+        (buffer,) = (p for group in job.optimizer.param_groups for p in group["params"])
+        batch = next(iter(job))
+        job.forward_backward(*job.pieces(batch))
+        job.finish_gradients()
+        buffer.grad.fill_(float("inf"))
+        job.clip()
+        assert not bool(buffer.grad.isfinite().any())
+        job.optimizer.zero_grad(set_to_none=True)
+        job.forward_backward(*job.pieces(batch))
+        job.finish_gradients()
+        assert bool(buffer.grad.isfinite().all())
+
     def test_goes_with_masters(self) -> None:
         stages: dict[str, Any] = {
             "cast": [lambda model, workload: cast_model(model, "bfloat16", keep_fp32=True)],

@@ -457,20 +457,49 @@ class TestVerdict:
         assert verdict.losses[:5] == verdict.reference_losses[:5]
         assert len(verdict.losses) == len(verdict.reference_losses) == 29
 
-    def test_the_reference_s_own_settings_pass_whatever_they_show_and_widen_what_others_may(
+    def off_by(self, share: float, directory: Path) -> tuple[Study, GuardReference, TrialSpec]:
+        """A study in whose reference losses were another, and a candidate of other settings."""
+        own = make_study(directory)
+        losses = tuple(x * (1 + share) for x in own.reference.curve.losses)
+        off = msgspec.structs.replace(own.reference, curve=msgspec.structs.replace(own.reference.curve, losses=losses))
+        own.files.reference.write_bytes(msgspec.json.encode(off))
+        return own, off, self.spec(own, choices={**off.choices, "cpu_threads": {"num_threads": 3}})
+
+    def test_the_reference_s_own_settings_pass_and_widen_what_others_may(
         self, tmp_path: Path, coordinator: Coordinator
     ) -> None:
-        """A training that differs from process to process: its losses are as far off as no rounding is."""
-        own = make_study(tmp_path / "study")
-        shifted = msgspec.structs.replace(
-            own.reference.curve, losses=tuple(x * 1.01 for x in own.reference.curve.losses)
-        )
-        off = msgspec.structs.replace(own.reference, curve=shifted)
-        own.files.reference.write_bytes(msgspec.json.encode(off))
-        other = self.spec(own, choices={**off.choices, "cpu_threads": {"num_threads": 3}})
+        """A training that differs from process to process by a few roundings."""
+        own, off, other = self.off_by(6e-6, tmp_path / "study")
         assert not run_guard(own.job(), own.files, other, 0, coordinator).passed
         assert run_guard(own.job(), own.files, self.spec(own, choices=off.choices), 0, coordinator).passed
         assert run_guard(own.job(), own.files, other, 0, coordinator).passed
+
+    def test_a_training_that_does_not_repeat_itself_is_told_so_and_widens_nothing_without_bound(
+        self, tmp_path: Path, coordinator: Coordinator
+    ) -> None:
+        own, off, other = self.off_by(0.01, tmp_path / "study")
+        for spec in (self.spec(own, choices=off.choices), other):
+            verdict = run_guard(own.job(), own.files, spec, 0, coordinator)
+            assert not verdict.passed
+            assert verdict.reason.startswith("the training does not repeat itself")
+            assert "Seed every generator" in verdict.reason
+        loss = next(check for check in verdict.checks if check.name == LOSS)
+        assert loss.tolerance < 0.001
+
+    def test_says_what_was_compared_and_what_could_not_be(self, study: Study, coordinator: Coordinator) -> None:
+        verdict = run_guard(study.job(), study.files, self.spec(study), 0, coordinator)
+        told = "; ".join(verdict.compared)
+        assert told.startswith("update equal to 1e-05 in 5 steps (")
+        assert "gradients within the rounding of FP32 (" in told
+        assert verdict.notes == ()
+
+        class Own(Guarded):
+            def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
+                return type("Own", (torch.optim.SGD,), {})([p for _, p in named_parameters], lr=0.1, momentum=0.9)
+
+        other = run_guard(study.job(Own()), study.files, self.spec(study), 0, coordinator)
+        (note,) = other.notes
+        assert note.startswith("update not replayed: Own is not one of torch's optimizers")
 
     def test_names_the_check_that_failed_and_by_how_much(self, study: Study, coordinator: Coordinator) -> None:
         verdict = run_guard(study.job(Unclipped()), study.files, self.spec(study), 0, coordinator)

@@ -28,6 +28,8 @@ FLOOR_ROUNDOFFS = 2.0
 SHARE_OF_ALL = 0.02
 """In unit roundoffs of the size of all gradients together, for each element."""
 SMALLEST_SCORE = 1e-3
+REPETITIONS = 10.0
+"""So many times what rounding does may a training differ from itself; beyond that it does not repeat itself."""
 FP32_ROUNDOFF = 2.0**-23
 """Arithmetics up to this one sum in formats of their own: another order of a long sum counts as many roundings."""
 
@@ -135,10 +137,17 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
     for name, reference in wanted.items():
         apart = [run[name] - reference for run in runs if name in run]
         again = repeated[name] - reference if name in repeated else reference * 0
-        residuals[name] = max(root_mean_square([float(d.norm()) for d in apart]), float(again.norm()))
-        slopes[name] = max(root_mean_square([_slope(d, reference) for d in apart]), abs(_slope(again, reference)))
-    scales = [_scale(run, wanted) for run in runs]
-    return Noise(residuals=residuals, slopes=slopes, scale=max(root_mean_square(scales), abs(_scale(repeated, wanted))))
+        residuals[name] = _with_repetition(root_mean_square([float(d.norm()) for d in apart]), float(again.norm()))
+        slopes[name] = _with_repetition(
+            root_mean_square([_slope(d, reference) for d in apart]), abs(_slope(again, reference))
+        )
+    scale = root_mean_square([_scale(run, wanted) for run in runs])
+    return Noise(residuals=residuals, slopes=slopes, scale=_with_repetition(scale, abs(_scale(repeated, wanted))))
+
+
+def _with_repetition(rounding: float, repetition: float) -> float:
+    """What rounding does, and what differs between runs of the same settings, as far as that may count."""
+    return max(rounding, min(repetition, REPETITIONS * rounding))
 
 
 def _largest(noises: Sequence[Noise]) -> Noise:

@@ -34,8 +34,8 @@ class GuardVerdict(Record):
         checks: Each comparison.
         losses: Of the candidate, by step.
         reference_losses: Of the reference, by step.
+        compared: What was compared, how closely and for how long, part by part.
         notes: Which parts could not be judged, and why.
-        unit_roundoff: Of the arithmetic whose rounding was allowed; 0 of verdicts from before it was noted.
     """
 
     passed: bool
@@ -46,8 +46,8 @@ class GuardVerdict(Record):
     skipped_steps: int = 0
     """Steps that a loss scaler skipped; they were repeated, so that the curves stay aligned."""
 
+    compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    unit_roundoff: float = 0.0
 
     @property
     def reason(self) -> str:

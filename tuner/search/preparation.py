@@ -313,6 +313,7 @@ class ReferenceMaker:
             device=space.environment.hardware.device_kind,
             protocol=protocol,
             unit_roundoffs=space.unit_roundoffs(),
+            own_roundoff=space.unit_roundoff(candidate),
             bias_corrections=space.rounds_bias_corrections(),
             memory_limit_bytes=self._study.settings.memory_limit_bytes,
             environment_variables=environment_variables(choices, space.strategies),

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
-from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
+from steptune.tuner.guard.gradients import KINDS, REPETITIONS, Score, limits_of, scores, worst_of
+from steptune.tuner.guard.update_replay import LIMIT, RELATIVE, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, Scalar, TrialSpec
 from steptune.tuner.strategies.knobs import PREFIX
 from steptune.tuner.training.structure import map_structure
@@ -139,6 +139,8 @@ class GuardReference(Record):
     rule: UpdateRule | None = None
     """How it updates parameters, where its own replay agrees with it."""
     why_no_rule: str = ""
+    own_roundoff: float = 0.0
+    """Of the arithmetic that it computes with itself; 0 of references from before it was noted."""
 
 
 # --- the protocol -----------------------------------------------------------------------------
@@ -380,13 +382,14 @@ def compare(
         ]
     if lossy:
         return [_check_horizon(reference, curve)]
+    repetition = check_repetition(reference)
     rounding = _rounding(reference, unit_roundoff)
     if rounds_bias_corrections and reference.bias_corrections is not None:
         rounding = widened(rounding, reference.bias_corrections)
     checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, rounding)
     if reference.seed_means:
         checks.append(_check_curve(reference, curve, unit_roundoff, rounding))
-    return checks
+    return checks if repetition is None else [repetition, *checks]
 
 
 def _check_pointwise(
@@ -436,7 +439,7 @@ def check_gradients(
 ) -> list[GuardCheck]:
     """Whether gradients, and what a step changes beside the parameters, are the reference's to within rounding."""
     limits = limits_of(unit_roundoff)
-    checks = []
+    checks: list[GuardCheck] = []
     parts = (
         ("gradients", "gradient", reference.gradients, watch.gradients, KINDS),
         ("untrained state", "state", reference.changes, watch.changes, ("residual",)),
@@ -486,12 +489,71 @@ def _told_score(score: Score, part: str) -> str:
 
 
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
-    """The tolerance measured at this roundoff, or at the next coarser one that was measured."""
+    """The tolerance measured at this roundoff, or at the next coarser one that was measured; with what runs of the same
+    settings differ by, as far as that may count.
+    """
+    rounding = _measured(reference, max(unit_roundoff, reference.own_roundoff))
+    return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])
+
+
+def _measured(reference: GuardReference, unit_roundoff: float) -> Tolerance:
     measured = sorted((float.fromhex(key), value) for key, value in reference.rounding.items())
-    for roundoff, tolerance in measured:
-        if roundoff >= unit_roundoff:
-            return widest([tolerance, reference.repetition])
-    return widest([measured[-1][1], reference.repetition])
+    return next((tolerance for roundoff, tolerance in measured if roundoff >= unit_roundoff), measured[-1][1])
+
+
+def _repetition_bound(reference: GuardReference) -> Tolerance:
+    """What runs of the same settings may differ by: some times what rounding does in their own arithmetic."""
+    rounding = _measured(reference, reference.own_roundoff)
+
+    def wide(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(REPETITIONS * (value + FLOOR) for value in values)
+
+    return Tolerance(
+        loss=wide(rounding.loss),
+        gradient_norm=wide(rounding.gradient_norm),
+        update_norm=REPETITIONS * (rounding.update_norm + FLOOR),
+        update_direction=REPETITIONS**2 * (rounding.update_direction + FLOOR),  # one less a cosine goes with the square
+        curve_loss=REPETITIONS * (rounding.curve_loss + FLOOR),
+    )
+
+
+def _at_most(tolerance: Tolerance, bound: Tolerance) -> Tolerance:
+    def least(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(min(our, their) for our, their in zip(ours, theirs, strict=True))
+
+    return Tolerance(
+        loss=least(tolerance.loss, bound.loss),
+        gradient_norm=least(tolerance.gradient_norm, bound.gradient_norm),
+        update_norm=min(tolerance.update_norm, bound.update_norm),
+        update_direction=min(tolerance.update_direction, bound.update_direction),
+        curve_loss=min(tolerance.curve_loss, bound.curve_loss),
+    )
+
+
+def check_repetition(reference: GuardReference) -> GuardCheck | None:
+    """Fails where runs of the reference's own settings differ by more than may count; None where they do not."""
+    seen, bound = reference.repetition, _repetition_bound(reference)
+    pairs = {
+        "loss": [*zip(seen.loss, bound.loss, strict=True)],
+        "gradient norm": [*zip(seen.gradient_norm, bound.gradient_norm, strict=True)],
+        "first update's size": [(seen.update_norm, bound.update_norm)],
+        "first update's direction": [(seen.update_direction, bound.update_direction)],
+        "loss curve": [(seen.curve_loss, bound.curve_loss)],
+    }
+    ratio, what, by = max((found / allowed, name, found) for name, both in pairs.items() for found, allowed in both)
+    if ratio <= 1:
+        return None
+    return GuardCheck(
+        name="repetition",
+        kind="pointwise",
+        passed=False,
+        observed=ratio,
+        tolerance=1.0,
+        detail=f"the training does not repeat itself: two runs of today's settings, with the same seed and batches, "
+        f"differ by {by:.2g} in the {what}, {ratio:.2g} times what may count beside rounding, so no change can be "
+        "told from chance. Seed every generator that data and loss draw from (worker_init, NumPy, Python), keep "
+        "nothing from process to process, or allow lossy choices, which are compared over a longer horizon",
+    )
 
 
 def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
@@ -642,7 +704,7 @@ def run_guard(
         ),
         skipped_steps=curve.skipped_steps,
         notes=judged.notes,
-        unit_roundoff=spec.unit_roundoff,
+        compared=compared(checks, curve, max(spec.unit_roundoff, reference.own_roundoff)),
     )
 
 
@@ -650,6 +712,29 @@ def _exact_knobs(job: TrainingJob, reference: GuardReference) -> dict[str, Scala
     """The knobs that are to leave the training as it is, with the reference's values."""
     exact = job.plan.knobs.keys() - job.workload.recipe_knobs.keys()
     return {name: reference.choices[PREFIX + name]["value"] for name in sorted(exact)}
+
+
+ARITHMETICS = {2.0**-24: "FP32", 2.0**-11: "TF32 or float16", 2.0**-8: "bfloat16"}
+
+
+def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -> tuple[str, ...]:
+    """What a verdict rests on, part by part."""
+    arithmetic = ARITHMETICS.get(unit_roundoff, f"{unit_roundoff:.2g}")
+    steps = len(curve.losses)
+    parts = {
+        "update": f"update equal to {RELATIVE:g} in {steps} steps",
+        "gradient": f"gradients within the rounding of {arithmetic}",
+        "state": "statistics and other untrained state the same way",
+        "pointwise": f"losses and their gradients' norm in {steps} steps",
+        "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
+        "loader": "order and content of samples",
+    }
+    found = []
+    for kind, text in parts.items():
+        shares = [check.observed / check.tolerance for check in checks if check.kind == kind and check.tolerance]
+        if any(check.kind == kind for check in checks):
+            found.append(f"{text} ({max(shares):.1g} of the limit)" if shares else text)
+    return tuple(found)
 
 
 def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:

@@ -79,6 +79,8 @@ class ReferenceRequest(Record):
     compile the model anew each time."""
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
+    own_roundoff: float = 0.0
+    """Of the arithmetic of `choices`."""
     run_id: str = ""
     """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
 
@@ -129,6 +131,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         choices=request.choices,
         rule=rule,
         why_no_rule=no_rule,
+        own_roundoff=request.own_roundoff,
     )
     if rank == 0:
         save_tensors(files.reference_update, first.update, {})

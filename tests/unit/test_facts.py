@@ -322,3 +322,44 @@ def test_on_a_cpu_a_stall_is_a_stretch_without_an_operator(tmp_path):
     rules = {finding.rule: finding for finding in analysis.findings}
     assert rules["host_stall"].bound == pytest.approx(20 / 21, rel=0.01)
     assert "python_bound" not in rules
+
+
+class TestClosures:
+    """Lightning's optimizers are given the whole training step as a closure."""
+
+    FORWARD_AND_BACKWARD = (
+        note("Optimizer.step#AdamW.step", 100, 1000),
+        operator("aten::mm", 110, 400),
+        operator("autograd::engine::evaluate_function: MmBackward0", 400, 880),
+        operator("aten::mm", 410, 800),
+        operator("aten::_fused_adamw_", 900, 990),
+    )
+
+    def test_the_passes_inside_of_a_step_are_no_update_on_a_cpu(self, tmp_path):
+        found = breakdown_in(tmp_path, list(self.FORWARD_AND_BACKWARD))
+        shares = {name: round(ns / 1000) for name, ns in found.per_step_ns.items() if ns}
+        assert shares == {"compute_matmul": 680, "optimizer": 120, "host": 200}
+        assert {name: ns // 1000 for name, ns in found.phases.items() if ns} == {
+            "forward": 290,
+            "backward": 390,
+            "optimizer": 120,
+        }
+
+    def test_nor_on_a_device_whose_backward_pass_has_a_thread_of_its_own(self, tmp_path):
+        events = [
+            note("Optimizer.step#AdamW.step", 100, 1000),
+            *launched("gemm_forward", 110, 120, 300, 1),
+            operator("autograd::engine::evaluate_function: MmBackward0", 300, 800, 2),
+            *launched("gemm_backward", 310, 320, 700, 2, 2),
+            *launched(TORCH_FUSED, 900, 905, 955, 3),
+        ]
+        found = breakdown_in(tmp_path, events)
+        assert found.per_step_ns["optimizer"] == 50_000
+        assert found.per_step_ns["compute_matmul"] == 560_000
+
+
+def test_a_fused_update_is_what_ran_and_no_function_of_that_name(tmp_path):
+    """With stacks a trace names `_multi_tensor_adam` of torch.optim, which is the foreach implementation."""
+    function = event("python_function", "torch/optim/adam.py(553): _multi_tensor_adam", 100, 200)
+    step_of_adam = [note("Optimizer.step#Adam.step", 90, 300), function, operator("aten::_foreach_add_", 110, 190)]
+    assert facts_in(tmp_path, step_of_adam).optimizer == "foreach"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import numpy.typing as npt
 
 from steptune.tuner.profiling.capture import PHASES, Capture
 from steptune.tuner.profiling.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
@@ -30,17 +31,22 @@ def cpu_time(capture: Capture) -> Segments:
     rows = stepping_rows(capture)
     host = trace.host
     forest = nest(np.clip(host.start[rows], *span), np.clip(host.end[rows], *span))
-    category = _categories(trace, rows, forest)
+    updating = capture.regions.optimizer.contains(host.thread[rows], host.start[rows])
+    category = _categories(trace, rows, forest, updating)
     recompute = capture.regions.recompute.contains(host.thread[rows], host.start[rows])
     category[recompute & np.isin(category, _COMPUTE)] = PRIORITY[Category.RECOMPUTE]
     phase = _phases(capture, rows, category)
     start, end, owner = forest.segments()
-    segments = _with_waits(capture, *_filled(span, start, end, category[owner]))
+    code, during = category[owner], phase[owner]
+    closure = ~capture.regions.optimizer.contains(np.full(len(start), capture.steps.thread), start)
+    closure &= code == PRIORITY[Category.OPTIMIZER]
+    code[closure], during[closure] = PRIORITY[Category.HOST], -1
+    segments = _with_waits(capture, *_filled(span, start, end, code))
     return Segments(
         start=segments[0],
         end=segments[1],
         category=segments[2],
-        phases=_filled(span, start, end, phase[owner], missing=-1),
+        phases=_filled(span, start, end, during, missing=-1),
         overlapped={},
         blocking={},
         num_recorded=np.bincount(category, minlength=len(CATEGORIES)),
@@ -57,14 +63,19 @@ def stepping_rows(capture: Capture) -> Ints:
     return rows[np.lexsort((rows, -end[rows], start[rows]))]
 
 
-def _categories(trace: Trace, rows: Ints, forest: Nest) -> Ints:
-    """Of each operator; one whose name says nothing is what the operator around it is."""
+def _categories(trace: Trace, rows: Ints, forest: Nest, updating: npt.NDArray[np.bool_]) -> Ints:
+    """Of each operator; one whose name says nothing is what the operator around it is.
+
+    Args:
+        updating: Whether an operator runs in a step of the optimizer, and not in its closure.
+    """
     by_name = np.array([_class_of(name) for name in trace.names], dtype=np.int64)
     own = by_name[trace.host.name[rows]]
     category = np.full(len(rows), PRIORITY[Category.HOST], dtype=np.int64)
     for level in forest.levels:
         parent = forest.parent[level]
         outer = np.where(parent >= 0, category[parent], PRIORITY[Category.HOST])
+        outer[~updating[level] & (outer == PRIORITY[Category.OPTIMIZER])] = PRIORITY[Category.HOST]
         inherits = (own[level] == _INHERITS) | np.isin(outer, _STICKY)
         category[level] = np.where(inherits, outer, own[level])
     return category

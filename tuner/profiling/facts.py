@@ -207,7 +207,8 @@ def _optimizer(capture: Capture) -> tuple[str, str]:
     updates = capture.category == PRIORITY[Category.OPTIMIZER]
     updates |= regions.optimizer.contains(launches.thread, launches.start) & (launches.row >= 0)
     inside |= {names[n] for n in np.unique(trace.work.name[updates]).tolist()}
-    anywhere = [name for name in names if FUSED_UPDATE.search(name)]
+    recorded = np.unique(np.concatenate([host.name[host.kind != Kind.PYTHON], trace.work.name]))
+    anywhere = [names[n] for n in recorded.tolist() if FUSED_UPDATE.search(names[n])]
     name = classes[0] if classes else ""
     if anywhere or any(FUSED_CLASS.search(c) for c in classes) or any(COMPILED_UPDATE.search(n) for n in inside):
         return "fused", name or _class_of_update(anywhere)

@@ -27,10 +27,16 @@ HOST = (Kind.ANNOTATION, Kind.OPERATOR)
 
 
 class Region:
-    """Stretches of host time of one kind, by thread."""
+    """Stretches of host time of one kind, by thread.
 
-    def __init__(self, trace: Trace, rows: Ints) -> None:
+    Args:
+        rows: The events that are these stretches.
+        start: Where each of them begins; by default where its event does.
+    """
+
+    def __init__(self, trace: Trace, rows: Ints, start: Ints | None = None) -> None:
         self.rows = rows
+        self._start = trace.host.start[rows] if start is None else start
         self._trace = trace
         self._unions: dict[int, Intervals] = {}
 
@@ -38,8 +44,9 @@ class Region:
         """Disjoint intervals on one thread."""
         if thread not in self._unions:
             host = self._trace.host
-            rows = self.rows[host.thread[self.rows] == thread]
-            self._unions[thread] = union(host.start[rows], host.end[rows]) if len(rows) else (EMPTY, EMPTY)
+            here = host.thread[self.rows] == thread
+            rows, start = self.rows[here], self._start[here]
+            self._unions[thread] = union(start, host.end[rows]) if len(rows) else (EMPTY, EMPTY)
         return self._unions[thread]
 
     def contains(self, thread: npt.NDArray[np.integer], time: Ints) -> npt.NDArray[np.bool_]:
@@ -55,6 +62,8 @@ class Regions:
     """The regions of a trace.
 
     Attributes:
+        optimizer: Steps of the optimizer. One that is given a closure (Lightning's are) runs forward and backward pass
+            inside of its step: what comes before the end of the last backward operator is no update.
         recompute: Operators of the forward pass that run inside the backward pass, as activation
             checkpointing makes them: with gradients on (they have a sequence number), although no
             operator of the backward pass itself has one without naming its forward thread.
@@ -66,13 +75,24 @@ class Regions:
 
         self.loader = region(LOADER)
         self.restart = region(RESTART)
-        self.optimizer = region(OPTIMIZER)
         self.backward = region(BACKWARD)
+        updates = trace.host_rows(OPTIMIZER, *HOST)
+        self.optimizer = Region(trace, updates, self._after_closures(trace, updates))
         self.allocation = region(ALLOCATION_CALLS, Kind.RUNTIME)
         blocking = trace.host_rows(BLOCKING_OPERATORS, *HOST)
         calls = trace.host_rows(SYNC_CALLS, Kind.RUNTIME)
         self.synchronisation = Region(trace, np.sort(np.concatenate([calls, blocking])))
         self.recompute = Region(trace, self._recomputed(trace))
+
+    def _after_closures(self, trace: Trace, updates: Ints) -> Ints:
+        """Where the backward pass inside each step of an optimizer has ended, on whatever thread it ran."""
+        host, backward = trace.host, self.backward.rows
+        start = host.start[updates].copy()
+        began, ended = host.start[backward], host.end[backward]
+        for n, row in enumerate(updates.tolist()):
+            inside = (began >= host.start[row]) & (ended <= host.end[row])
+            start[n] = ended[inside].max(initial=start[n])
+        return start
 
     def _recomputed(self, trace: Trace) -> Ints:
         host = trace.host

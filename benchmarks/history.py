@@ -2,9 +2,9 @@
 
     python benchmarks/history.py --out history.json [--database URL]
 
-A database holds 9,700 studies of one owner, each with 90 decisions that tell what a bound was worth and an answer for the same
-workload. A fresh process each reads the past once: without limits, as it was before, and as the store reads it now.
-The database is a new SQLite file unless `--database` names an empty one.
+A database holds 9,700 studies of one owner, each with 90 decisions that tell what a bound was worth and an answer for
+the same workload. A fresh process each reads the past once: without limits, as it was before, and as the store reads it
+now. The database is a new SQLite file unless `--database` names an empty one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ In a user namespace of its own an ordinary process has every capability over wha
 of the kernel that is closed to it otherwise. Bubblewrap can forbid further ones only where it made one
 itself, which it does not under root (CUDA would not start). So a filter on system calls does, for every level. Keys of
 the kernel's keyrings, which are inherited from whoever started the worker, are closed by the same filter; so are
-System V's shared memory, semaphores and messages, which are no process's memory and outlast all of them.
+System V's shared memory, semaphores and messages, which are no process's memory and outlast all of them; and so is what
+hides memory from whoever counts it: rings of io_uring and threads with descriptors of their own, whose open files are
+in no list of the kernel, and memory that is secret to it.
 
 It is a program of its own, handed over as text: in a sandbox this package cannot be imported.
 
@@ -17,18 +19,22 @@ import platform
 
 _SOURCE = """
 import ctypes, errno, os, struct, sys
-(arch, clone, unshare, setns, clone3, *keys) = map(int, sys.argv[1].split(","))
+(arch, clone, unshare, close_range, clone3, *refused) = map(int, sys.argv[1].split(","))
 ALLOW, REFUSE, ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-refused = [setns, *keys]
-# (code, lines to skip where it holds, and where not, value). Offsets: 0 number, 4 architecture, 16 first argument.
+USERS, FILES, THREAD = 0x10000000, 0x400, 0x10000
+# (code, lines to skip where it holds, and where not, value). Offsets: 0 number, 4 architecture, 16 and 32 first and
+# third argument.
 code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, 0)]
 code += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]
 code += [(EQUAL, 0, 1, clone3), (RETURN, 0, 0, ABSENT)]  # its flags cannot be seen; libraries then use clone
 for number in refused:
     code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
-code += [(EQUAL, 2, 0, clone), (EQUAL, 1, 0, unshare), (RETURN, 0, 0, ALLOW)]
-code += [(LOAD, 0, 0, 16), (ANY_BIT, 0, 1, 0x10000000), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+code += [(EQUAL, 0, 4, close_range), (LOAD, 0, 0, 32), (ANY_BIT, 0, 1, 2), (RETURN, 0, 0, REFUSE)]
+code += [(RETURN, 0, 0, ALLOW), (EQUAL, 0, 4, unshare), (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, USERS | FILES)]
+code += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW), (EQUAL, 1, 0, clone), (RETURN, 0, 0, ALLOW)]
+code += [(LOAD, 0, 0, 16), (ANY_BIT, 2, 0, USERS), (ANY_BIT, 0, 2, THREAD), (ANY_BIT, 1, 0, FILES)]
+code += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
 program = b"".join(struct.pack("HBBI", *line) for line in code)
 buffer = ctypes.create_string_buffer(program, len(program))
 filter = ctypes.create_string_buffer(struct.pack("HP", len(code), ctypes.addressof(buffer)))
@@ -41,10 +47,11 @@ os.umask(0o027)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 _NUMBERS = {
-    "x86_64": (0xC000003E, 56, 272, 308, 435, 248, 249, 250, 29, 64, 68),
-    "aarch64": (0xC00000B7, 220, 97, 268, 435, 217, 218, 219, 194, 190, 186),
+    "x86_64": (0xC000003E, 56, 272, 436, 435, 308, 248, 249, 250, 29, 64, 68, 425, 447),
+    "aarch64": (0xC00000B7, 220, 97, 436, 435, 268, 217, 218, 219, 194, 190, 186, 425, 447),
 }
-"""Of the architecture, and of clone, unshare, setns, clone3, add_key, request_key, keyctl, shmget, semget, msgget."""
+"""Of the architecture, and of clone, unshare, close_range, clone3, and of those that are refused: setns, add_key,
+request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret."""
 
 
 def confined(python: str) -> tuple[str, ...]:

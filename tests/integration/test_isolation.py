@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,15 +246,40 @@ class TestTaking:
         assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, Phase.WARM_UP)
         assert "leave" in failure.message
 
-    @pytest.mark.parametrize("deed", ["take_alone", "take_by_many", "take_shared", "take_by_files", "take_by_devices"])
+    @pytest.mark.parametrize(
+        "deed", ["take_alone", "take_by_many", "take_shared", "take_by_files", "take_by_devices", "take_by_mapping"]
+    )
     def test_two_gibibytes_end_at_a_limit_of_one(self, small: Study, deed: str) -> None:
         """However they are held: by one process or many, alone or shared, mapped or not."""
         failure = small.fails(deed)
-        if deed == "take_by_devices" and "No space left" in failure.message:  # the device of bubblewrap is small
+        full = "No space left" in failure.message or failure.signal == signal.SIGBUS
+        if deed in ("take_by_devices", "take_by_mapping") and full:  # the device of bubblewrap is small
             return
         assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, Phase.WARM_UP)
         assert "1 GiB" in failure.message
         assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
+
+    @pytest.mark.parametrize(
+        "deed",
+        [
+            "take_in_flight",
+            "take_behind",
+            "take_by_sockets",
+            *(
+                pytest.param(deed, marks=pytest.mark.soak)
+                for deed in ("take_by_orphans", "take_by_network", "take_by_pipes")
+            ),
+        ],
+    )
+    def test_so_they_do_where_no_living_process_has_them(self, small: Study, deed: str) -> None:
+        """Files on their way through a socket, memory behind a first thread that has ended, buffers of the kernel."""
+        failure = small.fails(deed)
+        assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, Phase.WARM_UP), failure.message
+        assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
+
+    @pytest.mark.parametrize("deed", ["take_beside", "take_by_ring", "take_secret"])
+    def test_what_would_hide_memory_from_those_who_count_it_is_refused(self, small: Study, deed: str) -> None:
+        assert "PermissionError: [Errno 1]" in small.fails(deed).message
 
     def test_page_tables_are_memory_too(self, small: Study) -> None:
         assert small.fails("take_tables").kind is FailureKind.OUT_OF_MEMORY

@@ -6,14 +6,18 @@ out it writes into the study's directory, where the test reads it.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import mmap
 import os
+import platform
+import resource
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +54,8 @@ def _fill_memory() -> None:
 
 
 GIB = 1 << 30
+EXIT = 93 if platform.machine() == "aarch64" else 60
+"""Number of the call that ends one thread."""
 
 
 def _take_alone() -> None:
@@ -99,6 +105,158 @@ def _take_system_v() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.shmget(0, ctypes.c_size_t(2 * GIB), 0o1600) < 0:
         raise OSError(ctypes.get_errno(), "no shared memory of System V")
+    time.sleep(600)
+
+
+def _memory_files() -> list[int]:
+    """Files without a name, with two GiB together."""
+    found = [os.memfd_create(str(number)) for number in range(64)]
+    for descriptor in found:
+        for _ in range(8):
+            os.write(descriptor, bytes(4 << 20))
+    return found
+
+
+def _take_in_flight() -> None:
+    """Files in memory that no process has open: they are on their way through a socket."""
+    near, far = socket.socketpair()
+    for descriptor in _memory_files():
+        socket.send_fds(near, [b"x"], [descriptor])
+        os.close(descriptor)
+    time.sleep(600)
+    far.close()
+
+
+def _take_beside() -> None:
+    """Files that only one thread has open, in a table of its own."""
+
+    def hoard() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(0x400):
+            raise OSError(ctypes.get_errno(), "no table of descriptors of its own")
+        _memory_files()
+        time.sleep(600)
+
+    failures: list[BaseException] = []
+    thread = threading.Thread(target=lambda: _kept(hoard, failures), daemon=True)
+    thread.start()
+    thread.join()
+    raise failures[0]
+
+
+def _kept(deed: Callable[[], object], failures: list[BaseException]) -> None:
+    try:
+        deed()
+    except BaseException as error:
+        failures.append(error)
+
+
+def _take_behind() -> None:
+    """Four processes whose first thread has ended: the kernel shows them as if they were dead."""
+    for _ in range(4):
+        if os.fork() == 0:
+            threading.Thread(target=lambda: _hold(bytearray(GIB // 2))).start()
+            ctypes.CDLL(None).syscall(EXIT, 0)
+    time.sleep(600)
+
+
+def _take_by_orphans() -> None:
+    """Processes that nobody of the trial descends to, and that keep themselves from the eyes of others."""
+    for _ in range(4):
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+                _hold(bytearray(GIB // 2))
+            os._exit(0)
+    time.sleep(600)
+
+
+def _take_by_mapping() -> None:
+    """A file in /dev/shm that is mapped, without a name and not open."""
+    held = []
+    for number in range(32):
+        path = Path("/dev/shm") / f"hostile-{os.getpid()}-{number}"
+        with path.open("w+b") as file:
+            file.truncate(GIB // 16)
+            held.append(mmap.mmap(file.fileno(), GIB // 16))
+        path.unlink()
+    for memory in held:
+        for place in range(0, len(memory), 4096):
+            memory[place] = 1
+    time.sleep(600)
+
+
+def _take_by_ring() -> None:
+    """Files that a ring of io_uring has open, and no process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ring = libc.syscall(425, 4, ctypes.create_string_buffer(120))
+    if ring < 0:
+        raise OSError(ctypes.get_errno(), "no io_uring")
+    files = _memory_files()
+    libc.syscall(427, ring, 2, (ctypes.c_int * len(files))(*files), len(files))
+    for file in files:
+        os.close(file)
+    time.sleep(600)
+
+
+def _take_secret() -> None:
+    """Memory that the kernel hides from itself: so much in each process as it may lock, which is little."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(447, 0) < 0:
+        raise OSError(ctypes.get_errno(), "no secret memory")
+    time.sleep(600)
+
+
+def _take_by_sockets() -> None:
+    """Two GiB in the buffers of sockets."""
+    held, taken = [], 0
+    while taken < 2 * GIB:
+        pair = socket.socketpair()
+        held.append(pair)
+        for end in pair:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
+            end.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken += end.send(bytes(1 << 16))
+    time.sleep(600)
+
+
+def _take_by_network() -> None:
+    """Two GiB in the buffers of connections over loopback."""
+    held, taken = [], 0
+    server = socket.create_server(("127.0.0.1", 0))
+    while taken < 2 * GIB:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+        held += [near, far]
+        for end in (near, far):
+            end.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken += end.send(bytes(1 << 16))
+    time.sleep(600)
+
+
+def _take_by_pipes() -> None:
+    """Two GiB in pipes, by many processes."""
+    for _ in range(16):
+        if os.fork() == 0:
+            break
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held, taken = [], 0
+    with contextlib.suppress(OSError):
+        while taken < GIB // 8:
+            ends = os.pipe()
+            held.append(ends)
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(ends[1], 1031, 1 << 20)
+            os.set_blocking(ends[1], False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken += os.write(ends[1], bytes(1 << 16))
     time.sleep(600)
 
 
@@ -199,6 +357,16 @@ DEEDS: dict[str, Callable[[], object]] = {
     "take_by_devices": _take_by_devices,
     "take_tables": _take_tables,
     "take_system_v": _take_system_v,
+    "take_in_flight": _take_in_flight,
+    "take_beside": _take_beside,
+    "take_behind": _take_behind,
+    "take_by_orphans": _take_by_orphans,
+    "take_by_mapping": _take_by_mapping,
+    "take_by_ring": _take_by_ring,
+    "take_secret": _take_secret,
+    "take_by_sockets": _take_by_sockets,
+    "take_by_network": _take_by_network,
+    "take_by_pipes": _take_by_pipes,
     "take_part": _take_part,
     "sleep": _sleep,
     "write_garbage": lambda: _write_to_parent(_framed(b"\xc1" * 100)),
@@ -275,7 +443,5 @@ def _use_loopback() -> None:
 
 
 def _raise_limit() -> None:
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (hard + 1, hard + 1))

@@ -1,8 +1,10 @@
-"""Memory that processes take together: private, shared, and files in memory that none of them has mapped.
+"""Memory that processes take together: private, shared, files in memory that none of them has mapped, buffers of the
+kernel behind their sockets and pipes.
 
 The kernel's proportional shares count a page once, however many processes have it. Pages of files on a disk do not
 count: the kernel takes them back when somebody needs the memory. Page tables do, which a process can grow without
-having a single page.
+having a single page. How much lies in the buffers of a socket the kernel tells of none but one's own: they count as
+full, up to what the kernel itself has come to use.
 
 This file is a program, too, handed over as text to a process of the trials' user, who alone may look into them where
 we may not: so it imports nothing but the standard library.
@@ -14,9 +16,10 @@ import contextlib
 import json
 import os
 import re
+import stat
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +56,8 @@ def processes_of(roots: Collection[int], uid: int | None) -> set[int]:
         with contextlib.suppress(OSError):
             if uid is not None and entry.stat().st_uid == uid:
                 found.add(int(entry.name))
-            stat = Path(entry.path, "stat").read_text(errors="replace")
-            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+            told = Path(entry.path, "stat").read_text(errors="replace")
+            children.setdefault(int(told.rpartition(")")[2].split()[1]), []).append(int(entry.name))
     pending = list(roots)
     while pending:
         pid = pending.pop()
@@ -68,6 +71,7 @@ def memory_of(
     limit_bytes: int,
     in_memory: dict[File, int],
     *,
+    buffers_bytes: int = 0,
     as_user: Sequence[str] = (),
     python: str = sys.executable,
 ) -> int:
@@ -75,37 +79,49 @@ def memory_of(
 
     Args:
         in_memory: Files in memory that are theirs too, and their bytes.
+        buffers_bytes: The most that buffers of the kernel can hold, for whomever.
         as_user: The command that runs another one as their user, who may look into them where we may not.
         python: An interpreter that this user can run.
     """
-    pids = list(pids)
+    pids = [_living_thread(pid) for pid in pids]
     rough = {pid: _status(pid) for pid in pids}
-    most = sum(values["RssAnon"] + values["VmPTE"] for values in rough.values()) + _field("/proc/meminfo", "Shmem")
+    tables = sum(values["VmPTE"] for values in rough.values())
+    if tables > limit_bytes:  # walking through them to count pages would take seconds
+        return tables
+    most = sum(values["RssAnon"] for values in rough.values()) + tables
+    most += _field("/proc/meminfo", "Shmem") + buffers_bytes
     if most <= limit_bytes:
         return most
     if as_user and any(_is_closed(pid) for pid in pids):
-        return _seen_by_user(as_user, python, pids, in_memory, most)
-    return _exactly(pids, in_memory, most)
+        return _seen_by_user(as_user, python, pids, in_memory, most, buffers_bytes)
+    return _exactly(pids, in_memory, most, buffers_bytes)
 
 
-def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int) -> int:
-    """What we see; the most that there can be where a process of our user keeps itself from our eyes."""
+def kernel_bytes() -> int:
+    """Memory of the kernel itself that it cannot take back, buffers of sockets and pipes among it."""
+    names = ("Buffers", "Cached", "SwapCached", "AnonPages", "PageTables", "KernelStack", "SReclaimable")
+    found = _fields("/proc/meminfo", ("MemTotal", "MemFree", *names))
+    return found["MemTotal"] - found["MemFree"] - sum(found.get(name, 0) for name in names)
+
+
+def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int) -> int:
+    """What we see; the most that there can be where a process of our user keeps something from our eyes."""
     if _hidden(pids):
         return most
     rough = {pid: _status(pid) for pid in pids}
     files, private = _files_in_memory(pids)
     files |= {file: size for file, size in in_memory.items() if file[0] not in private}
-    taken = sum(files.values()) + sum(private.values())
+    taken = sum(files.values()) + sum(private.values()) + min(buffers_bytes, _buffers_of(pids))
     return taken + sum(_share_of(pid, rough[pid], files, private) for pid in pids)
 
 
 def _seen_by_user(
-    as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int
+    as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
     """Lets this file look with the eyes of another user; the most that there can be where that one disturbs it."""
     from steptune.tuner.trials.as_user import Disturbed, run_as
 
-    question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most])
+    question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
     try:
         done = run_as(as_user, python, "-ISc", Path(__file__).read_text(encoding="utf-8"), given=question)
         return min(most, int(done.stdout))
@@ -115,9 +131,9 @@ def _seen_by_user(
 
 def _answer() -> None:
     """In the process of the other user."""
-    pids, files, most = json.load(sys.stdin)
+    pids, files, most, buffers_bytes = json.load(sys.stdin)
     in_memory = {((device[0], device[1]), inode): size for device, inode, size in files}
-    sys.stdout.write(str(_exactly(pids, in_memory, most)))
+    sys.stdout.write(str(_exactly(pids, in_memory, most, buffers_bytes)))
 
 
 def _is_closed(pid: int) -> bool:
@@ -131,14 +147,77 @@ def _is_closed(pid: int) -> bool:
     return False
 
 
-def _hidden(pids: Iterable[int]) -> bool:
-    """Whether processes of our own user are closed to us: they do that on purpose, but for a moment when they begin."""
-    for wait_s in (0.1, 0.0):
-        pids = [pid for pid in pids if _is_closed(pid) and _user_of(pid) == os.geteuid()]
-        if not pids:
-            return False
-        time.sleep(wait_s)
-    return True
+def _living_thread(pid: int) -> int:
+    """A thread that lives, of a process whose first one has ended: under its own id the kernel shows nothing more."""
+    with contextlib.suppress(OSError):
+        if _state(pid) == "Z":
+            tids = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+            return next((tid for tid in tids if _state(tid) != "Z"), pid)
+    return pid
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+
+
+def _hidden(pids: Collection[int]) -> bool:
+    """Whether processes of our own user are closed to us, or files on their way between them stay there.
+
+    Each happens for a moment to everybody, and for longer on purpose only.
+    """
+    closed, passing = _closed(pids), _passing(pids)
+    if not closed and not passing:
+        return False
+    time.sleep(0.1)
+    return bool(_closed(closed) or passing & _passing(pids))
+
+
+def _closed(pids: Iterable[int]) -> set[int]:
+    return {pid for pid in pids if _is_closed(pid) and _user_of(pid) == os.geteuid()}
+
+
+def _passing(pids: Iterable[int]) -> set[int]:
+    """Sockets in which descriptors wait that no process has open."""
+    found = set()
+    for pid, descriptor, status in _open_files(pids):
+        if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
+            with contextlib.suppress(OSError):
+                told = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(errors="replace")
+                if int(told.partition("scm_fds:")[2].split()[0] if "scm_fds:" in told else 0):
+                    found.add(status.st_ino)
+    return found
+
+
+def _open_files(pids: Iterable[int]) -> Iterator[tuple[int, str, os.stat_result]]:
+    """Each process, with its descriptors and what they lead to."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    yield pid, path.name, path.stat()
+
+
+def _buffers_of(pids: Iterable[int]) -> int:
+    """The most that sockets and pipes of processes can hold."""
+    kinds = {status.st_ino: status.st_mode for _, _, status in _open_files(pids)}
+    sockets, pipes = (sum(map(of_kind, kinds.values())) for of_kind in (stat.S_ISSOCK, stat.S_ISFIFO))
+    page = os.sysconf("SC_PAGE_SIZE")
+    usual = _setting("fs/pipe-user-pages-soft") * page  # of one user; beyond it a pipe has two pages
+    return sockets * _of_a_socket() + min(pipes * _setting("fs/pipe-max-size"), usual + pipes * 2 * page)
+
+
+def _of_a_socket() -> int:
+    """Bytes in both directions; the kernel allows twice of what it names, for its own part."""
+    named = 2 * (_setting("net/core/wmem_max") + _setting("net/core/rmem_max"))
+    return max(named, _setting("net/ipv4/tcp_wmem") + _setting("net/ipv4/tcp_rmem"))
+
+
+def _setting(name: str) -> int:
+    """The last of a setting's numbers, its largest."""
+    try:
+        return int(Path("/proc/sys", name).read_text(encoding="ascii").split()[-1])
+    except OSError:  # not shown inside of a container
+        return 8 << 20
 
 
 def _user_of(pid: int) -> int | None:
@@ -180,13 +259,10 @@ def _files_in_memory(pids: Iterable[int]) -> tuple[dict[File, int], dict[tuple[i
                 with contextlib.suppress(OSError):
                     system = os.statvfs(f"/proc/{pid}/root{place}")
                     private[device] = (system.f_blocks - system.f_bfree) * system.f_frsize
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    found = entry.stat()
-                    device = os.major(found.st_dev), os.minor(found.st_dev)
-                    if device not in private and (device == ANONYMOUS_DEVICE or device in systems):
-                        files[device, found.st_ino] = found.st_blocks * 512
+        for _, _, found in _open_files([pid]):
+            device = os.major(found.st_dev), os.minor(found.st_dev)
+            if device not in private and (device == ANONYMOUS_DEVICE or device in systems):
+                files[device, found.st_ino] = found.st_blocks * 512
     return {file: size for file, size in files.items() if file[0] not in private}, private
 
 

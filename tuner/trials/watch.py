@@ -18,12 +18,13 @@ import psutil
 
 from steptune.tuner.records import Failure, FailureKind, Phase
 from steptune.tuner.trials.as_user import Disturbed, run_as
-from steptune.tuner.trials.memory_use import File, Taker, memory_file_systems, memory_of, processes_of
+from steptune.tuner.trials.memory_use import File, Taker, kernel_bytes, memory_file_systems, memory_of, processes_of
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 INTERVAL_S = 0.2
 LOOK_SHARE = 0.05
-"""Of the time, at most, goes into looking at the memory of processes."""
+"""Of the time, at most, goes into looking at the memory of processes, while a look takes less than half a second."""
+LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ class Watch:
         self._python = python
         self._servers = servers
         self._fellows = fellows
+        self._kernel_bytes = kernel_bytes() if sys.platform == "linux" else 0
         self._looked_s = 0.0
         self._memory_again_s = 0.0
         self._counted: list[tuple[int, int]] = []
@@ -121,7 +123,7 @@ class Watch:
             for taker in self._fellows()
         ]
         ended_s = time.monotonic()
-        self._memory_again_s = ended_s + (ended_s - began_s) / LOOK_SHARE
+        self._memory_again_s = ended_s + min((ended_s - began_s) / LOOK_SHARE, LONGEST_PAUSE_S)
         if own + sum(others) <= allowed or own < max(others, default=0):
             return None
         beside = f", and {_gib(sum(others))} in other studies of its user here" if own <= allowed else ""
@@ -139,7 +141,14 @@ class Watch:
         if as_user and places:
             files = _files_of_user(as_user, places)
         pids = processes_of(roots, uid) - {taker.pid for taker in self._fellows()}  # the workers themselves
-        return memory_of(pids, self._quota.memory_bytes, files, as_user=as_user, python=self._python)
+        return memory_of(
+            pids,
+            self._quota.memory_bytes,
+            files,
+            buffers_bytes=max(0, kernel_bytes() - self._kernel_bytes),
+            as_user=as_user,
+            python=self._python,
+        )
 
     def _disk(self, phase: Phase) -> Failure | None:
         """Counts files at first, and again when the file system has lost a tenth of the quota since."""

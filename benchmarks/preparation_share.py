@@ -3,18 +3,26 @@
     python benchmarks/preparation_share.py
     python benchmarks/preparation_share.py --only diffusion_unet
     python benchmarks/preparation_share.py --small      # small models and budgets, on a CPU
+    python benchmarks/preparation_share.py --fresh      # on a machine that has never run the job
 
 Runs a study of each workload with its budget, as `steptune tune` does, and appends one JSON line: seconds of the
 inspection, the guard's reference, the baseline, the candidates and the confirmation, seconds that were not used, how
 many candidates were measured, and the phases of every trial. On a GPU of 80 GB inspection, reference and baseline
 should take at most `MOST_PREPARATION` of the budget, and at least one candidate should be measured.
+
+A job that is tuned has run before: one process takes a step of it and compiles a small function first, so that the
+files of PyTorch, cuDNN and Triton are in memory. On a machine that was just started, reading them takes longer than
+many a step of the preparation; `--fresh` leaves that in. Nothing that was compiled is shared with the study.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +37,19 @@ from steptune.tuner.records import Purpose, Trial
 MOST_PREPARATION = 0.6
 """Of the budget."""
 FOLDER = ROOT / "benchmarks" / "workloads"
+ONE_STEP = """
+import sys
+import torch
+from steptune.tuner.workloads.loading import load_workload
+workload, device = load_workload(sys.argv[1]), "cuda" if torch.cuda.is_available() else "cpu"
+model, dataset = workload.model().to(device), workload.dataset()
+collated = torch.utils.data.default_collate([dataset[index] for index in range(workload.global_batch)])
+batch = torch.utils._pytree.tree_map(lambda leaf: leaf.to(device), collated)
+with torch.autocast(device, torch.bfloat16):
+    workload.loss(model, batch).backward()
+values = torch.randn(4096, device=device, requires_grad=True)
+torch.compile(lambda x: torch.nn.functional.gelu(x).sum())(values).backward()
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +67,7 @@ JOBS = (
     Job(
         name="diffusion_unet",
         workload="diffusion_unet.py:DiffusionUNet",
-        small='batch=4&image_size=16&channels=32&multipliers="1,2"&attended="1"&depth=1&head=16&images=64',
+        small="batch=4&image_size=16&channels=32&multipliers=1,2&attended=1&depth=1&head=16&images=64",
         budget_s=130.0,
         small_budget_s=130.0,
     ),
@@ -74,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[job.name for job in JOBS], default=None)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--fresh", action="store_true", help="run nothing before")
     parser.add_argument("--budget", type=float, default=None, help="seconds, instead of the job's own")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "preparation_share.jsonl")
     add_foreign_load(parser)
@@ -96,6 +118,8 @@ def measured(job: Job, arguments: argparse.Namespace) -> dict:
     """The row of one job."""
     workload = f"{FOLDER / job.workload}{'?' + job.small if arguments.small else ''}"
     budget_s = arguments.budget or (job.small_budget_s if arguments.small else job.budget_s)
+    if not arguments.fresh:
+        run_before(workload)
     with tuned(workload, settings_of(budget_s / 60, arguments.foreign_load), say=f"{job.name} ") as study:
         trials = study.store.trials(study.study.study_id)
         seconds = seconds_by_part(study.stages, study.seconds)
@@ -104,6 +128,7 @@ def measured(job: Job, arguments: argparse.Namespace) -> dict:
         return {
             "job": job.name,
             "small": arguments.small,
+            "ran_before": not arguments.fresh,
             "budget_s": budget_s,
             "seconds": seconds,
             "total_s": round(study.seconds, 1),
@@ -117,6 +142,17 @@ def measured(job: Job, arguments: argparse.Namespace) -> dict:
             "trials": [told(trial) for trial in trials],
             **stamp(command()),
         }
+
+
+def run_before(workload: str) -> None:
+    """Takes one step of a job and compiles a small function, with caches that are thrown away."""
+    with tempfile.TemporaryDirectory() as caches:
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+            "TRITON_CACHE_DIR": f"{caches}/triton",
+        }
+        subprocess.run([sys.executable, "-c", ONE_STEP, workload], check=True, env=environment)
 
 
 def command() -> str:

@@ -227,6 +227,9 @@ class GpuModel:
         self.now_s += self.step.prepare_s
         return self.step.facts()
 
+    def begin_reference(self, request: Any, longest_s: float) -> None:
+        pass
+
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         return None
 

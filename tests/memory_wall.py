@@ -111,6 +111,9 @@ class WalledModel(GpuModel):
     def fits(self, choices: Choices) -> bool:
         return self.peak_bytes(choices) <= self._capacity
 
+    def begin_reference(self, request: Any, longest_s: float) -> None:
+        pass
+
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self.now_s += ATTEMPT_S
         if not self.fits(request.choices):

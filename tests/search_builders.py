@@ -150,6 +150,9 @@ class Machine(FakeRunner):
         self._current = facts.current
         return facts
 
+    def begin_reference(self, request: Any, longest_s: float) -> None:
+        pass
+
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self._take(self.reference_s, longest_s)
         super().make_reference(request)

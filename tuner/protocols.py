@@ -74,6 +74,12 @@ class TrialRunner(Protocol):
         """
         ...
 
+    def begin_reference(self, request: Any, longest_s: float) -> None:
+        """Begins to make the guard's reference while the next group starts. Its windows wait for the end, and
+        `make_reference` of the same request finds it made; where that failed, it makes it again.
+        """
+        ...
+
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         """Makes the guard's reference (a `steptune.tuner.trials.reference.ReferenceRequest`).
 

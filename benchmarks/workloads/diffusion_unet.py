@@ -132,8 +132,8 @@ class DiffusionUNet(steptune.Workload):
     ):
         self.global_batch = batch
         self.image_size, self.images, self.num_steps = image_size, images, num_steps
-        self.multipliers = [int(m) for m in multipliers.split(",")]
-        self.attended = [int(level) for level in attended.split(",")]
+        self.multipliers = [int(m) for m in str(multipliers).split(",")]
+        self.attended = [int(level) for level in str(attended).split(",")]
         self.channels, self.depth, self.dropout, self.head = channels, depth, dropout, head
 
     def model(self):

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from trial_builders import Prepared, complete_choices, prepare, reference
 
 from steptune.tuner.hardware import find_compiler
 from steptune.tuner.profiling.compile_findings import diagnose_compilation
+from steptune.tuner.protocols import Progress
 from steptune.tuner.records import Candidate, TrialResult
 from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.reference import ReferenceRequest
@@ -23,6 +25,18 @@ def counts(tmp_path: Path) -> Iterator[Prepared]:
     prepared = prepare(reference("uncapturable", "Counts"), tmp_path, with_reference=False)
     yield prepared
     prepared.runner.close()
+
+
+def reference_request(prepared: Prepared, *, eager: bool) -> ReferenceRequest:
+    return ReferenceRequest(
+        workload=prepared.workload,
+        study_directory=str(prepared.directory),
+        choices=complete_choices(COMPILED, prepared.facts),
+        device="cpu",
+        protocol=Protocol(num_pointwise=2, num_curve=0, num_horizon=0, randomness=prepared.facts.randomness),
+        unit_roundoffs=(2.0**-24,),
+        eager=eager,
+    )
 
 
 def effect_of(result: TrialResult, strategy: str) -> tuple[bool, str]:
@@ -58,18 +72,34 @@ def test_what_one_trial_compiled_the_next_one_finds(counts: Prepared) -> None:
     assert warm.cache_misses == 0
 
 
+def test_a_reference_is_made_while_a_trial_starts_and_again_where_that_failed(counts: Prepared, tmp_path: Path) -> None:
+    """What compiles leaves its device idle; nothing is measured beside the reference."""
+    request, made = reference_request(counts, eager=True), counts.directory / "reference.json"
+    counts.runner.begin_reference(replace(request, study_directory=str(tmp_path / "nowhere")), 100.0)
+    assert counts.run_baseline().ok
+    assert not made.exists()
+    counts.runner.make_reference(request)
+    first = made.stat().st_mtime_ns
+
+    counts.runner.begin_reference(request, 100.0)
+    running: list[int] = []
+
+    def note(progress: Progress) -> None:
+        if progress.text.startswith("window"):
+            running.append(len(counts.runner._board.running()))
+
+    (result,) = counts.run(counts.spec(guard=False, profile=False), listener=note)
+    assert result.ok, result.failure
+    assert set(running) == {1}
+    second = made.stat().st_mtime_ns
+    assert second > first
+    counts.runner.make_reference(request)
+    assert made.stat().st_mtime_ns == second
+
+
 @pytest.mark.parametrize("eager", [True, False])
 def test_an_eager_reference_of_a_compiled_configuration_compiles_nothing(counts: Prepared, eager: bool) -> None:
     """Disturbed runs would compile the model once more each; candidates are held to what rounding does in any case."""
-    request = ReferenceRequest(
-        workload=counts.workload,
-        study_directory=str(counts.directory),
-        choices=complete_choices(COMPILED, counts.facts),
-        device="cpu",
-        protocol=Protocol(num_pointwise=2, num_curve=0, num_horizon=0, randomness=counts.facts.randomness),
-        unit_roundoffs=(2.0**-24,),
-        eager=eager,
-    )
-    counts.runner.make_reference(request)
+    counts.runner.make_reference(reference_request(counts, eager=eager))
     compiled = list((counts.directory / "compile_cache" / "inductor").rglob("*.py"))
     assert bool(compiled) is not eager

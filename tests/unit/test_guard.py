@@ -29,6 +29,7 @@ from steptune.tuner.trials.guard import (
     compare,
     deviations,
     last_quarter,
+    needs_no_compilation,
     run_guard,
     widest,
 )
@@ -500,6 +501,32 @@ class TestVerdict:
         other = run_guard(study.job(Own()), study.files, self.spec(study), 0, coordinator)
         (note,) = other.notes
         assert note.startswith("update not replayed: Own is not one of torch's optimizers")
+
+    @pytest.mark.parametrize(
+        ("mode", "num_graphs"),
+        [pytest.param("default", 1, id="as the user"), pytest.param("max-autotune", 2, id="another mode")],
+    )
+    def test_compiles_a_model_twice_only_where_compilation_itself_is_in_question(
+        self, tmp_path: Path, coordinator: Coordinator, mode: str, num_graphs: int
+    ) -> None:
+        """With its dropout off it is another graph, which is compared uncompiled where the user compiles as well."""
+        own = make_study(tmp_path / "study")
+        compiled = {**own.reference.choices, "compile": {**own.reference.choices["compile"], "mode": "default"}}
+        eager = msgspec.structs.replace(own.reference, choices=compiled, eager=True)
+        own.files.reference.write_bytes(msgspec.json.encode(eager))
+        job, graphs = own.job(), []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        forward = job.model.forward
+        job.model.forward = lambda samples: forward(samples)  # TorchDynamo begins nothing in torch's own frames
+        job.model.compile(backend=backend)
+        spec = self.spec(own, choices={**compiled, "compile": {**compiled["compile"], "mode": mode}})
+        uncompiled = needs_no_compilation(own.files, spec, job.device)
+        assert run_guard(job, own.files, spec, 0, coordinator, uncompiled=uncompiled).passed
+        assert len(graphs) == num_graphs
 
     def test_names_the_check_that_failed_and_by_how_much(self, study: Study, coordinator: Coordinator) -> None:
         verdict = run_guard(study.job(Unclipped()), study.files, self.spec(study), 0, coordinator)

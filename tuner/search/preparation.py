@@ -44,6 +44,8 @@ REFERENCE_SHARE = 0.06
 """Of the budget that the guard's reference runs may take."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
 """Of the budget, and in seconds at most: for timing the links between ranks."""
+ROOM = 0.7
+"""Of a device's memory, that the reference may need beside a trial that compiles."""
 REFERENCE_STAGE = "running the reference"
 MANY_TRIALS = 500
 STEPS_OF_A_TRIAL = 12
@@ -242,6 +244,27 @@ class ReferenceMaker:
         self._store = store
         self._view = view
         self._made = False
+        self._begun = False
+
+    def begin(self, longest_s: float) -> None:
+        """Begins it beside the first trial, where that compiles for long while its device waits, and there is room."""
+        if self._begun or self._made:
+            return
+        self._begun = True
+        request = self._requests(self._reference, self._protocol())[0]
+        if request.eager and self._has_room():
+            self._runner.begin_reference(request, longest_s)
+
+    def _has_room(self) -> bool:
+        """On a device of its own, until the trial beside it has compiled."""
+        facts, hardware = self._space.workload, self._space.environment.hardware
+        needed = facts.look_peak_bytes + facts.optimizer.state_bytes
+        return (
+            hardware.device_kind == "cuda"
+            and facts.fits_memory
+            and facts.look_peak_bytes > 0
+            and needed < ROOM * hardware.devices[0].memory_bytes
+        )
 
     def ensure(self, longest_s: float) -> None:
         """Makes it, where that was not done yet: of the reference, or of the first candidate that loses no information

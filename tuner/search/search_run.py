@@ -100,8 +100,10 @@ class SearchRun:
         self._designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
 
     def _make_reference_for(self, suggestion: Suggestion) -> None:
-        """The baseline is what candidates are held to: it needs none."""
-        if suggestion.purpose is not Purpose.BASELINE:
+        """The baseline needs none, since candidates are held to it; while it starts, there is time to make one."""
+        if suggestion.purpose is Purpose.BASELINE:
+            self._guard.begin(self._view.left_s)
+        else:
             self._guard.ensure(max(MIN_STARTING_S, self._view.left_s))
             self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
 

@@ -188,6 +188,9 @@ class FakeRunner:
     def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
         return fake_workload()
 
+    def begin_reference(self, request: Any, longest_s: float) -> None:
+        """Nothing is gained beside trials that take no time."""
+
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
         needed_gb = self.surface.needed_gb(levels) + self._reference_gb

@@ -134,6 +134,7 @@ class GroupRun:
 
     Args:
         start: Starts the job of a spec.
+        before_windows: Called once all that live are warm.
     """
 
     def __init__(
@@ -143,12 +144,14 @@ class GroupRun:
         settings: MeasureSettings,
         listener: ProgressListener,
         seed: int,
+        before_windows: Callable[[], None] = lambda: None,
     ) -> None:
         self._board = board
         self._start = start
         self._settings = settings
         self._listener = listener
         self._random = random.Random(seed)
+        self._before_windows = before_windows
         self.members: list[Member] = []
 
     def run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose]) -> None:
@@ -157,6 +160,8 @@ class GroupRun:
             self.members.append(member)
             self._say(member, "starting")
             self._await(member, Ready)
+        if self._alive():
+            self._before_windows()
         self._measure()
         for member in self._alive():
             self._request(member, MeasureRestart(), RestartMeasured)

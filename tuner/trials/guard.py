@@ -36,6 +36,7 @@ import msgspec
 
 from steptune.tuner.guard.gradients import KINDS, REPETITIONS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.update_replay import LIMIT, RELATIVE, Deviation, UpdateRule, worst_deviation
+from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, Scalar, TrialSpec
 from steptune.tuner.strategies.knobs import PREFIX
 from steptune.tuner.training.structure import map_structure
@@ -141,6 +142,10 @@ class GuardReference(Record):
     why_no_rule: str = ""
     own_roundoff: float = 0.0
     """Of the arithmetic that it computes with itself; 0 of references from before it was noted."""
+    eager: bool = False
+    """Made without the compilation that its settings ask for."""
+    peak_bytes: int = 0
+    """Of device memory, of the hungriest rank; 0 on a CPU."""
 
 
 # --- the protocol -----------------------------------------------------------------------------
@@ -156,6 +161,7 @@ def run_protocol(
     update_watch: UpdateWatch | None = None,
     gradient_watch: GradientWatch | None = None,
     restart: Callable[[], None] | None = None,
+    uncompiled: bool = False,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Runs the guarded steps on a freshly built job.
 
@@ -165,6 +171,7 @@ def run_protocol(
         update_watch: Of the pointwise part.
         gradient_watch: Of the pointwise part and of the audits.
         restart: Sets parameters and buffers to those of the beginning; without it there are no audits.
+        uncompiled: Whether steps without dropout run what is compiled as it is written.
 
     Returns:
         The curve, and the first update sampled by parameter name.
@@ -174,7 +181,7 @@ def run_protocol(
     before = _sample(job)
     source = _endless(batches)
     torch.manual_seed(protocol.seed)
-    steps = _WatchedSteps(job, protocol.randomness)
+    steps = _WatchedSteps(job, protocol.randomness, uncompiled=uncompiled)
     watches: list[UpdateWatch | GradientWatch] = [w for w in (update_watch, gradient_watch) if w is not None]
     update: dict[str, torch.Tensor] = {}
     for number in range(protocol.num_pointwise):
@@ -210,19 +217,25 @@ def run_protocol(
 class _WatchedSteps:
     """Steps with dropout and its kin off.
 
+    Args:
+        uncompiled: Whether what is compiled runs as it is written.
+
     Attributes:
         losses: Of each.
         norms: Of the gradients of each; of a step of the user's own that updates more than once, of the last.
     """
 
-    def __init__(self, job: TrainingJob, randomness: str) -> None:
+    def __init__(self, job: TrainingJob, randomness: str, *, uncompiled: bool) -> None:
         self._job = job
         self._randomness = randomness
+        self._uncompiled = uncompiled
         self.losses: list[float] = []
         self.norms: list[float] = []
 
     def step(self, batch: Any, watches: Sequence[UpdateWatch | GradientWatch]) -> None:
         """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
+        import torch
+
         seen: list[float] = []
 
         def look(gradients: list[torch.Tensor]) -> None:
@@ -233,6 +246,8 @@ class _WatchedSteps:
         self._job.on_gradients = look
         try:
             with ExitStack() as stack:
+                if self._uncompiled:
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(randomness_off(self._job.model, self._randomness))
                 for watch in watches:
                     stack.enter_context(watch.step())
@@ -629,11 +644,19 @@ class Judge:
         self._gradients = GradientReference.load(files.reference_gradients)
 
     def judge(
-        self, job: TrainingJob, batches: Sequence[Any], *, unit_roundoff: float, lossy: bool, is_reference: bool = False
+        self,
+        job: TrainingJob,
+        batches: Sequence[Any],
+        *,
+        unit_roundoff: float,
+        lossy: bool,
+        is_reference: bool = False,
+        uncompiled: bool = False,
     ) -> Judged:
         """
         Args:
             is_reference: The job has the reference's own settings: what it differs by is repetition.
+            uncompiled: Steps without dropout run what is compiled as it is written.
         """
         protocol = self.reference.protocol
         no_replay = self.reference.why_no_rule or why_not_replayed(job)
@@ -651,6 +674,7 @@ class Judge:
             update_watch=update_watch,
             gradient_watch=gradient_watch,
             restart=partial(set_initial_state, job, self._files.initial_state) if gradient_watch is not None else None,
+            uncompiled=uncompiled,
         )
         curve = averaged(curve, self._coordinator)
         if is_reference and curve.finite:
@@ -676,13 +700,30 @@ class Judge:
 
 
 def run_guard(
-    job: TrainingJob, files: StudyFiles, spec: TrialSpec, rank: int, coordinator: Coordinator
+    job: TrainingJob,
+    files: StudyFiles,
+    spec: TrialSpec,
+    rank: int,
+    coordinator: Coordinator,
+    *,
+    uncompiled: bool = False,
 ) -> GuardVerdict:
-    """Runs the protocol on a candidate's freshly built job and compares."""
-    judge = Judge(msgspec.json.decode(files.reference.read_bytes(), type=GuardReference), files, coordinator)
+    """Runs the protocol on a candidate's freshly built job and compares.
+
+    Args:
+        uncompiled: Whether steps without dropout run what is compiled as it is written.
+    """
+    judge = Judge(_stored_reference(files), files, coordinator)
     batches = guard_batches(job, files, rank, spec.num_ranks)
     is_reference = spec.choices == judge.reference.choices
-    judged = judge.judge(job, batches, unit_roundoff=spec.unit_roundoff, lossy=spec.lossy, is_reference=is_reference)
+    judged = judge.judge(
+        job,
+        batches,
+        unit_roundoff=spec.unit_roundoff,
+        lossy=spec.lossy,
+        is_reference=is_reference,
+        uncompiled=uncompiled,
+    )
     reference, curve, checks = judge.reference, judged.curve, judged.checks
     if is_reference and rank == 0:
         _replace_file(files.reference, msgspec.json.encode(reference))
@@ -735,6 +776,25 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         if any(check.kind == kind for check in checks):
             found.append(f"{text} ({max(shares):.1g} of the limit)" if shares else text)
     return tuple(found)
+
+
+def _stored_reference(files: StudyFiles) -> GuardReference:
+    return msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
+
+
+def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.device) -> bool:
+    """Whether the steps without dropout of a compiled candidate tell as much uncompiled.
+
+    With its dropout off a model is another graph, which nobody measures, and compiling it takes as long as compiling
+    the one that is. It is not needed where the user compiles in the same way and the reference was made without; the
+    curve part runs what is compiled. Of several ranks one that runs out of memory ends all: there must be room for
+    twice what the reference took.
+    """
+    reference = _stored_reference(files)
+    ours, theirs = (choices.get("compile") for choices in (spec.choices, reference.choices))
+    if not reference.eager or ours != theirs or reference.protocol.randomness != "switchable":
+        return False
+    return spec.num_ranks == 1 or device.type == "cpu" or 2 * reference.peak_bytes < device_memory_bytes(device)
 
 
 def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:

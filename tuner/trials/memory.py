@@ -57,6 +57,15 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
     )
 
 
+def forget_peak(device: torch.device) -> None:
+    """Begins a device's peak anew, from the tensors that are alive."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def _peak_resident() -> int:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():

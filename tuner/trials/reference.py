@@ -132,6 +132,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         rule=rule,
         why_no_rule=no_rule,
         own_roundoff=request.own_roundoff,
+        eager=request.eager,
+        peak_bytes=int(coordinator.most([_peak_bytes(device)])[0]),
     )
     if rank == 0:
         save_tensors(files.reference_update, first.update, {})
@@ -205,6 +207,12 @@ class _Run:
 
     def deviations_from(self, other: _Run) -> Tolerance:
         return deviations(self.curve, self.update, other.curve, other.update)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 class _Runs:

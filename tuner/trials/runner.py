@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,28 @@ MEMORY_MARGIN = 0.10
 TASK_DEADLINE_S = 900.0
 MAX_RENEWALS = 10
 """Deadlines that a task may fill altogether: progress can be claimed without end."""
+
+
+@dataclass
+class _Task:
+    """A job that is no trial, what it did last, and its answer once there is one."""
+
+    entry: str
+    job: Job
+    doing: str
+    answer: bytes | None = None
+
+
+@dataclass
+class _Beside:
+    """The guard's reference, made while the next group starts."""
+
+    request: ReferenceRequest
+    task: _Task
+
+    @property
+    def made(self) -> bool:
+        return self.task.job.failure is None and self.task.answer is not None
 
 
 class LocalRunner:
@@ -120,6 +144,7 @@ class LocalRunner:
         self._check = check
         self._given_up: tuple[float, str] | None = None
         """When the task that runs is given up, on the monotonic clock, and what it is."""
+        self._beside: _Beside | None = None
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -188,7 +213,15 @@ class LocalRunner:
             server.send(Preload(path=str(self._files.imports)))
         return facts
 
+    def begin_reference(self, request: ReferenceRequest, longest_s: float) -> None:
+        variables = {**self._variables, **request.environment_variables}
+        task = self._begin_task("reference", request, variables, self._num_ranks, longest_s)
+        self._beside = _Beside(request=request, task=task)
+
     def make_reference(self, request: ReferenceRequest, longest_s: float | None = None) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None and beside.request == request and beside.made:
+            return
         try:
             with self._given_up_after(longest_s, "running the guard's reference"):
                 self._task("reference", request, request.environment_variables, self._num_ranks)
@@ -207,22 +240,25 @@ class LocalRunner:
         variables = {**self._variables, **(variables or {})}
         repeats = 0
         while True:
-            job, answer, doing = self._run_task(entry, request, variables, num_ranks)
-            if job.failure is None or repeats >= repeats_after(job.failure):
+            task = self._begin_task(entry, request, variables, num_ranks)
+            try:
+                self._finish_task(task)
+            finally:
+                self._end([task.job])
+            failure = task.job.failure
+            if failure is None or repeats >= repeats_after(failure):
                 break
             repeats += 1
-            self._listener(Progress(trial_id="", text=f"{doing}: {job.failure.message}; repeating", phase=entry))
-        if job.failure is not None:
-            self._raise_failure(job, entry, doing)
-        if answer is None:
+            self._listener(Progress(trial_id="", text=f"{task.doing}: {failure.message}; repeating", phase=entry))
+        if failure is not None:
+            self._raise_failure(task.job, entry, task.doing)
+        if task.answer is None:
             raise RunnerError(f"the {entry} task ended without an answer; see {self._files.logs}")
-        return answer
+        return task.answer
 
-    def _run_task(
-        self, entry: str, request: Any, variables: Mapping[str, str], num_ranks: int
-    ) -> tuple[Job, bytes | None, str]:
-        """One run of a task: its job, its answer if there is one, and what it did last."""
-        deadlines = Deadlines(build_s=self._task_deadline_s)
+    def _begin_task(
+        self, entry: str, request: Any, variables: Mapping[str, str], num_ranks: int, longest_s: float = math.inf
+    ) -> _Task:
         job_id = new_id()
         if num_ranks > 1:
             request = msgspec.structs.replace(request, run_id=job_id)
@@ -231,27 +267,26 @@ class LocalRunner:
             job_id=job_id,
             entry=entry,
             payload=request,
-            deadlines=deadlines,
+            deadlines=Deadlines(build_s=min(self._task_deadline_s, longest_s)),
             num_ranks=num_ranks,
             log=str(self._files.logs / f"{entry}.log"),
         )
-        answer: bytes | None = None
-        doing = entry
+        return _Task(entry=entry, job=job, doing=entry)
+
+    def _finish_task(self, task: _Task) -> None:
+        """Waits until a task has ended, with an answer or without."""
         began_s = time.monotonic()
         try:
-            while (message := self._board.next_message(job)) is not None:
+            while (message := self._board.next_message(task.job)) is not None:
                 if isinstance(message, TaskProgress):
                     if time.monotonic() - began_s < MAX_RENEWALS * self._task_deadline_s:
-                        job.enter(job.phase)  # progress: the deadline begins anew
-                    doing = message.text
-                    self._listener(Progress(trial_id="", text=doing, phase=entry))
+                        task.job.enter(task.job.phase)  # progress: the deadline begins anew
+                    task.doing = message.text
+                    self._listener(Progress(trial_id="", text=task.doing, phase=task.entry))
                 elif isinstance(message, TaskDone):
-                    answer = bytes(message.result)
+                    task.answer = bytes(message.result)
         except RunnerError as error:
-            self._outlive(error, [job])
-        finally:
-            self._end([job])
-        return job, answer, doing
+            self._outlive(error, [task.job])
 
     def _raise_failure(self, job: Job, entry: str, doing: str) -> None:
         failure = job.failure
@@ -291,9 +326,10 @@ class LocalRunner:
         seed = self._seed + zlib.crc32(group.encode())
         for repeats in itertools.count():
             began, began_ns = datetime.now(UTC).isoformat(), time.monotonic_ns()
-            run = GroupRun(self._board, self._start, settings, listener, seed=seed)
+            run = GroupRun(self._board, self._start, settings, listener, seed=seed, before_windows=self._end_beside)
+            crowded = self._beside is not None and not self._beside.task.job.ended
             self._run_group(run, specs, purposes, repeats)
-            died = _ended_by_environment(run, repeats)
+            died = _ended_by_environment(run, repeats) or (_out_of_memory(run) if crowded else None)
             if died is None:
                 break
             listener(Progress(trial_id=specs[0].trial_id, text=f"{died.message}; repeating"))
@@ -326,7 +362,13 @@ class LocalRunner:
             if len(run.members) < len(specs) and _ended_by_environment(run, repeats) is None:
                 raise
         finally:
-            self._end([member.job for member in run.members])
+            beside = [self._beside.task.job] if self._beside is not None else []
+            self._end([*(member.job for member in run.members), *beside])
+
+    def _end_beside(self) -> None:
+        """Waits for the guard's reference that was begun beside a group: nothing is measured beside it."""
+        if self._beside is not None:
+            self._finish_task(self._beside.task)
 
     def _end(self, jobs: Sequence[Job]) -> None:
         """Leaves nothing behind of jobs that ran together, and with no others."""
@@ -473,6 +515,16 @@ def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
             continue
         if repeats < repeats_after(failure):
             return failure
+    return None
+
+
+def _out_of_memory(run: GroupRun) -> Failure | None:
+    """The failure of a trial that ran out of memory while the guard's reference was made beside it."""
+    for member in run.members:
+        failure = member.job.failure
+        if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
+            message = f"{failure.message}; the guard's reference was made beside it"
+            return msgspec.structs.replace(failure, message=message)
     return None
 
 

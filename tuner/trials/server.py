@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ from steptune.tuner.trials.processes import (
 from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
+COMPILER_MODULES = ("torch._inductor.compile_fx",)
+"""Imported while the first job runs: a rank that compiles would take seconds for them."""
 FAILED_RANK_GRACE_S = 2.0
 
 
@@ -99,6 +102,7 @@ class TrialServer:
         self._oom_kills = oom_kills()
         self._running = True
         self._child_died = False
+        self._imports_compiler = start_method == "fork"
 
     def run(self) -> None:
         wake_read, wake_write = os.pipe()
@@ -170,6 +174,9 @@ class TrialServer:
                 rank.channel.send(message.payload)
             job.ranks.append(rank)
             self._selector.register(rank.channel, selectors.EVENT_READ, (message.job, number))
+        if self._imports_compiler:
+            self._imports_compiler = False
+            preload(COMPILER_MODULES)
 
     def _fork(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
         server_pid = os.getpid()
@@ -344,7 +351,7 @@ def redirect_output(log: str) -> None:
     os.dup2(sink, 2)
 
 
-def preload(modules: list[str]) -> None:
+def preload(modules: Sequence[str]) -> None:
     """Imports modules that ranks will want; a missing or failing one is left to the rank to report."""
     for name in modules:
         with contextlib.suppress(Exception):

@@ -32,9 +32,9 @@ from steptune.tuner.trials.analysis_files import analysis_text, timelines_text
 from steptune.tuner.trials.capture import num_profiled_steps, record_memory, record_profile
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.device_watch import watch_device
-from steptune.tuner.trials.guard import run_guard
+from steptune.tuner.trials.guard import needs_no_compilation, run_guard
 from steptune.tuner.trials.measure import Stepper, epoch_restart_ns, take_window
-from steptune.tuner.trials.memory import limit_host_memory, measure_peak
+from steptune.tuner.trials.memory import forget_peak, limit_host_memory, measure_peak
 from steptune.tuner.trials.messages import (
     Channel,
     Command,
@@ -136,8 +136,6 @@ class TrialRun:
     # --- build --------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        import torch
-
         spec = self.spec
         limit_host_memory(spec.memory_limit_bytes, spec.device)
         self._workload = self._load()
@@ -151,6 +149,16 @@ class TrialRun:
             self._device,
             keeps_nccl_log="nccl_settings" in spec.candidate.choices,
         )
+        self._assemble()
+        with self._clock():
+            fill_cache(self._job, self._files)
+        self._built_ns = time.monotonic_ns()
+        self._first_step_ns = self._built_ns
+
+    def _assemble(self) -> None:
+        import torch
+
+        spec = self.spec
         torch.manual_seed(spec.seed)
         self._order = self._files.order(self.rank, spec.num_ranks)
         self._job = assemble(
@@ -166,10 +174,6 @@ class TrialRun:
         )
         if self._order is not None:
             self._order = self._job.loader.batch_sampler  # in the batches of the plan
-        with self._clock():
-            fill_cache(self._job, self._files)
-        self._built_ns = time.monotonic_ns()
-        self._first_step_ns = self._built_ns
 
     def _load(self) -> Workload:
         with self._clock():
@@ -189,11 +193,28 @@ class TrialRun:
 
     def _guard(self) -> None:
         began = self._first_step_ns = time.monotonic_ns()
-        verdict = run_guard(self._job, self._files, self.spec, self.rank, self._coordinator)
+        verdict = self._verdict()
         self._guard_ns = time.monotonic_ns() - began
         self._guard_steps = verdict.num_steps
         self._coordinator.send(Guarded(verdict=verdict))
         self._require(verdict)
+
+    def _verdict(self) -> GuardVerdict:
+        """Uncompiled steps may need memory that compiled ones do not: then compiled, of a job built anew."""
+        from steptune.tuner.trials.failures import is_out_of_memory
+
+        judged = self._files, self.spec, self.rank, self._coordinator
+        if needs_no_compilation(self._files, self.spec, self._device):
+            try:
+                verdict = run_guard(self._job, *judged, uncompiled=True)
+                forget_peak(self._device)
+                return verdict
+            except (MemoryError, RuntimeError) as error:
+                if self.spec.num_ranks > 1 or not is_out_of_memory(error):
+                    raise
+            del self._job
+            self._assemble()
+        return run_guard(self._job, *judged)
 
     def _require(self, verdict: GuardVerdict) -> None:
         from steptune.tuner.trials.failures import NumericsLeft

@@ -8,8 +8,9 @@ gradients are fitted on correct changes of the first half of the trainings; the 
 A fault is material where it moves weights or statistics in ten steps by more than the precision does. One that changes
 nothing at all (gradients that clipping never reaches, not clipped) is none.
 
-    python benchmarks/guard_power.py --rows rows.json    # writes results/guard_power.json; 20 minutes on two cores
-    python benchmarks/guard_power.py --from rows.json    # judges the same scores by the limits of today
+    python benchmarks/guard_power.py --rows rows.bin    # writes results/guard_power.json; 20 minutes on two cores
+    python benchmarks/guard_power.py --from rows.bin    # judges the same scores by the limits of today
+    python benchmarks/guard_power.py --from rows.bin --only Causal Patches --rows rows.bin    # runs some anew
 """
 
 from __future__ import annotations
@@ -284,19 +285,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--rows", type=Path, help="keep every run's scores there")
     parser.add_argument("--from", dest="source", type=Path, help="scores of an earlier run")
+    parser.add_argument("--only", nargs="*", default=[], help="trainings that are run beside it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     runs: list[Run] = []
+    chosen = [t for t in TRAININGS if t.__name__ in arguments.only or not (arguments.only or arguments.source)]
     if arguments.source:
-        runs = msgspec.json.decode(arguments.source.read_bytes(), type=list[Run])
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            for training in TRAININGS:
-                runs += Bench(training, Path(folder) / training.__name__).runs()
-                print(training.__name__, len(runs), flush=True)
-                if arguments.rows:
-                    arguments.rows.write_bytes(msgspec.json.encode(runs))
+        known = msgspec.msgpack.decode(arguments.source.read_bytes(), type=list[Run])
+        runs = [run for run in known if run.training not in {training.__name__ for training in chosen}]
+    with tempfile.TemporaryDirectory() as folder:
+        for training in chosen:
+            runs += Bench(training, Path(folder) / training.__name__).runs()
+            print(training.__name__, len(runs), flush=True)
+            if arguments.rows:
+                arguments.rows.write_bytes(msgspec.msgpack.encode(runs))
     result = {
         **stamp("python benchmarks/guard_power.py", ("tuner", "tests", "benchmarks")),
         "hardware": hardware(describe_environment("cpu", Path(tempfile.gettempdir()), 1)),

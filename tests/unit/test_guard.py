@@ -37,7 +37,7 @@ from steptune.tuner.trials.guard import (
 LOSS, NORM = "loss", "gradient norm"
 SIZE, DIRECTION = "size of the first update", "direction of the first update"
 CURVE, HORIZON, UPDATE = "loss curve", "loss horizon", "replayed update"
-GRADIENTS, STATE = "gradients", "untrained state"
+GRADIENTS, STATE, MASKS = "gradients", "untrained state", "scatter of masks"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,7 +54,7 @@ def study(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
 class TestSame:
     def test_the_unchanged_workload_is_exactly_the_reference(self, study: Study) -> None:
         checks = study.checks(study.job())
-        assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE, UPDATE, GRADIENTS, STATE]
+        assert list(checks) == [LOSS, NORM, SIZE, DIRECTION, CURVE, UPDATE, GRADIENTS, STATE, MASKS]
         for name in (LOSS, NORM, SIZE, DIRECTION):
             assert (checks[name].observed, checks[name].passed) == (0.0, True)
             assert checks[name].tolerance > 0, "another process may round the last bit otherwise"
@@ -177,9 +177,11 @@ class TestAnother:
         make, expected = FAULTS[fault]
         assert expected <= set(study.failed(study.job(make())))
 
-    def test_removed_dropout_is_seen_by_the_curve_alone(self, study: Study) -> None:
+    def test_removed_dropout_is_seen_where_it_is_on_alone(self, study: Study) -> None:
         """Pointwise checks run with dropout off."""
-        assert study.failed(study.job(NoDropout())) == [CURVE]
+        failed = study.failed(study.job(NoDropout()))
+        assert CURVE in failed
+        assert set(failed) <= {CURVE, MASKS}
 
     @pytest.mark.parametrize("fault", ["clipped to half", "not clipped", "loss halved", "one layer not updated"])
     def test_gross_faults_do_not_hide_behind_16_bit_rounding(self, study: Study, fault: str) -> None:
@@ -539,6 +541,14 @@ class TestVerdict:
             run_guard(study.job(), study.files, self.spec(study, checks_loader=checks), 0, coordinator)
             for checks in (False, True)
         )
-        assert {c.kind for c in plain.checks} == {"pointwise", "update", "gradient", "state", "curve"}
-        assert {c.kind for c in loading.checks} == {"pointwise", "update", "gradient", "state", "curve", "loader"}
+        assert {c.kind for c in plain.checks} == {"pointwise", "update", "gradient", "state", "masks", "curve"}
+        assert {c.kind for c in loading.checks} == {
+            "pointwise",
+            "update",
+            "gradient",
+            "state",
+            "masks",
+            "curve",
+            "loader",
+        }
         assert loading.passed

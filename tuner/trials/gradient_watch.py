@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steptune.tuner.guard.gradients import Noise, Tensors, measure_noise
+from steptune.tuner.guard.masks import Scatter
 from steptune.tuner.training.initial_state import named_state
 from steptune.tuner.training.job import unwrapped
 from steptune.tuner.training.sharding import laid_out_as, whole
@@ -128,10 +129,13 @@ class Compared:
 class GradientReference:
     """What candidates' gradients are compared with, as the study's files have it."""
 
-    def __init__(self, *, gradients: Compared, changes: Compared, exact: Sequence[int]) -> None:
+    def __init__(
+        self, *, gradients: Compared, changes: Compared, exact: Sequence[int], scatter: Scatter | None = None
+    ) -> None:
         self.gradients = gradients
         self.changes = changes
         self.exact = tuple(exact)
+        self.scatter = scatter
 
     @classmethod
     def measured(
@@ -140,8 +144,11 @@ class GradientReference:
         repeated: GradientWatch,
         disturbed: dict[float, list[GradientWatch]],
         exact: Sequence[int],
+        scatter: Scatter | None,
     ) -> GradientReference:
-        """From the reference's runs: the first, the same again, and those disturbed by each unit roundoff."""
+        """From the reference's runs: the first, the same again, and those disturbed by each unit roundoff; and from
+        those over seeds.
+        """
 
         def compared(part: Callable[[GradientWatch], Sequence[Tensors]]) -> Compared:
             noise = {
@@ -160,6 +167,7 @@ class GradientReference:
             gradients=compared(lambda watch: watch.gradients),
             changes=compared(lambda watch: watch.changes),
             exact=exact,
+            scatter=scatter,
         )
 
     def save(self, path: Path) -> None:
@@ -171,6 +179,10 @@ class GradientReference:
             metadata[f"{part} steps"] = len(compared.steps)
             for number, step in enumerate(compared.steps):
                 tensors.update({f"{part}/{number}/{name}": tensor for name, tensor in step.items()})
+        if self.scatter is not None:
+            metadata["scatter"] = {name: getattr(self.scatter, name) for name in ("energies", "num_seeds", "spread")}
+            for number, step in enumerate(self.scatter.means):
+                tensors.update({f"scatter/{number}/{name}": tensor for name, tensor in step.items()})
         save_tensors(path, tensors, metadata)
 
     @classmethod
@@ -179,16 +191,22 @@ class GradientReference:
         if not path.exists():
             return None
         tensors, metadata = map_tensors(path)
+
+        def steps(owner: str) -> list[Tensors]:
+            found: dict[int, dict[str, torch.Tensor]] = {}
+            for key, tensor in tensors.items():
+                part, number, name = key.split("/", 2)
+                if part == owner:
+                    found.setdefault(int(number), {})[name] = tensor
+            return [found.get(number, {}) for number in range(metadata.get(f"{owner} steps", len(found)))]
+
         parts = {}
         for part in _PARTS:
-            steps: list[dict[str, torch.Tensor]] = [{} for _ in range(metadata[f"{part} steps"])]
-            for key, tensor in tensors.items():
-                owner, number, name = key.split("/", 2)
-                if owner == part:
-                    steps[int(number)][name] = tensor
             noise = msgspec.convert(metadata[part], dict[str, list[Noise]])
-            parts[part] = Compared(steps=steps, noise=noise)
-        return cls(**parts, exact=metadata["exact"])
+            parts[part] = Compared(steps=steps(part), noise=noise)
+        known = metadata.get("scatter")
+        scatter = None if known is None else Scatter(means=steps("scatter"), **known)
+        return cls(**parts, exact=metadata["exact"], scatter=scatter)
 
 
 _PARTS = ("gradients", "changes")

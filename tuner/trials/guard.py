@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steptune.tuner.guard.gradients import KINDS, REPETITIONS, Score, limits_of, scores, worst_of
+from steptune.tuner.guard.masks import Scatter, excess_of
 from steptune.tuner.guard.update_replay import LIMIT, RELATIVE, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Record, Scalar, TrialSpec
@@ -160,6 +161,7 @@ def run_protocol(
     horizon_seed: int | None = None,
     update_watch: UpdateWatch | None = None,
     gradient_watch: GradientWatch | None = None,
+    mask_watch: GradientWatch | None = None,
     restart: Callable[[], None] | None = None,
     uncompiled: bool = False,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
@@ -170,6 +172,7 @@ def run_protocol(
         horizon_seed: Of the longer horizon; None for a run that does not go on over it.
         update_watch: Of the pointwise part.
         gradient_watch: Of the pointwise part and of the audits.
+        mask_watch: Of the curve part.
         restart: Sets parameters and buffers to those of the beginning; without it there are no audits.
         uncompiled: Whether steps without dropout run what is compiled as it is written.
 
@@ -191,7 +194,10 @@ def run_protocol(
     update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
     losses, norms = list(steps.losses), list(steps.norms)
     torch.manual_seed(seed)
-    curve = [_loss_of(job, next(source)) for _ in range(protocol.num_curve)]
+    drawing = _WatchedSteps(job, "none")
+    for _ in range(protocol.num_curve):
+        drawing.step(next(source), [mask_watch] if mask_watch is not None else [])
+    curve = drawing.losses
     horizon: list[float] = []
     if horizon_seed is not None:
         torch.manual_seed(horizon_seed)
@@ -468,6 +474,16 @@ def check_gradients(
     return checks
 
 
+def check_masks(scatter: Scatter, watch: GradientWatch, device: torch.device) -> GuardCheck:
+    """Whether masks scatter gradients by as much as the reference's do."""
+    excess = excess_of(scatter, watch.gradients)
+    detail = (
+        f"dropout and its kin scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
+        f"{math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
+    )
+    return _gated("scatter of masks", "masks", abs(excess), scatter.limit, detail, device)
+
+
 def _gated(name: str, kind: str, observed: float, limit: float, detail: str, device: torch.device) -> GuardCheck:
     """A check whose limit was measured on some devices, and is only shown on others."""
     gates = device.type in MEASURED_DEVICES
@@ -665,6 +681,7 @@ class Judge:
             no_gradients = "the reference was made without them"
         update_watch = None if no_replay or lossy else UpdateWatch(job)
         gradient_watch = None if no_gradients or lossy else GradientWatch(job)
+        mask_watch = GradientWatch(job) if gradient_watch is not None and protocol.num_curve else None
         curve, update = run_protocol(
             job,
             batches,
@@ -673,6 +690,7 @@ class Judge:
             horizon_seed=protocol.seed if lossy else None,
             update_watch=update_watch,
             gradient_watch=gradient_watch,
+            mask_watch=mask_watch,
             restart=partial(set_initial_state, job, self._files.initial_state) if gradient_watch is not None else None,
             uncompiled=uncompiled,
         )
@@ -694,6 +712,9 @@ class Judge:
             checks.append(check_update(self.reference.rule, update_watch, job))
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             checks += check_gradients(self._gradients, gradient_watch, unit_roundoff=unit_roundoff, device=job.device)
+        scatter = self._gradients.scatter if self._gradients is not None else None
+        if curve.finite and mask_watch is not None and scatter is not None:
+            checks.append(check_masks(scatter, mask_watch, job.device))
         reasons = {"update not replayed": no_replay, "gradients not compared": no_gradients}
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
         return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch)
@@ -767,6 +788,7 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         "gradient": f"gradients within the rounding of {arithmetic}",
         "state": "statistics and other untrained state the same way",
         "pointwise": f"losses and their gradients' norm in {steps} steps",
+        "masks": f"masks by how they scatter gradients in {len(curve.curve_losses)} steps",
         "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
         "loader": "order and content of samples",
     }

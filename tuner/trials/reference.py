@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from steptune.tuner.guard.masks import Scatter, measure_scatter
 from steptune.tuner.guard.update_replay import LIMIT, worst_deviation
 from steptune.tuner.records import Choice, Record
 from steptune.tuner.strategies.composition import make_plan
@@ -120,13 +121,14 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     corrections = runs.bias_corrections(first)
     if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
         rounding = {key: widened(tolerance, corrections) for key, tolerance in rounding.items()}
+    seeds = runs.over_seeds(first)
     result = GuardReference(
         protocol=request.protocol,
         curve=reference,
         repetition=repeated,
         rounding=rounding,
         bias_corrections=corrections,
-        seed_means=runs.seed_means(reference),
+        seed_means=tuple(sum(run.curve.curve_losses) / len(run.curve.curve_losses) for run in seeds),
         horizon_ends=runs.horizon_ends(max(request.unit_roundoffs)),
         choices=request.choices,
         rule=rule,
@@ -137,13 +139,19 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     )
     if rank == 0:
         save_tensors(files.reference_update, first.update, {})
-        _save_gradients(files, first, again, disturbed, request.protocol)
+        scatter = measure_scatter([run.masked.gradients for run in seeds if run.masked is not None])
+        _save_gradients(files, first, again, disturbed, request.protocol, scatter)
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
 
 
 def _save_gradients(
-    files: StudyFiles, first: _Run, again: _Run, disturbed: dict[float, list[_Run]], protocol: Protocol
+    files: StudyFiles,
+    first: _Run,
+    again: _Run,
+    disturbed: dict[float, list[_Run]],
+    protocol: Protocol,
+    scatter: Scatter | None,
 ) -> None:
     """Where gradients of the reference can be compared."""
     if first.gradients is None or again.gradients is None:
@@ -152,7 +160,7 @@ def _save_gradients(
     watches = {
         roundoff: [run.gradients for run in runs if run.gradients is not None] for roundoff, runs in disturbed.items()
     }
-    measured = GradientReference.measured(first.gradients, again.gradients, watches, protocol.exact)
+    measured = GradientReference.measured(first.gradients, again.gradients, watches, protocol.exact, scatter)
     measured.save(files.reference_gradients)
 
 
@@ -199,11 +207,13 @@ class _Run:
     Attributes:
         update: The first one, sampled.
         gradients: None where they cannot be compared.
+        masked: Gradients of the curve part.
     """
 
     curve: Curve
     update: dict[str, torch.Tensor]
     gradients: GradientWatch | None
+    masked: GradientWatch | None
 
     def deviations_from(self, other: _Run) -> Tolerance:
         return deviations(self.curve, self.update, other.curve, other.update)
@@ -253,7 +263,9 @@ class _Runs:
         rank = self._coordinator.rank
         with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
             horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
-            gradient_watch = GradientWatch(self._job) if audits and not why_not_compared(self._job) else None
+            comparable = not why_not_compared(self._job)
+            gradient_watch = GradientWatch(self._job) if audits and comparable else None
+            mask_watch = GradientWatch(self._job) if comparable and not roundoff else None
             curve, update = run_protocol(
                 self._job,
                 self._batches,
@@ -262,12 +274,13 @@ class _Runs:
                 horizon_seed=horizon_seed,
                 update_watch=update_watch,
                 gradient_watch=gradient_watch,
+                mask_watch=mask_watch,
                 restart=partial(set_initial_state, self._job, self._files.initial_state, disturb) if audits else None,
             )
         curve = averaged(curve, self._coordinator)
         if on:
             self._horizon_ends.append(last_quarter(curve.horizon_losses))
-        return _Run(curve=curve, update=update, gradients=gradient_watch)
+        return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch)
 
     def disturbed(self) -> dict[float, list[_Run]]:
         """By each unit roundoff; those by the coarsest go on over the horizon."""
@@ -289,14 +302,12 @@ class _Runs:
         with of_bias_corrections(optimizer):
             return widest([self.run().deviations_from(first)])
 
-    def seed_means(self, reference: Curve) -> tuple[float, ...]:
-        """Mean loss of the curve part over seeds; empty for a model without randomness."""
-        if not reference.curve_losses:
-            return ()
-        curves = [reference]
-        for number in range(1, NUM_SEEDS):
-            curves.append(self.run(seed=self._request.protocol.seed + number, audits=False).curve)
-        return tuple(sum(c.curve_losses) / len(c.curve_losses) for c in curves)
+    def over_seeds(self, first: _Run) -> list[_Run]:
+        """Of the curve part; empty for a model without randomness."""
+        if not first.curve.curve_losses:
+            return []
+        seed = self._request.protocol.seed
+        return [first, *(self.run(seed=seed + number, audits=False) for number in range(1, NUM_SEEDS))]
 
     def horizon_ends(self, coarsest: float) -> tuple[float, ...]:
         """Of the first run and of disturbed ones, of which there are more runs where there were too few."""

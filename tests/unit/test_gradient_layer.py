@@ -1,0 +1,160 @@
+"""Gradients by tensor: what is the same training passes under 16 bits, and faults of forward and backward do not.
+
+A short form of `benchmarks/guard_power.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from guarded import BF16, PROTOCOL, Study, make_study
+from guarded_trainings import FAULTS, Causal, Masked, Training
+from msgspec.structs import replace
+
+from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
+from steptune.tuner.guard.masks import excess_of, measure_scatter
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+O1: dict[str, Any] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
+PROTOCOL = replace(PROTOCOL, num_pointwise=4, num_curve=8, num_horizon=0)
+
+
+@pytest.fixture(scope="module")
+def masked(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    short = replace(PROTOCOL, num_curve=0)
+    return make_study(tmp_path_factory.mktemp("masked") / "study", Masked, protocol=short, unit_roundoffs=(BF16,))
+
+
+@pytest.fixture(scope="module")
+def causal(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return make_study(tmp_path_factory.mktemp("causal") / "study", Causal, protocol=PROTOCOL, unit_roundoffs=(BF16,))
+
+
+def planted(name: str, training: type[Training]) -> Training:
+    fault = next(fault for fault in FAULTS if fault.name == name).plant(training)
+    assert fault is not None
+    return fault()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"micro_batch": {"num_micro_batches": 2}},
+        {"activation_checkpointing": {"every": 1}},
+        {"optimizer_implementation": {"implementation": "fused", "contiguous": True}},
+        {"precision": {"level": "O2", "dtype": "bfloat16"}},
+    ],
+)
+def test_the_same_training_passes_under_16_bits(masked: Study, change: dict[str, Any]) -> None:
+    assert masked.failed(masked.job(**{**O1, **change}), unit_roundoff=BF16) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "loss 5 % smaller",
+        "halves weighted alike",
+        "last sample left out",
+        "labels shifted by one token",
+        "causal though it is not",
+        "attention not scaled",
+        "first branch detached",
+        "a layer frozen",
+        "a quarter of a gradient lost",
+        "batch of the step before",
+    ],
+)
+def test_faults_of_the_gradient_do_not_hide_behind_16_bits(masked: Study, fault: str) -> None:
+    checks = masked.checks(masked.job(planted(fault, Masked), **O1), unit_roundoff=BF16)
+    assert not checks["gradients"].passed
+    assert "gradients" in checks["gradients"].detail or "only one of the two" in checks["gradients"].detail
+
+
+def test_gradients_that_a_step_leaves_are_seen_though_a_loss_scaler_shrinks_them(masked: Study) -> None:
+    """Under float16 they are scaled down again, and hardly move the next step's."""
+    half = {"precision": {"level": "O1", "dtype": "float16"}}
+    job = masked.job(planted("gradients not cleared", Masked), **half)
+    assert "untrained state" in masked.failed(job, unit_roundoff=BF16)
+
+
+@pytest.mark.parametrize("fault", ["dropout off", "dropout of a half"])
+def test_another_rate_of_dropout_scatters_gradients_otherwise(causal: Study, fault: str) -> None:
+    assert causal.failed(causal.job(**O1), unit_roundoff=BF16) == []
+    assert "scatter of masks" in causal.failed(causal.job(planted(fault, Causal), **O1), unit_roundoff=BF16)
+
+
+class TestScores:
+    """Two tensors at four steps, of which the first, third and fourth begin from the reference's parameters."""
+
+    EXACT = (0, 2, 3)
+
+    def steps(self, scale: float = 1.0, seed: int = 0, noise: float = 0.0) -> list[dict[str, torch.Tensor]]:
+        drawn = torch.Generator().manual_seed(seed)
+        values = torch.linspace(1, 2, 64, dtype=torch.float64)
+        names = ("first", "second")
+        return [
+            {n: scale * values * (1 + noise * torch.randn(64, generator=drawn, dtype=torch.float64)) for n in names}
+            for _ in range(4)
+        ]
+
+    def score(self, found: list[dict[str, torch.Tensor]]) -> Score:
+        reference, disturbed = self.steps(), [self.steps(seed=k, noise=BF16) for k in (1, 2)]
+        noise = measure_noise(reference, disturbed, reference, unit_roundoff=BF16, exact=self.EXACT)
+        return worst_of(scores(reference, noise, found, limits=limits_of(BF16), exact=self.EXACT))
+
+    def test_what_differs_by_the_noise_passes(self) -> None:
+        assert 0.1 < self.score(self.steps(seed=3, noise=BF16)).ratio < 1
+
+    def test_a_wrong_scale_is_told(self) -> None:
+        found = self.score(self.steps(scale=1.05))
+        assert found.ratio > 1
+        assert found.excess == pytest.approx(0.05)
+
+    def test_one_step_may_be_turned_over_by_rounding_and_two_may_not(self) -> None:
+        once, twice = self.steps(), self.steps()
+        for steps, places in ((once, (2,)), (twice, (2, 3))):
+            for place in places:
+                steps[place]["first"] = steps[place]["first"] * 2
+        assert self.score(once).ratio < 0.01
+        assert self.score(twice).ratio > 1
+
+    def test_a_tensor_without_a_gradient_is_named_unless_it_is_zero(self) -> None:
+        found = self.steps()
+        for step in found:
+            del step["second"]
+            step["other"] = torch.zeros(3, dtype=torch.float64)
+        score = self.score(found)
+        assert (score.ratio, score.name) == (float("inf"), "second")
+
+    def test_limits_are_those_of_the_arithmetic(self) -> None:
+        assert limits_of(2.0**-24) is FINE
+        assert limits_of(2.0**-11) is limits_of(BF16) is COARSE
+
+    def test_a_reference_that_does_not_repeat_itself_widens_noise_to_a_bound(self) -> None:
+        reference, disturbed = self.steps(), [self.steps(seed=k, noise=BF16) for k in (1, 2)]
+        near = measure_noise(reference, disturbed, reference, unit_roundoff=BF16, exact=self.EXACT)
+        far = measure_noise(reference, disturbed, self.steps(scale=3.0), unit_roundoff=BF16, exact=self.EXACT)
+        assert 1 < far[0].residuals["first"] / near[0].residuals["first"] < 11
+
+
+class TestScatter:
+    def runs(self, count: int, share: float, first: int = 0) -> list[list[dict[str, torch.Tensor]]]:
+        def step(drawn: torch.Generator) -> dict[str, torch.Tensor]:
+            return {"w": 1 + share * torch.randn(200, generator=drawn, dtype=torch.float64)}
+
+        return [[step(torch.Generator().manual_seed(100 * (first + k) + n)) for n in range(6)] for k in range(count)]
+
+    @pytest.mark.parametrize(("share", "passes"), [(0.3, True), (0.0, False), (0.9, False)])
+    def test_as_much_passes_and_less_or_more_does_not(self, share: float, passes: bool) -> None:
+        reference = measure_scatter(self.runs(4, 0.3))
+        assert reference is not None
+        (run,) = self.runs(1, share, first=9)
+        assert (abs(excess_of(reference, run)) <= reference.limit) is passes
+
+    def test_nothing_is_measured_where_masks_do_nothing(self) -> None:
+        assert measure_scatter(self.runs(4, 0.0)) is None
+        assert measure_scatter(self.runs(2, 0.3)) is None

@@ -194,7 +194,7 @@ def run_protocol(
     update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
     losses, norms = list(steps.losses), list(steps.norms)
     torch.manual_seed(seed)
-    drawing = _WatchedSteps(job, "none")
+    drawing = _WatchedSteps(job, "none", uncompiled=False)
     for _ in range(protocol.num_curve):
         drawing.step(next(source), [mask_watch] if mask_watch is not None else [])
     curve = drawing.losses

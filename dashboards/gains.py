@@ -46,8 +46,12 @@ def get_gains_info(source: TrialSource, study_id: str) -> list[GainRow]:
     ]
 
 
-def plot_gains(info: Sequence[GainRow]) -> Figure:
-    """A dot with its interval for each part, and a tick where its bound was."""
+def plot_gains(info: Sequence[GainRow], quantity: str = "speed") -> Figure:
+    """A dot with its interval for each part, and a tick where its bound was.
+
+    Args:
+        quantity: What the gains are ratios of.
+    """
     figure = theme.new_figure(height=110 + 46 * len(info))
     names = [theme.plain(units.words(row.strategy)) for row in info]
     figure.add_vline(x=1, line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
@@ -79,7 +83,7 @@ def plot_gains(info: Sequence[GainRow]) -> Figure:
             marker={"color": theme.NEUTRAL, "symbol": "line-ns-open", "size": 16, "line": {"width": 2}},
             hovertemplate="at most %{x:.2f}×<extra></extra>",
         )
-    figure.update_xaxes(title={"text": "speed, without this part = 1×"}, ticksuffix="×")
+    figure.update_xaxes(title={"text": f"{quantity}, without this part = 1×"}, ticksuffix="×")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
     return figure
 

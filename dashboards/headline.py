@@ -12,6 +12,7 @@ from steptune.dashboards import units
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.starts import leading_candidate, reference_results, results
 from steptune.tuner.estimates import units_per_s
+from steptune.tuner.objectives import PLAIN, parse_objective
 from steptune.tuner.records import (
     Gain,
     MeasureSettings,
@@ -47,8 +48,23 @@ def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
     """The claim of a study in whatever state it is. It claims nothing that was not confirmed."""
     recommendation = source.recommendation(study_id)
     info = _of_recommendation(recommendation) if recommendation is not None else _of_unfinished(source, study_id)
+    info = info._replace(facts=(*_objective_fact(source.get_study(study_id), recommendation), *info.facts))
     trials = source.trials(study_id)
     return info._replace(facts=(*info.facts, *_repeats_fact(trials), *_isolation_fact(trials)))
+
+
+def _objective_fact(study: Study, recommendation: Recommendation | None) -> tuple[Fact, ...]:
+    """What was optimised, and within which memory, where that is not the throughput alone."""
+    objective, limit = parse_objective(study.settings.objective), study.settings.memory_limit_bytes
+    if objective == PLAIN and limit is None:
+        return ()
+    within = "" if limit is None else f" within {units.memory(limit)} a rank"
+    note = ""
+    if recommendation is not None and recommendation.objective_before:
+        note = (
+            f"{recommendation.objective_before} with today's settings, {recommendation.objective_after} as recommended"
+        )
+    return (Fact("Optimised", f"{objective.words}{within}", note),)
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
@@ -74,9 +90,13 @@ def _isolation_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
 def _of_recommendation(r: Recommendation) -> HeadlineInfo:
     before, after = units.rate(r.baseline_units_per_s, r.sample_unit), units.rate(r.units_per_s, r.sample_unit)
     change = f"{before} with today's settings, {after} as recommended."
-    ratio = r.gain.ratio if r.gain else r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0
+    objective = parse_objective(r.objective)
+    if r.objective_before:
+        change = f"{r.objective_before} with today's settings, {r.objective_after} as recommended ({before}, {after})."
+    ratio = r.gain.ratio if r.gain else (r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0)
+    seen = f"ran at {units.ratio(ratio)}" if parse_objective(r.objective).is_rate else "compare"
     tone, figure, title, sentence = {
-        Verdict.FASTER: ("good", units.ratio(ratio), "as fast as today's settings", change),
+        Verdict.FASTER: ("good", units.ratio(ratio), objective.compared, change),
         Verdict.NO_SIGNIFICANT_GAIN: (
             "neutral",
             "1×",
@@ -93,7 +113,7 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "warning",
             "",
             "Not confirmed",
-            f"The best settings seen while searching ran at {units.ratio(ratio)}: {change} They were not measured "
+            f"The best settings seen while searching {seen}: {change} They were not measured "
             "again in fresh processes, and the best of many noisy measurements looks better than it is."
             f"{_way_on(r)}",
         ),
@@ -109,8 +129,8 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "warning",
             "",
             "Not searched",
-            f"{_why_not_searched(r)} was tried, so nothing is known about faster settings. Today's settings train "
-            f"at {before}.{_way_on(r)}",
+            f"{_why_not_searched(r)} was tried, so nothing is known about {objective.better} settings. Today's "
+            f"settings train at {before}.{_way_on(r)}",
         ),
     }[r.verdict]
     return HeadlineInfo(tone, figure, title, sentence, _facts(r))
@@ -137,13 +157,15 @@ def _as_option(seconds: float) -> str:
 
 
 def _nothing_faster(r: Recommendation) -> str:
+    better = parse_objective(r.objective).better
     if r.unproven_gain is None:
-        return "The search found nothing faster than today's settings, so nothing was measured again to confirm it"
-    return "Nothing that was tried is faster than today's settings beyond the noise of this machine"
+        return f"The search found nothing {better} than today's settings, so nothing was measured again to confirm it"
+    return f"Nothing that was tried is {better} than today's settings beyond the noise of this machine"
 
 
 def _facts(r: Recommendation) -> tuple[Fact, ...]:
-    facts = [Fact("Verdict", units.words(r.verdict.value), _verdict_note(r))]
+    verdict = parse_objective(r.objective).better if r.verdict is Verdict.FASTER else units.words(r.verdict.value)
+    facts = [Fact("Verdict", verdict, _verdict_note(r))]
     gain = r.gain or r.unproven_gain
     if gain is not None:
         facts += _gain_facts(gain)

@@ -28,6 +28,7 @@ from steptune.dashboards.templating import figures_json
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.export import EXPORTERS, Exporter
 from steptune.tuner.export.study_formats import STUDY_FORMATS
+from steptune.tuner.objectives import parse_objective
 from steptune.tuner.records import (
     Candidate,
     Choice,
@@ -133,6 +134,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "unit": unit,
         "headline": get_headline_info(source, study_id),
         "epoch": get_epoch_info(study, recommendation) if recommendation else None,
+        "quantity": parse_objective(study.settings.objective).axis,
         "top": top_rows(recommendation) if recommendation else [],
         "compare_url": ""
         if site.standalone or leading_candidate(source, study_id) is None
@@ -319,7 +321,7 @@ def _figures(
     if any(not math.isnan(row.gain) for row in history):
         figures["history"] = plot_history(history, unit)
     if gains:
-        figures["gains"] = plot_gains(gains)
+        figures["gains"] = plot_gains(gains, parse_objective(study.settings.objective).axis)
     if any(not math.isnan(row.best) for row in convergence):
         figures["convergence"] = plot_convergence(convergence, study.settings.budget_s)
     if len(candidates) > 1 and any(not math.isnan(row.peak_memory_bytes) for row in candidates):

@@ -30,6 +30,7 @@ from steptune.service.models import (
     WindowRow,
     WorkloadRow,
 )
+from steptune.tuner.objectives import parse_objective
 from steptune.tuner.records import (
     Artifact,
     Attempt,
@@ -180,12 +181,19 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
         device_kind=recommendation.hardware.device_kind,
         verdict=recommendation.verdict.value,
         candidate_key=recommendation.candidate.key,
-        gain=None if recommendation.gain is None else number(recommendation.gain.ratio),
+        gain=None
+        if recommendation.gain is None or not _is_speed(recommendation)
+        else number(recommendation.gain.ratio),
         bottleneck_before=recommendation.bottleneck_before,
         bottleneck_after=recommendation.bottleneck_after,
         tuning_s=number(recommendation.cost.tuning_s),
         record=encode(recommendation),
     )
+
+
+def _is_speed(recommendation: Recommendation) -> bool:
+    """Whether its gains are of speed: those of energy are not added up with them."""
+    return parse_objective(recommendation.objective).is_rate
 
 
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
@@ -194,8 +202,8 @@ def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision])
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
             tried.update({move.strategy for move in decision.moves})
-    unconfirmed = recommendation.verdict is Verdict.UNCONFIRMED
-    gains = {} if unconfirmed else {part.strategy: number(part.gain) for part in recommendation.parts}
+    unproven = recommendation.verdict is Verdict.UNCONFIRMED or not _is_speed(recommendation)
+    gains = {} if unproven else {part.strategy: number(part.gain) for part in recommendation.parts}
     return [
         StrategyOutcomeRow(
             study_id=recommendation.study_id,

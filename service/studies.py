@@ -29,6 +29,7 @@ from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import RunnerError, StorageFull, StoreError, StudyNotFound
 from steptune.tuner.export import OWN
+from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.protocols import ProgressListener, StudyStore
 from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from steptune.tuner.search.driver import StudyDriver
@@ -76,6 +77,7 @@ def new_study(workload: str, settings: StudySettings, service_settings: Settings
     reference = known_reference(workload)
     check_names(settings.only, settings.skip)
     check_search(settings.search)
+    check_device(parse_objective(settings.objective), settings.device)
     study_id = new_id()
     directory = (service_settings.data_directory / "studies" / study_id).resolve()
     return Study(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.records import MeasureSettings, Numerics, StudySettings
 from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import check_names
@@ -85,8 +86,14 @@ class StudyRequest(Body):
     device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="Device on which it trains; null for CUDA where the worker has it."
     )
-    objective: Literal["throughput"] = Field(
-        default="throughput", description="What is made as large as possible: samples or tokens per second."
+    objective: Text = Field(
+        default="throughput",
+        min_length=1,
+        max_length=60,
+        description="What is optimised: `throughput` (samples or tokens per second), `steps:N` (the time to train N "
+        "steps, compilation counted), `energy` (of a GPU, by its driver), or `cost:PRICE` (per device and hour). A "
+        "limit of memory among the constraints caps any of them.",
+        examples=["steps:20000"],
     )
     constraints: Constraints = Field(
         default_factory=Constraints, description="Limits of every trial, and so of the answer."
@@ -122,6 +129,7 @@ class StudyRequest(Body):
             only=tuple(self.only),
             skip=tuple(self.skip),
             search=self.search,
+            objective=self.objective,
             seed=self.seed,
             num_ranks=self.num_ranks,
             device=self.device,
@@ -141,9 +149,16 @@ class StudyRequest(Body):
         check_search(name)
         return name
 
+    @field_validator("objective")
+    @classmethod
+    def _known_objective(cls, text: str) -> str:
+        parse_objective(text)
+        return text
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         check_names(self.only, self.skip)
+        check_device(parse_objective(self.objective), self.device)
         return self
 
     @model_validator(mode="after")

@@ -70,7 +70,23 @@ SearchName = Annotated[
         "an installed package.",
     ),
 ]
+ObjectiveName = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help="What to optimise: throughput, steps:N (time to train N steps, compilation counted), energy (of a GPU), "
+        "or cost:PRICE (per device and hour). --memory-limit caps the memory of any.",
+        callback=lambda value: _known_objective(value),
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples and the initial state.")]
+
+
+def _known_objective(text: str) -> str:
+    from steptune.tuner.objectives import parse_objective
+
+    parse_objective(text)
+    return text
 
 
 def _known_device(name: str | None) -> str | None:

@@ -18,6 +18,7 @@ from steptune.service.cli.options import (
     Device,
     ForeignLoad,
     Isolation,
+    ObjectiveName,
     Python,
     QuietMachine,
     SearchName,
@@ -79,6 +80,7 @@ def tune(
     only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
     search: SearchName = "stages",
+    objective: ObjectiveName = "throughput",
     seed: Seed = 0,
     device: Device = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
@@ -109,7 +111,7 @@ def tune(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest configuration of WORKLOAD that still is the same training."""
+    """Find the fastest configuration of WORKLOAD that still is the same training, or the best by another objective."""
     from steptune.service.studies import new_study
 
     check_platform()
@@ -120,6 +122,7 @@ def tune(
         only=parse_names(only),
         skip=parse_names(skip),
         search=search,
+        objective=objective,
         seed=seed,
         num_ranks=ranks,
         remeasure_links=remeasure_links,

@@ -95,6 +95,8 @@ def test_what_the_engine_honours_reaches_it(quick: Served) -> None:
     ("body", "pointer"),
     [
         ({"workload": "zoo:synthetic", "objective": "latency"}, "/objective"),
+        ({"workload": "zoo:synthetic", "objective": "steps:0"}, "/objective"),
+        ({"workload": "zoo:synthetic", "objective": "energy", "device": "cpu"}, ""),
         ({"workload": "zoo:synthetic", "budget": 5}, "/budget"),
         ({"workload": "zoo:synthetic", "seed": True}, "/seed"),
         ({"workload": "zoo:synthetic", "constraints": {"memory_limit_bytes": 1}}, "/constraints/memory_limit_bytes"),

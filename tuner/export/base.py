@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from steptune.tuner.objectives import PLAIN, parse_objective
 from steptune.tuner.records import Recommendation, Verdict
 
 
@@ -68,17 +69,24 @@ def headline(recommendation: Recommendation) -> str:
     if recommendation.verdict is Verdict.FASTER and gain is not None:
         interval = gain.interval
         return (
-            f"{gain.ratio:.2f}x the speed of today's settings "
+            f"{gain.ratio:.2f}x {_claim(recommendation)} "
             f"({interval.level:.0%} interval {interval.low:.2f}x to {interval.high:.2f}x)"
         )
+    better = parse_objective(recommendation.objective).better
     return {
-        Verdict.FASTER: "faster than today's settings",
+        Verdict.FASTER: f"{better} than today's settings",
         Verdict.NO_SIGNIFICANT_GAIN: "no significant gain was found; these are today's settings or as fast as them",
         Verdict.ENABLES_TRAINING: "makes training fit, which today's settings do not",
         Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
         Verdict.INCONCLUSIVE: "the machine was too busy to tell gains; these are today's settings",
         Verdict.NOT_SEARCHED: "no candidate was tried; these are today's settings",
     }[recommendation.verdict]
+
+
+def _claim(recommendation: Recommendation) -> str:
+    """What the ratio is of."""
+    objective = parse_objective(recommendation.objective)
+    return "the speed of today's settings" if objective == PLAIN else objective.compared
 
 
 def one_line(text: str) -> str:

@@ -209,6 +209,12 @@ class Recommendation(Record):
     """Parts of the study that an interrupt or the budget left out, each as a phrase."""
     needed_budget_s: float | None = None
     """Budget, in seconds, that is expected to suffice for trying and confirming candidates; None where this one did."""
+    objective: str = "throughput"
+    """What was optimised: all gains are ratios of it. Rates are units per second whatever it is."""
+    objective_before: str = ""
+    """What today's settings come to by it, with its unit; empty for throughput."""
+    objective_after: str = ""
+    """The same of the recommendation."""
     foreign_cpu_share: float = 0.0
     """Median share of the cores that other programs used while the baseline was measured."""
     schema_version: int = SCHEMA_VERSION

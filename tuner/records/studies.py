@@ -62,6 +62,8 @@ class StudySettings(Record):
     """Seconds that any phase of a trial may take; None allows multiples of what the baseline took."""
     search: str = "stages"
     """What proposes the trials, by name."""
+    objective: str = "throughput"
+    """What is optimised, as `tuner/objectives.py` reads it."""
 
 
 class Study(Record):

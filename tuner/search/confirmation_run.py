@@ -50,7 +50,7 @@ class ConfirmationRun:
         self._short_of_time = False
         """There are fewer blocks than were asked for."""
         self.blocks: list[dict[str, TrialResult]] = []
-        """Of each block, the good results by candidate key."""
+        """Of each block, the good results by candidate key, as the objective counts them."""
 
     def run(self) -> None:
         """Runs what is missing."""
@@ -181,7 +181,8 @@ class ConfirmationRun:
         for group in self._trials.together([c for c in block.order if found[c.key] is None]):
             for result in self._trials.run(group, [Purpose.CONFIRM] * len(group), number):
                 found[result.candidate.key] = result
-        return {key: result for key, result in found.items() if result is not None and result.ok}
+        counted = {key: self._ledger.counted(result) for key, result in found.items() if result is not None}
+        return {key: result for key, result in counted.items() if result.ok}
 
 
 def _is_whole(found: Iterable[TrialResult | None]) -> bool:

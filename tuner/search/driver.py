@@ -7,14 +7,16 @@ suggestion the stored result is looked up, and only what is missing is run.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 
 import steptune
 from steptune.tuner.errors import BaselineFailed, RunnerError, SteptuneError, StoreError
 from steptune.tuner.estimates import log_rate
+from steptune.tuner.objectives import parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
-from steptune.tuner.records import Recommendation, Study, StudyState
+from steptune.tuner.records import Candidate, Recommendation, Study, StudyState
 from steptune.tuner.search.confirmation_run import ConfirmationRun
 from steptune.tuner.search.designer import INTERRUPTED, Designer
 from steptune.tuner.search.group_runner import GroupRunner
@@ -62,7 +64,8 @@ class StudyDriver:
         self._place = place
         self._other_hardware = other_hardware
         self._strategies = strategies
-        self._ledger = Ledger(store, study.study_id)
+        self._objective = parse_objective(study.settings.objective)
+        self._ledger = Ledger(store, study.study_id, self._objective)
         self.view = StudyView(
             budget_s=study.settings.budget_s,
             spent_before_s=self._ledger.spent_s,
@@ -104,6 +107,7 @@ class StudyDriver:
         while True:
             self.study, self.prepared = prepared.study, prepared  # an interrupt finds the study of what is prepared
             designer = prepared.designer()
+            self._ledger.same_model = prepared.space.is_same_model
             trials = self._group_runner(prepared, designer)
             try:
                 self._search_run(prepared, designer, trials).run()
@@ -173,7 +177,8 @@ class StudyDriver:
             self.study,
             designer,
             judged,
-            baseline_log_rates=self._baseline_log_rates(designer),
+            log_rates=functools.partial(self._log_rates, designer),
+            objective=self._objective,
             tuning_s=self.view.elapsed_s + self.view.spent_before_s,
             num_trials=self._ledger.num_trials,
             version=steptune.__version__,
@@ -186,13 +191,17 @@ class StudyDriver:
         self._store.save_recommendation(recommendation, decisions=decisions, state=state)
         return recommendation
 
-    def _baseline_log_rates(self, designer: Designer) -> list[float]:
-        """Of the confirmation where there was one; those that selected are not mixed in."""
-        key = designer.reference.key
+    def _log_rates(self, designer: Designer, candidate: Candidate, *, counted: bool) -> list[float]:
+        """Of the confirmation where it had the candidate; those that selected are not mixed in.
+
+        Args:
+            counted: As the objective counts them, or as they were measured.
+        """
         blocks = self._confirmation.blocks if self._confirmation else []
-        known = [block[key] for block in blocks if key in block] or designer.baseline_results()
+        searched = [result for result in designer.knowledge.results.get(candidate.key, []) if result.ok]
+        known = [block[candidate.key] for block in blocks if candidate.key in block] or searched
         here = [result for result in known if result.place == known[-1].place]  # rates of places are not mixed
-        return [log_rate(result).mean for result in here]
+        return [log_rate(result if counted else self._ledger.as_measured(result)).mean for result in here]
 
     def _finish_interrupted(self, state: StudyState) -> Recommendation:
         """The best so far, where a baseline was measured; else nothing can be said."""
@@ -215,7 +224,8 @@ class StudyDriver:
         """A designer that knows all that is stored: the interrupt may have come between storing and telling, or while
         a resumed study told its story again.
         """
-        self._ledger = Ledger(self._store, self.study.study_id)
+        self._ledger = Ledger(self._store, self.study.study_id, self._objective)
+        self._ledger.same_model = prepared.space.is_same_model
         designer = prepared.designer()
         self._search_run(prepared, designer, self._group_runner(prepared, designer)).retell()
         return designer

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from steptune.tuner.estimates import log_rate, log_ratio
+from steptune.tuner.objectives import parse_objective
 from steptune.tuner.profiling.bounds import Situation, situation_of
 from steptune.tuner.records import Candidate, Choice, Move, TrialResult
 from steptune.tuner.search.calm import is_calm
@@ -55,6 +56,7 @@ class Knowledge:
 
     def __init__(self, space: Space, reference: Candidate) -> None:
         self.space = space
+        self.objective = parse_objective(space.settings.objective)
         self.reference = reference
         self.results: dict[str, list[TrialResult]] = {}
         self.verdicts: dict[str, str] = {}
@@ -123,6 +125,8 @@ class Knowledge:
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
         """Once for each pair: profiles of further starts say the same again. Those of two places say nothing."""
+        if not self.objective.is_rate:  # profiles are of the step's time
+            return
         pair = (candidate.key, reference.key)
         ours, theirs = self._situations.get(candidate.key), self._situations.get(reference.key)
         if ours is None or theirs is None or pair in self._profiled_pairs:
@@ -343,12 +347,24 @@ class Knowledge:
     def bound(self, move: Move, incumbent: Candidate) -> float:
         """The most that a move could save on the incumbent; all of it while nothing was profiled."""
         situation = self.situation(incumbent)
-        return self.space.bound(move, situation) if situation else 1.0
+        if not situation:
+            return 1.0
+        return min(1.0, self.space.bound(move, situation) + self._compile_share([move], incumbent))
 
     def joint_bound(self, moves: Iterable[Move], incumbent: Candidate) -> float:
         """The most that several moves together could save; all of it while nothing was profiled."""
         situation = self.situation(incumbent)
-        return self.space.joint_bound(moves, situation) if situation else 1.0
+        if not situation:
+            return 1.0
+        moves = tuple(moves)
+        return min(1.0, self.space.joint_bound(moves, situation) + self._compile_share(moves, incumbent))
+
+    def _compile_share(self, moves: Iterable[Move], incumbent: Candidate) -> float:
+        """What moves could save of the incumbent's compilation, where the objective counts that."""
+        if self.objective.is_rate or not any(self.space.strategy(move.strategy).recompiles for move in moves):
+            return 0.0
+        good = [result for result in self.results.get(incumbent.key, []) if result.ok and result.startup]
+        return max((self.objective.compile_share(result) for result in good), default=0.0)
 
     def noise(self, incumbent: Candidate) -> float:
         """Smallest gain over an incumbent that is told from none with two starts of each."""

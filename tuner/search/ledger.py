@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from steptune.tuner.objectives import PLAIN, Objective
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Candidate, FailureKind, Purpose, Trial, TrialResult, TrialSpec, TrialState
 from steptune.tuner.store_rules import BUDGET_CHANGED
@@ -16,8 +17,14 @@ from steptune.tuner.trials.failures import repeats_after
 class Ledger:
     """Results by what was asked for, and the rows that are written."""
 
-    def __init__(self, store: StudyStore, study_id: str) -> None:
+    def __init__(self, store: StudyStore, study_id: str, objective: Objective = PLAIN) -> None:
         self._store = store
+        self._objective = objective
+        self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
+        """Whether what was compiled for one candidate is in the cache for another."""
+        self._compiled: list[tuple[Candidate, int]] = []
+        """What the start of each candidate compiled for, in order."""
+        self._raw: dict[str, TrialResult] = {}
         self._study_id = study_id
         store.lose_running_trials(study_id)
         stored = store.trials(study_id)
@@ -45,6 +52,18 @@ class Ledger:
     def find(self, candidate: Candidate, purpose: Purpose, replicate: int) -> TrialResult | None:
         """The result of this start of this candidate, if it is complete."""
         return self._found.get((candidate.key, purpose, replicate))
+
+    def counted(self, result: TrialResult) -> TrialResult:
+        """A stored result as the objective of the study counts it."""
+        candidate = result.candidate
+        # The first start of its model, or its own, which may have recorded graphs of it.
+        first = (took_ns for other, took_ns in self._compiled if self.same_model(other, candidate))
+        own = (took_ns for other, took_ns in self._compiled if other == candidate)
+        return self._objective.counted(result, max(next(first, 0), next(own, 0)))
+
+    def as_measured(self, result: TrialResult) -> TrialResult:
+        """A counted result as it was stored."""
+        return self._raw.get(result.trial_id, result)
 
     def companion_of(self, result: TrialResult) -> TrialResult | None:
         """The trial that took turns with it for comparison, if one did."""
@@ -101,6 +120,9 @@ class Ledger:
     def _remember(self, trial: Trial, result: TrialResult) -> None:
         self.spent_s += result.duration_ns / 1e9
         self.num_trials += 1
+        self._raw[result.trial_id] = result
+        if result.startup is not None:
+            self._compiled.append((result.candidate, result.startup.compile_ns))
         self._note_place(trial, result)
         self._sequences[trial.trial_id] = trial.sequence
         if trial.purpose is Purpose.MOVED:

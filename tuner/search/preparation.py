@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
+from steptune.tuner.objectives import parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import (
     BASELINE,
@@ -143,6 +144,7 @@ class Preparation:
             WorkloadError: Something about the workload is missing or wrong.
         """
         environment, facts = self._look()
+        parse_objective(self._study.settings.objective).check(environment.hardware)
         study = msgspec.structs.replace(self._study, facts=facts, environment=environment)
         self._store.update_study(study)
         space = Space(environment, facts, study.settings, self._strategies)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Protocol
 
 from steptune.tuner.estimates import student_quantile
+from steptune.tuner.objectives import THROUGHPUT, Objective
 from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.records import (
@@ -27,6 +30,13 @@ from steptune.tuner.search.designer import BUDGET_SPENT, Designer
 from steptune.tuner.search.effects import Difference
 from steptune.tuner.search.knowledge import WORTHWHILE
 from steptune.tuner.strategies.composition import environment_variables
+
+
+class LogRates(Protocol):
+    """Logarithms of the rates of a candidate's starts."""
+
+    def __call__(self, candidate: Candidate, *, counted: bool) -> Sequence[float]: ...
+
 
 NUM_ALTERNATIVES = 3
 LEAST_INCREASE = 1.25
@@ -50,7 +60,8 @@ def recommend(
     designer: Designer,
     finalists: Sequence[Finalist],
     *,
-    baseline_log_rates: Sequence[float],
+    log_rates: LogRates,
+    objective: Objective,
     tuning_s: float,
     num_trials: int,
     version: str,
@@ -61,6 +72,7 @@ def recommend(
     Without finalists (an interrupted study) the best candidate of the search is named, unconfirmed.
 
     Args:
+        log_rates: Of a candidate, as the objective counts them or as they were measured.
         no_time_for: What the confirmation left out for lack of time.
     """
     assert study.facts is not None
@@ -71,11 +83,21 @@ def recommend(
     verdict = _verdict(designer, candidate, chosen, confirmed)
     if verdict is Verdict.NO_SIGNIFICANT_GAIN and _is_blurred(designer, finalists):
         verdict = Verdict.INCONCLUSIVE
-    baseline_rate = math.exp(sum(baseline_log_rates) / len(baseline_log_rates))
-    ratio = _ratio(designer, candidate, chosen)
-    before, after = _situation(designer, designer.reference), _situation(designer, candidate)
     results = designer.knowledge.results.get(candidate.key, [])
     baseline_results = designer.knowledge.results.get(designer.reference.key, [])
+    counted_rate, baseline_rate = (_rate(log_rates(designer.reference, counted=counted)) for counted in (True, False))
+    ratio = speed = _ratio(designer, candidate, chosen)
+    if not objective.is_rate:
+        rates = log_rates(candidate, counted=False)
+        speed = _rate(rates) / baseline_rate if rates else 1.0
+    figure = functools.partial(
+        objective.figure,
+        unit=study.facts.sample_unit,
+        units_per_step=_units_per_step(baseline_results, study),
+        num_devices=study.settings.num_ranks if study.environment.hardware.device_kind != "cpu" else 1,
+    )
+    is_plain = objective.kind == THROUGHPUT
+    before, after = _situation(designer, designer.reference), _situation(designer, candidate)
     return Recommendation(
         study_id=study.study_id,
         created_at=datetime.now(UTC).isoformat(),
@@ -90,7 +112,10 @@ def recommend(
         environment_variables=environment_variables(designer.space.complete(candidate), designer.space.strategies),
         hardware=study.environment.hardware,
         baseline_units_per_s=baseline_rate,
-        units_per_s=baseline_rate * ratio,
+        units_per_s=baseline_rate * speed,
+        objective=study.settings.objective,
+        objective_before="" if is_plain else figure(counted_rate),
+        objective_after="" if is_plain else figure(counted_rate * ratio),
         gain=chosen.gain if chosen else None,
         unproven_gain=None if chosen else next((f.gain for f in finalists if f.gain is not None), None),
         no_time_for=(*designer.no_time_for(), *no_time_for),
@@ -102,13 +127,24 @@ def recommend(
         bottleneck_after=_bottleneck(after),
         guard=_guard(results),
         certificate=designer.certificate(),
-        cost=_cost(results, baseline_rate, ratio, tuning_s, num_trials, study.facts.units_per_batch),
+        cost=_cost(results, baseline_rate, speed, tuning_s, num_trials, study.facts.units_per_batch),
         alternatives=_alternatives(designer, candidate),
         peak_memory_bytes=max((r.peak_memory_bytes for r in results), default=0),
         baseline_peak_memory_bytes=max((r.peak_memory_bytes for r in baseline_results), default=0),
         foreign_cpu_share=_foreign_share(baseline_results),
         steptune_version=version,
     )
+
+
+def _units_per_step(results: Sequence[TrialResult], study: Study) -> float:
+    windows = [window for result in results for window in result.clean_windows]
+    steps = sum(window.num_steps for window in windows)
+    assert study.facts is not None
+    return sum(window.num_units for window in windows) / steps if steps else study.facts.units_per_batch
+
+
+def _rate(log_rates: Sequence[float]) -> float:
+    return math.exp(sum(log_rates) / len(log_rates))
 
 
 def _foreign_share(results: Sequence[TrialResult]) -> float:

@@ -97,7 +97,13 @@ class SearchRun:
         elif not self._reference_is_paid:
             self._designer.knowledge.spent_s += self._guard.spent_s()
             self._reference_is_paid = True
-        self._designer.update(Outcome(result=result, companion=self._ledger.companion_of(result)))
+        companion = self._ledger.companion_of(result)
+        self._designer.update(
+            Outcome(
+                result=self._ledger.counted(result),
+                companion=None if companion is None else self._ledger.counted(companion),
+            )
+        )
 
     def _make_reference_for(self, suggestion: Suggestion) -> None:
         """The baseline needs none, since candidates are held to it; while it starts, there is time to make one."""
@@ -125,7 +131,7 @@ class SearchRun:
         before the result that is stored next, or the first that is missing.
         """
         for moved in self._ledger.take_moved(before=before):
-            self._designer.learn(moved)
+            self._designer.learn(self._ledger.counted(moved))
 
     def _measure_here(self) -> None:
         """Where earlier figures are of another place: the reference and the incumbent again, so that what follows has
@@ -158,7 +164,7 @@ class SearchRun:
 
     def _show_progress(self) -> None:
         designer, view = self._designer, self._view
-        baseline = designer.baseline_results()
+        baseline = [self._ledger.as_measured(result) for result in designer.baseline_results()]
         if baseline:
             here = [result for result in baseline if result.place == baseline[-1].place]
             view.baseline_units_per_s = sum(units_per_s(r) for r in here) / len(here)

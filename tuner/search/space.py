@@ -134,6 +134,10 @@ class Space:
             if candidate.choices.get(name) != compiled.choices.get(name)
         )
 
+    def is_same_model(self, candidate: Candidate, other: Candidate) -> bool:
+        """Whether what was compiled for one candidate serves the other."""
+        return not self.compiles_again(candidate, other)
+
     # --- bounds -------------------------------------------------------------------------------
 
     def bound(self, move: Move, situation: Situation) -> float:

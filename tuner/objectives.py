@@ -1,0 +1,185 @@
+"""What a study makes as good as it can: speed, the time of a training with its compilation, energy, or cost.
+
+A search maximises the rate at which a trial's windows go by. Another objective is the same search on windows that count
+otherwise: as long as their share of the compilation adds to them, or as many joules as they took. So every search, the
+confirmation and its interval follow the objective, and nothing of them knows which one it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from msgspec.structs import replace
+
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import (
+    Failure,
+    FailureKind,
+    HardwareProfile,
+    Phase,
+    SampleUnit,
+    TrialResult,
+    Window,
+)
+
+THROUGHPUT, STEPS, ENERGY, COST = "throughput", "steps", "energy", "cost"
+FORMS = "throughput, steps:N (time to train N steps, compilation counted), energy, cost:PRICE (per device and hour)"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is optimised.
+
+    Attributes:
+        kind: One of the names above.
+        amount: Steps of the training, or the price of a device for an hour; 0 where the kind has none.
+    """
+
+    kind: str = THROUGHPUT
+    amount: float = 0.0
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it orders configurations as their speed does."""
+        return self.kind in (THROUGHPUT, COST)
+
+    @property
+    def words(self) -> str:
+        """What is optimised, as a noun."""
+        return {
+            THROUGHPUT: "throughput",
+            STEPS: f"time to train {self.amount:,.0f} steps, compilation counted",
+            ENERGY: "energy",
+            COST: f"cost at {self.amount:g} per device hour",
+        }[self.kind]
+
+    @property
+    def compared(self) -> str:
+        """What a ratio of it means, after `1.31×`."""
+        return {
+            THROUGHPUT: "as fast as today's settings",
+            STEPS: f"as fast as today's settings over {self.amount:,.0f} steps with compilation",
+            ENERGY: "the work per joule of today's settings",
+            COST: "the work per price of today's settings",
+        }[self.kind]
+
+    @property
+    def better(self) -> str:
+        """As an adjective, before `than today's settings`."""
+        return {THROUGHPUT: "faster", STEPS: "faster", ENERGY: "more economical", COST: "cheaper"}[self.kind]
+
+    @property
+    def axis(self) -> str:
+        """Of a figure of ratios."""
+        return {THROUGHPUT: "speed", STEPS: "speed with compilation", ENERGY: "work per joule", COST: "work per price"}[
+            self.kind
+        ]
+
+    def check(self, hardware: HardwareProfile) -> None:
+        """Refuses what cannot be measured on these devices.
+
+        Raises:
+            ChoiceError: Energy of a CPU.
+        """
+        check_device(self, hardware.device_kind)
+
+    def figure(self, rate: float, *, unit: SampleUnit, units_per_step: float, num_devices: int) -> str:
+        """What a rate of this objective comes to, as a person counts it.
+
+        Args:
+            rate: Units per second, or per joule, as `counted` makes it.
+            num_devices: That are paid for.
+        """
+        if self.kind == STEPS:
+            return f"{self.amount * units_per_step / rate / 3600:.3g} h for {self.amount:,.0f} steps"
+        if self.kind == ENERGY:
+            return f"{1 / rate:.3g} J per {unit.value}"
+        if self.kind == COST:
+            return f"{self.amount * num_devices * 1e6 / 3600 / rate:.3g} per million {unit.value}s"
+        return f"{rate:.3g} {unit.value}s/s"
+
+    # --- how a trial counts -------------------------------------------------------------------
+
+    def counted(self, result: TrialResult, compile_ns: int) -> TrialResult:
+        """A trial whose windows last as long as they count.
+
+        Args:
+            compile_ns: What compiling its model took when it was new.
+        """
+        if self.kind == STEPS and compile_ns:
+            added = compile_ns / self.amount
+            return replace(
+                result, windows=tuple(_longer(w, w.duration_ns + w.num_steps * added) for w in result.windows)
+            )
+        return self._as_energy(result) if self.kind == ENERGY else result
+
+    def _as_energy(self, result: TrialResult) -> TrialResult:
+        """Nanojoules in place of nanoseconds; a window without a reading of the power does not count."""
+        powers = [w.device.power_w if w.device is not None else None for w in result.windows]
+        known = [p for p, w in zip(powers, result.windows, strict=True) if p and w.void is None]
+        if not known and result.clean_windows:
+            missing = Failure(
+                kind=FailureKind.UNSUPPORTED,
+                phase=Phase.MEASURE,
+                message="the driver does not tell the power of the device, so its energy cannot be measured",
+            )
+            return replace(result, failure=result.failure or missing)
+        windows = tuple(
+            _longer(w, w.duration_ns * p) if p else replace(w, void=w.void or "the power of the device was not read")
+            for w, p in zip(result.windows, powers, strict=True)
+        )
+        restart = result.epoch_restart_ns
+        return replace(
+            result,
+            windows=windows,
+            epoch_restart_ns=None if restart is None else round(restart * fmean(known or [1.0])),
+        )
+
+    def compile_share(self, result: TrialResult) -> float:
+        """The part of a counted step that compilation is, which a choice that compiles less could save."""
+        if self.kind != STEPS or not result.clean_windows or result.startup is None:
+            return 0.0
+        return result.startup.compile_ns / self.amount / fmean(w.step_time_ns for w in result.clean_windows)
+
+
+PLAIN = Objective()
+
+
+def parse_objective(text: str) -> Objective:
+    """The objective of this name.
+
+    Raises:
+        ChoiceError: There is none, or its amount is missing or wrong; says which there are.
+    """
+    kind, _, amount = text.partition(":")
+    if kind in (THROUGHPUT, ENERGY) and kind == text:
+        return Objective(kind)
+    if kind not in (STEPS, COST):
+        raise ChoiceError(f"there is no objective {text!r}: choose one of {FORMS}")
+    try:
+        value = float(amount.replace("_", ""))
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0) or (kind == STEPS and value != int(value)):
+        wanted = "a whole number of steps above 0, as steps:20000" if kind == STEPS else "a price above 0, as cost:2.5"
+        raise ChoiceError(f"objective {text!r}: write {wanted}")
+    return Objective(kind, value)
+
+
+def check_device(objective: Objective, device: str | None) -> None:
+    """Refuses an objective that cannot be measured on a kind of device; None is not known yet.
+
+    Raises:
+        ChoiceError: Names the objective, the device and the way out.
+    """
+    if objective.kind == ENERGY and device == "cpu":
+        raise ChoiceError(
+            "objective energy needs a CUDA device, whose driver tells its power: on a CPU choose throughput, steps:N "
+            "or cost:PRICE"
+        )
+
+
+def _longer(window: Window, duration_ns: float) -> Window:
+    return replace(window, duration_ns=max(1, round(duration_ns)))

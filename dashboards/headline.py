@@ -193,6 +193,8 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
             f"{r.certificate.status}; the search ended because: {r.certificate.ended}",
         )
     )
+    if r.prospect:
+        facts.append(Fact("With more time", r.prospect))
     facts.append(Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}"))
     facts.append(_memory_fact(r))
     facts.append(_cost_fact(r))

@@ -18,7 +18,7 @@ from steptune.tuner.records import Recommendation, Study, StudyState, Verdict, c
 
 SCREEN_LINES = 23
 """A terminal of 24 lines less the prompt that follows."""
-SENTENCE_LINES = 6
+SENTENCE_LINES, PROSPECT_LINES = 6, 4
 SHORT_ID = 8
 INDENT = "  "
 _TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
@@ -32,7 +32,7 @@ def print_answer(console: Console, source: TrialSource, study_id: str, results: 
         results: Where the study's files were written just now; None where they were not.
     """
     study, recommendation = source.get_study(study_id), source.recommendation(study_id)
-    head = [*_claim(console, source, study), *_proof(recommendation)]
+    head = [*_claim(console, source, study), *_proof(recommendation), *_prospect(console, recommendation)]
     if recommendation is None:
         head += _facts(source, study_id)
     tail = [*_use(study, recommendation, results), *_next(study, recommendation)]
@@ -43,15 +43,28 @@ def print_answer(console: Console, source: TrialSource, study_id: str, results: 
 
 def _claim(console: Console, source: TrialSource, study: Study) -> list[Text]:
     info = get_headline_info(source, study.study_id)
-    wrapped = list(Text(info.sentence).wrap(console, console.width))
-    if len(wrapped) > SENTENCE_LINES:
-        wrapped = wrapped[:SENTENCE_LINES]
+    wrapped = _wrapped(console, Text(info.sentence), SENTENCE_LINES)
+    name = Text(_fitting(short_name(study.workload), console.width), style="dim")
+    return [name, Text(f"{info.figure} {info.title}".strip(), style=f"bold {_TONES[info.tone]}"), *wrapped]
+
+
+def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
+    """A text on at most so many lines."""
+    wrapped = list(text.wrap(console, console.width))
+    if len(wrapped) > most:
+        wrapped = wrapped[:most]
         wrapped[-1].truncate(console.width - 2)
         wrapped[-1].append(" …")
     for line in wrapped:
         line.rstrip()
-    name = Text(_fitting(short_name(study.workload), console.width), style="dim")
-    return [name, Text(f"{info.figure} {info.title}".strip(), style=f"bold {_TONES[info.tone]}"), *wrapped]
+    return wrapped
+
+
+def _prospect(console: Console, recommendation: Recommendation | None) -> list[Text]:
+    """What more time would probably bring."""
+    if recommendation is None or not recommendation.prospect:
+        return []
+    return _wrapped(console, Text(recommendation.prospect, style="dim"), PROSPECT_LINES)
 
 
 def _proof(recommendation: Recommendation | None) -> list[Text]:

@@ -215,6 +215,8 @@ class Recommendation(Record):
     """What today's settings come to by it, with its unit; empty for throughput."""
     objective_after: str = ""
     """The same of the recommendation."""
+    prospect: str = ""
+    """What more time would probably bring, as a sentence; empty where the search did not end by its budget."""
     foreign_cpu_share: float = 0.0
     """Median share of the cores that other programs used while the baseline was measured."""
     schema_version: int = SCHEMA_VERSION

@@ -29,6 +29,7 @@ from steptune.tuner.search.confirmation import Finalist
 from steptune.tuner.search.designer import BUDGET_SPENT, Designer
 from steptune.tuner.search.effects import Difference
 from steptune.tuner.search.knowledge import WORTHWHILE
+from steptune.tuner.search.prospect import prospect
 from steptune.tuner.strategies.composition import environment_variables
 
 
@@ -127,6 +128,7 @@ def recommend(
         bottleneck_after=_bottleneck(after),
         guard=_guard(results),
         certificate=designer.certificate(),
+        prospect=prospect(designer),
         cost=_cost(results, baseline_rate, speed, tuning_s, num_trials, study.facts.units_per_batch),
         alternatives=_alternatives(designer, candidate),
         peak_memory_bytes=max((r.peak_memory_bytes for r in results), default=0),

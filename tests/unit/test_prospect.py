@@ -1,0 +1,52 @@
+"""What a study that spent its budget says of the next minutes."""
+
+import re
+
+import pytest
+from rich.console import Console
+from search_builders import SMALL, Machine, StudyRun
+
+from steptune.dashboards.headline import get_headline_info
+from steptune.service.cli.answer import print_answer
+
+
+def short_study(search, **settings):
+    """One whose budget ends before every choice was tried."""
+    run = StudyRun(Machine(SMALL, start_s=4.0), search=search, max_trials=None, **{"budget_s": 28.0, **settings})
+    return run, run.run()
+
+
+def test_the_model_says_its_own_probabilities():
+    _, answer = short_study("model", budget_s=16.0)
+    assert answer.certificate.ended == "budget spent"
+    found = re.search(
+        r"would try \d configurations?: the first, .*, is the best so far with probability (\d+)%", answer.prospect
+    )
+    assert found, answer.prospect
+    left = re.search(r"anything untried is 2% faster with probability (\d+)%", answer.prospect)
+    assert int(left[1]) / 100 == pytest.approx(answer.certificate.probability_left, abs=0.3)
+
+
+@pytest.mark.parametrize("search", ["stages", "random"])
+def test_others_say_that_they_know_no_probability(search):
+    _, answer = short_study(search)
+    assert "with a probability that this search does not know" in answer.prospect
+    assert re.search(r"takes about \d+ s, usually saves [\d.]+% of the step, and at most \d+%\.", answer.prospect)
+
+
+@pytest.mark.parametrize("search", ["stages", "model"])
+def test_a_search_that_ended_by_itself_promises_nothing(search):
+    run = StudyRun(Machine(SMALL, noise_sd=0.001), search=search, max_trials=20)
+    assert run.run().prospect == ""
+
+
+def test_page_and_terminal_say_it():
+    run, answer = short_study("stages")
+    facts = {fact.name: fact.value for fact in get_headline_info(run.store, run.study_id).facts}
+    assert facts["With more time"] == answer.prospect
+    console = Console(width=80, record=True)
+    print_answer(console, run.store, run.study_id)
+    lines = console.export_text().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert " ".join(answer.prospect.split()[:6]) in " ".join(lines)

@@ -1,0 +1,88 @@
+"""What more time would probably bring to a study whose budget was spent, in one sentence.
+
+A search that knows probabilities is asked for its next proposals as if time were left. Of any other only the next
+choice is said, by what is known of every choice: its bound, the part of it that such a choice usually realises, and
+what a trial of it is expected to take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from steptune.tuner.records import Candidate, Move, choice_label
+from steptune.tuner.search.asking import AskingDesigner
+from steptune.tuner.search.designer import BUDGET_SPENT, Designer
+from steptune.tuner.search.history import Proposal
+from steptune.tuner.search.model_search import WORTH, ModelSearch
+from steptune.tuner.wording import counted
+
+SOON_S, NUM_SAID = 60.0, 5
+"""Seconds whose proposals are counted together, and how many at most."""
+
+
+def prospect(designer: Designer) -> str:
+    """What the next minutes would probably bring; empty where the search did not end by its budget."""
+    if designer.ended != BUDGET_SPENT or not designer.baseline_results():
+        return ""
+    if isinstance(designer, AskingDesigner) and isinstance(designer.search, ModelSearch):
+        return _by_model(designer, designer.search)
+    return _by_bounds(designer)
+
+
+def _by_model(designer: AskingDesigner, search: ModelSearch) -> str:
+    """By the search's own probabilities."""
+    history = replace(designer.history, left_s=math.inf, num_left=NUM_SAID)
+    fresh = [p for p in search.suggest(history) if p.likely is not None and not designer.knowledge.was_run(p.candidate)]
+    if not fresh:
+        return ""
+    cost_s = history.cost_s(fresh[0].candidate)
+    soon = fresh[: max(1, min(NUM_SAID, int(SOON_S / max(1.0, cost_s))))]
+    seconds = sum(history.cost_s(proposal.candidate) for proposal in soon)
+    left = search.probability_left
+    anything = "" if left is None else f"; anything untried is {WORTH:.0%} faster with probability {left:.0%}"
+    return (
+        f"The next {_duration(seconds)} would try {counted(len(soon), 'configuration')}: the first, "
+        f"{_changed(designer, fresh[0])}, is the best so far with probability {fresh[0].likely:.0%}"
+        f"{_expected(fresh[0])}{anything}."
+    )
+
+
+def _expected(proposal: Proposal) -> str:
+    return f" and expected to be {proposal.gain:.2f}×" if proposal.gain is not None else ""
+
+
+def _by_bounds(designer: Designer) -> str:
+    """By what each untried choice could save, and what of that such a choice usually does."""
+    knowledge, space, incumbent = designer.knowledge, designer.space, designer.incumbent
+    found: list[tuple[float, float, Move, Candidate]] = []
+    for move, bound in knowledge.untried(incumbent):
+        moved = space.combine(incumbent, [move])
+        if moved is not None and bound > knowledge.threshold(incumbent) and not knowledge.known_to_fail(moved):
+            usual = bound * space.strategy(move.strategy).likely_part(space.workload)
+            found.append((usual, bound, move, moved))
+    if not found:
+        return ""
+    usual, bound, move, moved = max(found, key=lambda row: row[0])
+    cost_s = knowledge.expected_cost_s(moved, incumbent)
+    return (
+        f"{counted(len(found), 'choice')} may still pay, with a probability that this search does not know: the next, "
+        f"{_label([move])}, takes about {_duration(cost_s)}, usually saves {usual:.1%} of the step, and at most "
+        f"{bound:.0%}."
+    )
+
+
+def _changed(designer: Designer, proposal: Proposal) -> str:
+    """What a proposal has otherwise than the answer."""
+    ours, theirs = proposal.candidate.choices, designer.incumbent.choices
+    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name, {}) != theirs.get(name, {})]
+    return _label([Move(strategy=name, choice=ours.get(name, {})) for name in names])
+
+
+def _label(moves: Sequence[Move]) -> str:
+    return " and ".join(f"{move.strategy}: {choice_label(move.choice)}" for move in moves)
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 120 else f"{round(seconds / 60)} min"

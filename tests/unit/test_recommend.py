@@ -7,6 +7,7 @@ from builders import sample_study
 from msgspec.structs import replace
 from search_builders import SMALL, Machine, StudyRun, candidate, searched
 
+from steptune.tuner.objectives import PLAIN
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import FailureKind, Startup, StudySettings, Verdict
 from steptune.tuner.search.confirmation import Finalist, gain_of
@@ -40,7 +41,8 @@ def answer(designer, finalists=(), **changes):
         study,
         designer,
         finalists,
-        baseline_log_rates=[math.log(BASE_RATE)],
+        log_rates=lambda candidate, counted: [math.log(BASE_RATE)],
+        objective=PLAIN,
         tuning_s=100.0,
         num_trials=20,
         version="1",

@@ -93,7 +93,7 @@ class Objective:
             num_devices: That are paid for.
         """
         if self.kind == STEPS:
-            return f"{self.amount * units_per_step / rate / 3600:.3g} h for {self.amount:,.0f} steps"
+            return f"{_duration(self.amount * units_per_step / rate)} for {self.amount:,.0f} steps"
         if self.kind == ENERGY:
             return f"{1 / rate:.3g} J per {unit.value}"
         if self.kind == COST:
@@ -179,6 +179,12 @@ def check_device(objective: Objective, device: str | None) -> None:
             "objective energy needs a CUDA device, whose driver tells its power: on a CPU choose throughput, steps:N "
             "or cost:PRICE"
         )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def _longer(window: Window, duration_ns: float) -> Window:

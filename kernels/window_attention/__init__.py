@@ -61,7 +61,8 @@ def window_attention(
     if reason is not None:
         raise ValueError(f"window_attention {reason}")
     seed = torch.randint(0, 2**31 - 1, (1,), device=qkv_bhwc.device) if dropout else None
-    values: Tensor = _forward(
+    values: Tensor
+    values, _ = _forward(
         qkv_bhwc,
         table_rh,
         scale_h,
@@ -86,12 +87,13 @@ def _forward(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     from steptune.kernels.window_attention import kernel, launch
 
     qkv = launch.dense_map(qkv)
     batch, height, width, channels = qkv.shape
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
+    log_sums = torch.empty(_rows_of_scores(qkv, table, window), dtype=torch.float32, device=qkv.device)
     grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
     kernel.forward_kernel[grid](
         qkv,
@@ -99,6 +101,7 @@ def _forward(
         table.contiguous(),
         scale.contiguous(),
         out,
+        log_sums,
         qkv if seed is None else seed,
         dropout,
         *sizes,
@@ -106,7 +109,16 @@ def _forward(
         out.stride(2),
         **constants,
     )
-    return out
+    return out, log_sums
+
+
+def _rows_of_scores(qkv: Tensor, table: Tensor, window: list[int]) -> tuple[int, int, int]:
+    """Give windows, heads and tokens: the shape of what forward leaves to backward."""
+    from steptune.kernels.window_attention import launch
+
+    batch, height, width, _ = qkv.shape
+    windows_y, windows_x = launch.num_windows(height, width, window)
+    return batch * windows_y * windows_x, table.shape[1], window[0] * window[1]
 
 
 @_forward.register_fake
@@ -120,14 +132,16 @@ def _(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     batch, height, width, channels = qkv.shape
-    return qkv.new_empty((batch, height, width, channels // 3))
+    log_sums = qkv.new_empty(_rows_of_scores(qkv, table, window), dtype=torch.float32)
+    return qkv.new_empty((batch, height, width, channels // 3)), log_sums
 
 
 @torch.library.custom_op("steptune::window_attention_backward", mutates_args=())
 def _backward(
     grad_out: Tensor,
+    log_sums: Tensor,
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -148,14 +162,16 @@ def _backward(
     heads, num_tokens = table.shape[1], window[0] * window[1]
     grad_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     parts: dict[str, Any] = {"dtype": torch.float32, "device": qkv.device}
-    bias_parts = torch.empty((grid[0], heads, num_tokens, num_tokens), **parts)
-    padding_parts = torch.empty((grid[0] if constants["PADDED"] else 0, 2, qkv.shape[-1] // 3), **parts)
-    scale_parts = torch.empty((grid[0] if cosine else 0, heads), **parts)
+    programs = grid[1]
+    bias_parts = torch.empty((programs, heads, num_tokens, num_tokens), **parts)
+    padding_parts = torch.empty((programs if constants["PADDED"] else 0, 2, qkv.shape[-1] // 3), **parts)
+    scale_parts = torch.empty((programs if cosine else 0, heads), **parts)
     kernel.backward_kernel[grid](
         qkv,
         qkv if qkv_bias is None else qkv_bias.contiguous(),
         table.contiguous(),
         scale.contiguous(),
+        log_sums,
         grad_out,
         grad_qkv,
         bias_parts,
@@ -170,15 +186,17 @@ def _backward(
         **constants,
     )
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
-    kernel.table_gradient_kernel[(table.shape[0], heads)](
-        bias_parts.sum(0),
+    kernel.table_gradient_kernel[(heads, table.shape[0])](
+        bias_parts,
         grad_table,
         HEADS=heads,
         ROWS=window[0],
         COLUMNS=window[1],
+        NUM_PARTS=programs,
+        BLOCK_PARTS=launch.BLOCK_PARTS,
         BLOCK_I=launch.next_power_of_two(num_tokens),
     )
-    grad_scale = scale_parts.sum(0).to(scale.dtype) if cosine else torch.zeros_like(scale)
+    grad_scale = scale_parts.sum(0).to(scale.dtype) if cosine else scale.new_empty(0)
     if qkv_bias is None:
         return grad_qkv, grad_table, grad_scale, qkv.new_empty(0)
     grad_bias = torch.zeros_like(qkv_bias)
@@ -189,6 +207,7 @@ def _backward(
 @_backward.register_fake
 def _(
     grad_out: Tensor,
+    log_sums: Tensor,
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -201,17 +220,22 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_bias = qkv.new_empty(0) if qkv_bias is None else torch.empty_like(qkv_bias)
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
-    return qkv.new_empty(qkv.shape), grad_table, torch.empty_like(scale), grad_bias
+    grad_scale = torch.empty_like(scale) if cosine else scale.new_empty(0)
+    return qkv.new_empty(qkv.shape), grad_table, grad_scale, grad_bias
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     qkv, table, scale, qkv_bias, seed, *ctx.settings = inputs
-    ctx.save_for_backward(qkv, table, scale, qkv_bias, seed)
+    _, log_sums = output
+    ctx.mark_non_differentiable(log_sums)
+    ctx.save_for_backward(log_sums, qkv, table, scale, qkv_bias, seed)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    qkv, table, scale, qkv_bias, seed = ctx.saved_tensors
-    grad_qkv, grad_table, grad_scale, grad_bias = _backward(grad_out, qkv, table, scale, qkv_bias, seed, *ctx.settings)
+def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    log_sums, qkv, table, scale, qkv_bias, seed = ctx.saved_tensors
+    grad_qkv, grad_table, grad_scale, grad_bias = _backward(
+        grad_out, log_sums, qkv, table, scale, qkv_bias, seed, *ctx.settings
+    )
     cosine = ctx.settings[2]
     return (
         grad_qkv,

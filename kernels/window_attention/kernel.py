@@ -1,10 +1,13 @@
 """Triton kernels of shifted-window attention: packed qkv in natural (B, H, W, 3C) layout in, (B, H, W, C) out.
 
-A program handles one head and a run of windows. It computes where the tokens of a window lie, so that nothing is
-rolled, partitioned, padded or masked in memory; it reads q, k and v once and writes the values once. Backward
-recomputes the scores, so that only qkv is kept. Gradients that many windows add to (the bias table, the projection's
-bias at padding, the scale) are summed in FP32 by each program and then over programs in a fixed order: no atomics, the
-same bits in every run.
+A program handles one head and a run of windows of one kind: inner windows, or those of an edge, where the map wraps or
+is padded. Windows of a kind differ by an offset only, so where their tokens lie, which pairs are masked and the bias of
+each pair are computed once a program. Nothing is rolled, partitioned, padded or masked in memory; q, k and v are read
+once and the values written once. Backward recomputes the scores; forward leaves it the logarithm of each row's sum.
+Gradients that many windows add to (the bias table, the projection's bias at padding, the scale) are summed in FP32 by
+each program and then over programs in a fixed order: no atomics, the same bits in every run.
+
+Heads are the faster axis of the grid: programs that run at one time read neighbouring channels of the same tokens.
 
 Shape suffixes: i and j number the tokens of a window (queries and keys), d the channels of a head.
 """
@@ -15,13 +18,45 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+"""Scores are kept times this, so that their exponential is a power of two."""
 TINY = tl.constexpr(1e-24)
 """Added to squared lengths: the square of the smallest length by which `torch.nn.functional.normalize` divides."""
 
 
 @triton.jit
+def _run_of_windows(
+    program, batch, windows_y, windows_x, EDGES_Y: tl.constexpr, EDGES_X: tl.constexpr, PER_PROGRAM: tl.constexpr
+):
+    """Give the windows of a program: the first of its kind, the number of them an image by column and in all, and the
+    number of the first within the kind.
+
+    The last `EDGES` rows and columns of windows are kinds of their own, all before them one.
+    """
+    rest = program
+    found_y = program * 0
+    found_x = program * 0
+    found_columns = program * 0
+    found_windows = program * 0
+    found_first = program * 0
+    for row in tl.static_range(EDGES_Y + 1):
+        for column in tl.static_range(EDGES_X + 1):
+            rows = windows_y - EDGES_Y if row == 0 else 1
+            columns = windows_x - EDGES_X if column == 0 else 1
+            num_programs = (rows * columns * batch + PER_PROGRAM - 1) // PER_PROGRAM
+            is_here = (rest >= 0) & (rest < num_programs)
+            found_y = tl.where(is_here, 0 if row == 0 else windows_y - EDGES_Y + row - 1, found_y)
+            found_x = tl.where(is_here, 0 if column == 0 else windows_x - EDGES_X + column - 1, found_x)
+            found_columns = tl.where(is_here, columns, found_columns)
+            found_windows = tl.where(is_here, rows * columns, found_windows)
+            found_first = tl.where(is_here, rest * PER_PROGRAM, found_first)
+            rest -= num_programs
+    return found_y, found_x, found_columns, found_windows, found_first
+
+
+@triton.jit
 def _places(
-    window,
+    window_y,
+    window_x,
     n,
     height,
     width,
@@ -34,10 +69,9 @@ def _places(
     ROLLS_FIRST: tl.constexpr,
 ):
     """Give the pixel of each token of a window within its image, whether it lies on the map, and its region."""
-    within = window % (windows_y * windows_x)
     token = tl.minimum(n, ROWS * COLUMNS - 1)  # beyond the window a row of scores must not be masked as a whole
-    y = within // windows_x * ROWS + token // COLUMNS
-    x = within % windows_x * COLUMNS + token % COLUMNS
+    y = window_y * ROWS + token // COLUMNS
+    x = window_x * COLUMNS + token % COLUMNS
     padded_height = windows_y * ROWS
     padded_width = windows_x * COLUMNS
     if ROLLS_FIRST:
@@ -62,11 +96,9 @@ def _places(
 
 
 @triton.jit
-def _load_tile(
-    pointer, pixel_n, on_map_n, n, d, stride, bias_pointer, NUM_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def _load_tile(pointer, offset_nd, on_map_n, n, d, bias_pointer, NUM_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Load (n, d); a token of the padding has the projection's bias, or zero."""
-    tile = tl.load(pointer + pixel_n[:, None] * stride + d[None, :], mask=on_map_n[:, None], other=0.0)
+    tile = tl.load(pointer + offset_nd, mask=on_map_n[:, None], other=0.0)
     if HAS_BIAS:
         padding = tl.load(bias_pointer + d).to(tile.dtype)
         is_padding = (n < NUM_TOKENS) & (on_map_n == 0)
@@ -75,19 +107,16 @@ def _load_tile(
 
 
 @triton.jit
-def _relative_rows(i, j, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Give the row of the bias table for each pair of tokens."""
+def _position_bias(
+    table, head, i, j, region_i, region_j, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr
+):
+    """Give what is added to the scores of (i, j), times log2 e: minus infinity where j is no token or masked."""
     y = (i // COLUMNS)[:, None] - (j // COLUMNS)[None, :] + (ROWS - 1)
     x = (i % COLUMNS)[:, None] - (j % COLUMNS)[None, :] + (COLUMNS - 1)
-    return y * (2 * COLUMNS - 1) + x
-
-
-@triton.jit
-def _load_position_bias(table, head, i, j, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr):
-    """Load the bias of (i, j) in FP32; minus infinity where j is no token."""
-    valid = (i < ROWS * COLUMNS)[:, None] & (j < ROWS * COLUMNS)[None, :]
-    bias = tl.load(table + _relative_rows(i, j, ROWS, COLUMNS) * HEADS + head, mask=valid, other=0.0).to(tl.float32)
-    return tl.where((j < ROWS * COLUMNS)[None, :], bias, float("-inf"))
+    is_pair = (i < ROWS * COLUMNS)[:, None] & (j < ROWS * COLUMNS)[None, :]
+    bias = tl.load(table + (y * (2 * COLUMNS - 1) + x) * HEADS + head, mask=is_pair, other=0.0).to(tl.float32)
+    is_seen = (j < ROWS * COLUMNS)[None, :] & (region_i[:, None] == region_j[None, :])
+    return tl.where(is_seen, bias * LOG2_E, float("-inf"))
 
 
 @triton.jit
@@ -95,26 +124,6 @@ def _inverse_length(tile):
     """Give 1 / length of each row in FP32."""
     wide = tile.to(tl.float32)
     return 1.0 / tl.sqrt(tl.sum(wide * wide, axis=1) + TINY)
-
-
-@triton.jit
-def _exponentials(
-    q,
-    k,
-    bias,
-    region_i,
-    region_j,
-    scale,
-    SHIFTED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Give the numerators of the softmax over j of scale q k^T + bias, their sums, and the products, all in FP32."""
-    products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    scores = products * scale + bias
-    if SHIFTED:
-        scores = tl.where(region_i[:, None] == region_j[None, :], scores, float("-inf"))
-    exponentials = tl.exp2((scores - tl.max(scores, axis=1)[:, None]) * LOG2_E)
-    return exponentials, tl.sum(exponentials, axis=1), products
 
 
 @triton.jit
@@ -132,13 +141,14 @@ def forward_kernel(
     table,
     scales,
     out,
+    log_sums,
     seed_pointer,
     dropout,
+    batch,
     height,
     width,
     windows_y,
     windows_x,
-    num_windows,
     qkv_stride,
     out_stride,
     HEADS: tl.constexpr,
@@ -148,78 +158,91 @@ def forward_kernel(
     SHIFT_ROWS: tl.constexpr,
     SHIFT_COLUMNS: tl.constexpr,
     ROLLS_FIRST: tl.constexpr,
+    EDGES_Y: tl.constexpr,
+    EDGES_X: tl.constexpr,
     PADDED: tl.constexpr,
     COSINE: tl.constexpr,
     DROPS: tl.constexpr,
-    WINDOWS_PER_PROGRAM: tl.constexpr,
+    PER_PROGRAM: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM
-    SHIFTED: tl.constexpr = (SHIFT_ROWS > 0) or (SHIFT_COLUMNS > 0)
-    ONE_BLOCK: tl.constexpr = BLOCK_I == BLOCK_J
-    head = tl.program_id(1)
-    first = tl.program_id(0) * WINDOWS_PER_PROGRAM
+    head = tl.program_id(0)
+    first_y, first_x, columns, windows, first = _run_of_windows(
+        tl.program_id(1), batch, windows_y, windows_x, EDGES_Y, EDGES_X, PER_PROGRAM
+    )
     j = tl.arange(0, BLOCK_J)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
-    scale = tl.load(scales + head).to(tl.float32)
+    scale = tl.load(scales + head).to(tl.float32) * LOG2_E
     seed = tl.load(seed_pointer) if DROPS else 0
+    pixel_j, on_map_j, region_j = _places(
+        first_y,
+        first_x,
+        j,
+        height,
+        width,
+        windows_y,
+        windows_x,
+        ROWS,
+        COLUMNS,
+        SHIFT_ROWS,
+        SHIFT_COLUMNS,
+        ROLLS_FIRST,
+    )
+    offset_j = pixel_j[:, None] * qkv_stride + channel[None, :]
     for begin in tl.range(0, NUM_TOKENS, BLOCK_I):
         i = begin + tl.arange(0, BLOCK_I)
-        bias = _load_position_bias(table, head, i, j, ROWS, COLUMNS, HEADS)
-        for step in tl.range(WINDOWS_PER_PROGRAM):
-            window = first + step
-            inside = window < num_windows
-            image = (window // (windows_y * windows_x)).to(tl.int64) * height * width
-            from_qkv = qkv + image * qkv_stride
-            pixel_j, on_map_j, region_j = _places(
-                window,
-                j,
-                height,
-                width,
-                windows_y,
-                windows_x,
-                ROWS,
-                COLUMNS,
-                SHIFT_ROWS,
-                SHIFT_COLUMNS,
-                ROLLS_FIRST,
-            )
-            on_map_j = on_map_j & inside
-            if ONE_BLOCK:
-                pixel_i, on_map_i, region_i = pixel_j, on_map_j, region_j
-            else:
-                pixel_i, on_map_i, region_i = _places(
-                    window,
-                    i,
-                    height,
-                    width,
-                    windows_y,
-                    windows_x,
-                    ROWS,
-                    COLUMNS,
-                    SHIFT_ROWS,
-                    SHIFT_COLUMNS,
-                    ROLLS_FIRST,
-                )
-                on_map_i = on_map_i & inside
-            q = _load_tile(from_qkv, pixel_i, on_map_i, i, channel, qkv_stride, qkv_bias, NUM_TOKENS, PADDED)
-            from_k = from_qkv + CHANNELS
-            k = _load_tile(from_k, pixel_j, on_map_j, j, channel, qkv_stride, qkv_bias + CHANNELS, NUM_TOKENS, PADDED)
+        pixel_i, on_map_i, region_i = _places(
+            first_y,
+            first_x,
+            i,
+            height,
+            width,
+            windows_y,
+            windows_x,
+            ROWS,
+            COLUMNS,
+            SHIFT_ROWS,
+            SHIFT_COLUMNS,
+            ROLLS_FIRST,
+        )
+        offset_i = pixel_i[:, None] * qkv_stride + channel[None, :]
+        out_offset_i = pixel_i[:, None] * out_stride + channel[None, :]
+        bias = _position_bias(table, head, i, j, region_i, region_j, ROWS, COLUMNS, HEADS)
+        for step in tl.range(PER_PROGRAM):
+            number = first + step
+            image = number // windows
+            within = number % windows
+            window_y = within // columns
+            window_x = within % columns
+            inside = image < batch
+            pixel = image.to(tl.int64) * height * width + window_y * (ROWS * width) + window_x * COLUMNS
+            from_q = qkv + pixel * qkv_stride
+            from_k = from_q + CHANNELS
             from_v = from_k + CHANNELS
-            v_bias = qkv_bias + 2 * CHANNELS
-            v = _load_tile(from_v, pixel_j, on_map_j, j, channel, qkv_stride, v_bias, NUM_TOKENS, PADDED)
+            k_bias = qkv_bias + CHANNELS
+            v_bias = k_bias + CHANNELS
+            q = _load_tile(from_q, offset_i, on_map_i & inside, i, channel, qkv_bias, NUM_TOKENS, PADDED)
+            k = _load_tile(from_k, offset_j, on_map_j & inside, j, channel, k_bias, NUM_TOKENS, PADDED)
+            v = _load_tile(from_v, offset_j, on_map_j & inside, j, channel, v_bias, NUM_TOKENS, PADDED)
             if COSINE:
                 q = (q.to(tl.float32) * _inverse_length(q)[:, None]).to(q.dtype)
                 k = (k.to(tl.float32) * _inverse_length(k)[:, None]).to(k.dtype)
-            p, total, _ = _exponentials(q, k, bias, region_i, region_j, scale, SHIFTED, PRECISION)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias
+            largest = tl.max(scores, axis=1)
+            p = tl.exp2(scores - largest[:, None])
+            total = tl.sum(p, axis=1)
+            window = (image * windows_y + first_y + window_y) * windows_x + first_x + window_x
+            to_sums = log_sums + (window.to(tl.int64) * HEADS + head) * NUM_TOKENS + i
+            tl.store(to_sums, largest + tl.log2(total), mask=(i < NUM_TOKENS) & inside)
             if DROPS:
                 p *= _kept(seed, window, head, i, j, dropout, HEADS, NUM_TOKENS)
-            values = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) / total[:, None]
-            to = out + image * out_stride + pixel_i[:, None] * out_stride + channel[None, :]
-            tl.store(to, values.to(out.dtype.element_ty), mask=on_map_i[:, None])
+            values = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) * (1.0 / total)[:, None]
+            to = out + pixel * out_stride + out_offset_i
+            tl.store(to, values.to(out.dtype.element_ty), mask=(on_map_i & inside)[:, None])
 
 
 @triton.jit
@@ -236,6 +259,7 @@ def backward_kernel(
     qkv_bias,
     table,
     scales,
+    log_sums,
     grad_out,
     grad_qkv,
     bias_parts,
@@ -243,11 +267,11 @@ def backward_kernel(
     scale_parts,
     seed_pointer,
     dropout,
+    batch,
     height,
     width,
     windows_y,
     windows_x,
-    num_windows,
     qkv_stride,
     out_stride,
     grad_stride,
@@ -258,59 +282,72 @@ def backward_kernel(
     SHIFT_ROWS: tl.constexpr,
     SHIFT_COLUMNS: tl.constexpr,
     ROLLS_FIRST: tl.constexpr,
+    EDGES_Y: tl.constexpr,
+    EDGES_X: tl.constexpr,
     PADDED: tl.constexpr,
     COSINE: tl.constexpr,
     DROPS: tl.constexpr,
-    WINDOWS_PER_PROGRAM: tl.constexpr,
+    PER_PROGRAM: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM
-    SHIFTED: tl.constexpr = (SHIFT_ROWS > 0) or (SHIFT_COLUMNS > 0)
     ONE_BLOCK: tl.constexpr = BLOCK_I == BLOCK_J
-    head = tl.program_id(1)
-    program = tl.program_id(0)
-    first = program * WINDOWS_PER_PROGRAM
+    head = tl.program_id(0)
+    program = tl.program_id(1)
+    first_y, first_x, columns, windows, first = _run_of_windows(
+        program, batch, windows_y, windows_x, EDGES_Y, EDGES_X, PER_PROGRAM
+    )
     j = tl.arange(0, BLOCK_J)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
-    scale = tl.load(scales + head).to(tl.float32)
+    plain_scale = tl.load(scales + head).to(tl.float32)
     seed = tl.load(seed_pointer) if DROPS else 0
     own_bias_part = bias_parts + (program * HEADS + head).to(tl.int64) * (NUM_TOKENS * NUM_TOKENS)
+    pixel_j, on_map_j, region_j = _places(
+        first_y,
+        first_x,
+        j,
+        height,
+        width,
+        windows_y,
+        windows_x,
+        ROWS,
+        COLUMNS,
+        SHIFT_ROWS,
+        SHIFT_COLUMNS,
+        ROLLS_FIRST,
+    )
+    offset_j = pixel_j[:, None] * qkv_stride + channel[None, :]
+    grad_offset_j = pixel_j[:, None] * grad_stride + channel[None, :]
+    out_offset_j = pixel_j[:, None] * out_stride + channel[None, :]
     first_i = tl.arange(0, BLOCK_I)
     if ONE_BLOCK:
-        bias_of_block = _load_position_bias(table, head, first_i, j, ROWS, COLUMNS, HEADS)
+        bias_of_block = _position_bias(table, head, j, j, region_j, region_j, ROWS, COLUMNS, HEADS)
     bias_sum = tl.zeros((BLOCK_I, BLOCK_J), dtype=tl.float32)
     padding_k = tl.zeros((HEAD_DIM,), dtype=tl.float32)
     padding_v = tl.zeros((HEAD_DIM,), dtype=tl.float32)
     scale_sum = tl.zeros((BLOCK_I,), dtype=tl.float32)
-    for step in tl.range(WINDOWS_PER_PROGRAM):
-        window = first + step
-        inside = window < num_windows
-        image = (window // (windows_y * windows_x)).to(tl.int64) * height * width
-        from_qkv = qkv + image * qkv_stride
-        to_qkv = grad_qkv + image * grad_stride
-        pixel_j, on_map_j, region_j = _places(
-            window,
-            j,
-            height,
-            width,
-            windows_y,
-            windows_x,
-            ROWS,
-            COLUMNS,
-            SHIFT_ROWS,
-            SHIFT_COLUMNS,
-            ROLLS_FIRST,
-        )
-        is_padding_j = (j < NUM_TOKENS) & (on_map_j == 0) & inside
-        on_map_j = on_map_j & inside
-        from_k = from_qkv + CHANNELS
-        k_raw = _load_tile(from_k, pixel_j, on_map_j, j, channel, qkv_stride, qkv_bias + CHANNELS, NUM_TOKENS, PADDED)
+    for step in tl.range(PER_PROGRAM):
+        number = first + step
+        image = number // windows
+        within = number % windows
+        window_y = within // columns
+        window_x = within % columns
+        inside = image < batch
+        window = (image * windows_y + first_y + window_y) * windows_x + first_x + window_x
+        own_sums = log_sums + (window.to(tl.int64) * HEADS + head) * NUM_TOKENS
+        pixel = image.to(tl.int64) * height * width + window_y * (ROWS * width) + window_x * COLUMNS
+        from_q = qkv + pixel * qkv_stride
+        from_k = from_q + CHANNELS
         from_v = from_k + CHANNELS
-        v_bias = qkv_bias + 2 * CHANNELS
-        v = _load_tile(from_v, pixel_j, on_map_j, j, channel, qkv_stride, v_bias, NUM_TOKENS, PADDED)
+        k_bias = qkv_bias + CHANNELS
+        v_bias = k_bias + CHANNELS
+        to_q = grad_qkv + pixel * grad_stride
+        to_k = to_q + CHANNELS
+        k_raw = _load_tile(from_k, offset_j, on_map_j & inside, j, channel, k_bias, NUM_TOKENS, PADDED)
+        v = _load_tile(from_v, offset_j, on_map_j & inside, j, channel, v_bias, NUM_TOKENS, PADDED)
         k = k_raw
         if COSINE:
             inverse_k = _inverse_length(k_raw)
@@ -320,11 +357,15 @@ def backward_kernel(
         for begin in tl.range(0, NUM_TOKENS, BLOCK_I):
             i = begin + first_i
             if ONE_BLOCK:
-                pixel_i, on_map_i, region_i = pixel_j, on_map_j, region_j
+                on_map_i = on_map_j
+                offset_i = offset_j
+                out_offset_i = out_offset_j
+                grad_offset_i = grad_offset_j
                 bias = bias_of_block
             else:
                 pixel_i, on_map_i, region_i = _places(
-                    window,
+                    first_y,
+                    first_x,
                     i,
                     height,
                     width,
@@ -336,17 +377,20 @@ def backward_kernel(
                     SHIFT_COLUMNS,
                     ROLLS_FIRST,
                 )
-                on_map_i = on_map_i & inside
-                bias = _load_position_bias(table, head, i, j, ROWS, COLUMNS, HEADS)
-            q_raw = _load_tile(from_qkv, pixel_i, on_map_i, i, channel, qkv_stride, qkv_bias, NUM_TOKENS, PADDED)
+                offset_i = pixel_i[:, None] * qkv_stride + channel[None, :]
+                out_offset_i = pixel_i[:, None] * out_stride + channel[None, :]
+                grad_offset_i = pixel_i[:, None] * grad_stride + channel[None, :]
+                bias = _position_bias(table, head, i, j, region_i, region_j, ROWS, COLUMNS, HEADS)
+            q_raw = _load_tile(from_q, offset_i, on_map_i & inside, i, channel, qkv_bias, NUM_TOKENS, PADDED)
+            from_out = grad_out + pixel * out_stride + out_offset_i
+            grad_values = tl.load(from_out, mask=(on_map_i & inside)[:, None], other=0.0).to(v.dtype)
+            log_sum = tl.load(own_sums + i, mask=(i < NUM_TOKENS) & inside, other=0.0)
             q = q_raw
             if COSINE:
                 inverse_q = _inverse_length(q_raw)
                 q = (q_raw.to(tl.float32) * inverse_q[:, None]).to(q_raw.dtype)
-            from_out = grad_out + image * out_stride + pixel_i[:, None] * out_stride + channel[None, :]
-            grad_values = tl.load(from_out, mask=on_map_i[:, None], other=0.0).to(v.dtype)
-            numerators, total, products = _exponentials(q, k, bias, region_i, region_j, scale, SHIFTED, PRECISION)
-            p = numerators / total[:, None]
+            products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            p = tl.exp2(products * (plain_scale * LOG2_E) + bias - log_sum[:, None])
             grad_p = tl.dot(grad_values, tl.trans(v), input_precision=PRECISION)
             kept_p = p
             if DROPS:
@@ -354,30 +398,35 @@ def backward_kernel(
                 kept_p = p * kept
                 grad_p *= kept
             grad_v += tl.dot(tl.trans(kept_p.to(v.dtype)), grad_values, input_precision=PRECISION)
+            # Where i or j is no token, or the window is none, grad_p or p is zero.
             grad_scores = p * (grad_p - tl.sum(p * grad_p, axis=1)[:, None])
-            valid = (i < NUM_TOKENS)[:, None] & (j < NUM_TOKENS)[None, :] & inside
-            grad_scores = tl.where(valid, grad_scores, 0.0)
             if ONE_BLOCK:
                 bias_sum += grad_scores
             else:
                 place = own_bias_part + i[:, None] * NUM_TOKENS + j[None, :]
-                sum_so_far = tl.load(place, mask=valid & (step > 0), other=0.0)
-                tl.store(place, sum_so_far + grad_scores, mask=valid)
+                is_pair = (i < NUM_TOKENS)[:, None] & (j < NUM_TOKENS)[None, :]
+                sum_so_far = tl.load(place, mask=is_pair & (step > 0), other=0.0)
+                tl.store(place, sum_so_far + grad_scores, mask=is_pair)
             if COSINE:
                 scale_sum += tl.sum(grad_scores * products, axis=1)
-            narrow = (grad_scores * scale).to(q.dtype)
-            grad_q = tl.dot(narrow, k, input_precision=PRECISION)
+            narrow = grad_scores.to(q.dtype)
+            grad_q = tl.dot(narrow, k, input_precision=PRECISION) * plain_scale
             grad_k += tl.dot(tl.trans(narrow), q, input_precision=PRECISION)
             if COSINE:
                 grad_q = _through_normalisation(grad_q, q_raw, inverse_q)
-            to = to_qkv + pixel_i[:, None] * grad_stride + channel[None, :]
-            tl.store(to, grad_q.to(grad_qkv.dtype.element_ty), mask=on_map_i[:, None])
+            to = to_q + grad_offset_i
+            tl.store(to, grad_q.to(grad_qkv.dtype.element_ty), mask=(on_map_i & inside)[:, None])
+        grad_k *= plain_scale
         if COSINE:
             grad_k = _through_normalisation(grad_k, k_raw, inverse_k)
-        to_k = to_qkv + CHANNELS + pixel_j[:, None] * grad_stride + channel[None, :]
-        tl.store(to_k, grad_k.to(grad_qkv.dtype.element_ty), mask=on_map_j[:, None])
-        tl.store(to_k + CHANNELS, grad_v.to(grad_qkv.dtype.element_ty), mask=on_map_j[:, None])
+        tl.store(to_k + grad_offset_j, grad_k.to(grad_qkv.dtype.element_ty), mask=(on_map_j & inside)[:, None])
+        tl.store(
+            to_k + CHANNELS + grad_offset_j,
+            grad_v.to(grad_qkv.dtype.element_ty),
+            mask=(on_map_j & inside)[:, None],
+        )
         if PADDED:
+            is_padding_j = (j < NUM_TOKENS) & (on_map_j == 0) & inside
             padding_k += tl.sum(tl.where(is_padding_j[:, None], grad_k, 0.0), axis=0)
             padding_v += tl.sum(tl.where(is_padding_j[:, None], grad_v, 0.0), axis=0)
     if ONE_BLOCK:
@@ -393,23 +442,33 @@ def backward_kernel(
 
 @triton.jit
 def table_gradient_kernel(
-    bias_gradient,
+    bias_parts,
     table_gradient,
     HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """Sum the gradient of all pairs (i, j) with one relative position: a row of the table and a head a program."""
+    """Sum the gradient of all pairs (i, j) with one relative position, over the parts of all programs: a row of the
+    table and a head a program.
+    """
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
-    row = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    row = tl.program_id(1)
     dy = row // (2 * COLUMNS - 1) - (ROWS - 1)
     dx = row % (2 * COLUMNS - 1) - (COLUMNS - 1)
     i = tl.arange(0, BLOCK_I)
     y = i // COLUMNS - dy
     x = i % COLUMNS - dx
-    valid = (i < NUM_TOKENS) & (y >= 0) & (y < ROWS) & (x >= 0) & (x < COLUMNS)
-    pair = (head * NUM_TOKENS + i) * NUM_TOKENS + y * COLUMNS + x
-    total = tl.sum(tl.load(bias_gradient + pair, mask=valid, other=0.0), axis=0)
+    is_pair = (i < NUM_TOKENS) & (y >= 0) & (y < ROWS) & (x >= 0) & (x < COLUMNS)
+    pair = i * NUM_TOKENS + y * COLUMNS + x
+    sums = tl.zeros((BLOCK_PARTS, BLOCK_I), dtype=tl.float32)
+    for begin in tl.range(0, NUM_PARTS, BLOCK_PARTS):
+        part = begin + tl.arange(0, BLOCK_PARTS)
+        place = (part * HEADS + head).to(tl.int64) * (NUM_TOKENS * NUM_TOKENS)
+        here = (part < NUM_PARTS)[:, None] & is_pair[None, :]
+        sums += tl.load(bias_parts + place[:, None] + pair[None, :], mask=here, other=0.0)
+    total = tl.sum(tl.sum(sums, axis=0), axis=0)
     tl.store(table_gradient + row * HEADS + head, total.to(table_gradient.dtype.element_ty))

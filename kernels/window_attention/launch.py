@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PROGRAMS_WANTED = 1056
-"""Programs of all heads together: eight for each of the 132 multiprocessors of a Hopper card."""
 MAX_WINDOWS_PER_PROGRAM = 64
 ONE_BLOCK = 64
 """Windows of up to this many tokens keep the bias, and the sum of its gradient, in registers."""
+BLOCK_PARTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a direction runs with.
+
+    Attributes:
+        programs: Programs of all heads together that are aimed at.
+        num_warps: Warps of a program.
+        num_stages: Windows whose loads are under way at a time.
+        max_registers: Registers of a thread; None lets the compiler choose. Fewer let more programs run at a time.
+    """
+
+    programs: int = 1056
+    num_warps: int = 4
+    num_stages: int = 2
+    max_registers: int | None = None
+
+
+FORWARD = Settings(max_registers=96)
+BACKWARD = Settings(num_stages=1, max_registers=168)
+SEVERAL_BLOCKS = Settings(num_warps=8, num_stages=3)
+"""Both directions of windows that do not fit into one block."""
+
+
+def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Settings:
+    """Choose the settings of a direction, by the tokens of a window."""
+    if num_tokens > ONE_BLOCK:
+        return SEVERAL_BLOCKS
+    if dtype == torch.float32:  # whose exact products need all registers
+        return Settings(num_warps=8 if backward else 4, num_stages=3)
+    return BACKWARD if backward else FORWARD
 
 
 def next_power_of_two(number: int) -> int:
@@ -29,6 +61,18 @@ def dense_map(tensor: Tensor) -> Tensor:
     return tensor if dense else tensor.contiguous()
 
 
+def num_windows(height: int, width: int, window: list[int]) -> tuple[int, int]:
+    """Count the windows of a map by row and column."""
+    return -(-height // window[0]), -(-width // window[1])
+
+
+def edges(windows: int, size: int, shift: int, extent: int) -> int:
+    """Count the last rows (columns) of windows that differ from those before: where the map wraps, and where it ends
+    within a window. A shift moves the latter one row further up.
+    """
+    return min(windows, int(shift > 0) + int(windows * size != extent))
+
+
 def plan(
     qkv: Tensor,
     table: Tensor,
@@ -40,14 +84,19 @@ def plan(
     *,
     backward: bool = False,
 ) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
-    """Choose the grid (programs, heads), the sizes that vary and the constants of the kernels."""
+    """Choose the grid (heads, programs), the sizes that vary and the constants of the kernels."""
     rows, columns, shift_rows, shift_columns = window
     batch, height, width, channels = qkv.shape
     heads, num_tokens = table.shape[1], rows * columns
-    windows_y, windows_x = -(-height // rows), -(-width // columns)
-    num_windows = batch * windows_y * windows_x
+    windows_y, windows_x = num_windows(height, width, window)
+    edges_y = edges(windows_y, rows, shift_rows, height)
+    edges_x = edges(windows_x, columns, shift_columns, width)
+    settings = settings_of(num_tokens, qkv.dtype, backward=backward)
     per_program = 1
-    while per_program < MAX_WINDOWS_PER_PROGRAM and num_windows * heads > PROGRAMS_WANTED * per_program * 2:
+    while (
+        per_program < MAX_WINDOWS_PER_PROGRAM
+        and batch * windows_y * windows_x * heads > settings.programs * per_program * 2
+    ):
         per_program *= 2
     block_j = max(16, next_power_of_two(num_tokens))
     is_padded = (windows_y * rows, windows_x * columns) != (height, width)
@@ -59,14 +108,20 @@ def plan(
         "SHIFT_ROWS": shift_rows,
         "SHIFT_COLUMNS": shift_columns,
         "ROLLS_FIRST": rolls_first,
+        "EDGES_Y": edges_y,
+        "EDGES_X": edges_x,
         "PADDED": is_padded and has_bias,
         "COSINE": cosine,
         "DROPS": seed is not None,
-        "WINDOWS_PER_PROGRAM": per_program,
+        "PER_PROGRAM": per_program,
         "BLOCK_I": block_j if num_tokens <= ONE_BLOCK else 32,
         "BLOCK_J": block_j,
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "num_warps": 8 if backward or num_tokens > ONE_BLOCK else 4,  # backward holds eight tiles of N x N in registers
+        "num_warps": settings.num_warps,
+        "num_stages": settings.num_stages,
+        "maxnreg": settings.max_registers,
     }
-    grid = (-(-num_windows // per_program), heads)
-    return grid, (height, width, windows_y, windows_x, num_windows), constants
+    kinds_y = [windows_y - edges_y, *[1] * edges_y]
+    kinds_x = [windows_x - edges_x, *[1] * edges_x]
+    programs = sum(-(-batch * y * x // per_program) for y in kinds_y for x in kinds_x)
+    return (heads, programs), (batch, height, width, windows_y, windows_x), constants

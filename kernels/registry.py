@@ -1,72 +1,16 @@
-"""Registry of kernels: for each its function, its reference, and cases on which both must agree."""
+"""Registry of kernels: ours, and those of other packages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from steptune.kernels import window_attention
-
-GROUP = "steptune.kernels"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """Inputs of a kernel.
-
-    Attributes:
-        label: Names the case in tests and benchmarks.
-        shapes: Shape of each tensor, by the name of its parameter. Every one of them gets a gradient.
-        options: Parameters that are no tensors.
-        positive: Names of tensors whose elements are positive: scales, variances.
-    """
-
-    label: str
-    shapes: Mapping[str, tuple[int, ...]]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    positive: frozenset[str] = frozenset()
-
-    def make(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Draw the tensors, on the device of the generator. They are leaves that require gradients."""
-        tensors = {}
-        for name, shape in self.shapes.items():
-            tensor = torch.randn(shape, generator=generator, device=generator.device)
-            tensor = tensor.abs() + 0.5 if name in self.positive else tensor
-            tensors[name] = tensor.to(dtype).requires_grad_()
-        return tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """A fused kernel and its definition.
-
-    Attributes:
-        name: Of the folder, and in the strategy `fused_kernels`.
-        summary: One line for tables.
-        function: The kernel, called with the tensors and options of a case by name.
-        reference: The definition in plain PyTorch, called with the same.
-        cases: Small inputs with what is easy to get wrong: odd shapes, padding, every option.
-        tolerances: Largest relative error, by dtype: norm of the difference to the reference in float64, over its norm.
-        without_gradient: Tensors that get none from the kernel, as (label of the case or "*", name).
-    """
-
-    name: str
-    summary: str
-    function: Callable[..., Tensor]
-    reference: Callable[..., Tensor]
-    cases: tuple[Case, ...]
-    tolerances: Mapping[torch.dtype, float]
-    without_gradient: frozenset[tuple[str, str]] = frozenset()
-
-    def gradients_of(self, case: Case) -> tuple[str, ...]:
-        """Name the tensors that get a gradient in a case."""
-        none = {name for label, name in self.without_gradient if label in ("*", case.label)}
-        return tuple(name for name in case.shapes if name not in none)
+from steptune.kernels.base import Case, Kernel, Pattern
+from steptune.kernels.names import GROUP, OURS
+from steptune.kernels.window_attention import pattern
 
 
 def _window_case(
@@ -138,21 +82,40 @@ WINDOW_ATTENTION = Kernel(
     without_gradient=frozenset(
         (label, "scale_h") for label in (*_PLAIN, "padded", "padded after rolling", "256 tokens")
     ),
+    pattern=Pattern(
+        what=pattern.WHAT,
+        refusal=pattern.refusal,
+        replace=pattern.replace,
+        operators=pattern.OPERATORS,
+        unavailable=pattern.unavailable,
+    ),
 )
 
 
 def _registered() -> tuple[Kernel, ...]:
-    """Load the kernels of other packages. Their names must be free."""
-    found = [entry.load() for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]
-    for kernel in found:
+    """Load the kernels of other packages.
+
+    Raises:
+        TypeError: An entry point names something else.
+        ValueError: A name is taken, is not that of the entry point, or the kernel has no pattern.
+    """
+    found: list[Kernel] = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        kernel = entry.load()
+        where = f"the entry point {entry.name} of {GROUP} ({entry.value})"
         if not isinstance(kernel, Kernel):
-            raise TypeError(f"the entry point {GROUP} must name a steptune.kernels.Kernel, not {kernel!r}")
+            raise TypeError(f"{where} must name a steptune.kernels.Kernel, not {kernel!r}")
+        if kernel.name != entry.name:
+            raise ValueError(f"{where} names the kernel {kernel.name!r}: give both one name")
+        if kernel.name in (*OURS, *(other.name for other in found)):
+            raise ValueError(f"{where} has a name that another kernel has: choose another")
+        if kernel.pattern is None:
+            raise ValueError(f"{where} has no pattern: say which modules of a model it computes")
+        found.append(kernel)
     return tuple(found)
 
 
 KERNELS: tuple[Kernel, ...] = (WINDOW_ATTENTION, *_registered())
-if len({kernel.name for kernel in KERNELS}) != len(KERNELS):
-    raise ValueError(f"two kernels have one name: {', '.join(sorted(kernel.name for kernel in KERNELS))}")
 
 
 def kernel_named(name: str) -> Kernel:

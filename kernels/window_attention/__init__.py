@@ -95,7 +95,7 @@ def _forward(
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
     log_sums = torch.empty(_rows_of_scores(qkv, table, window), dtype=torch.float32, device=qkv.device)
     grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
-    kernel.forward_kernel[grid](
+    kernel.window_attention_forward[grid](
         qkv,
         qkv if qkv_bias is None else qkv_bias.contiguous(),
         table.contiguous(),
@@ -166,7 +166,7 @@ def _backward(
     bias_parts = torch.empty((programs, heads, num_tokens, num_tokens), **parts)
     padding_parts = torch.empty((programs if constants["PADDED"] else 0, 2, qkv.shape[-1] // 3), **parts)
     scale_parts = torch.empty((programs if cosine else 0, heads), **parts)
-    kernel.backward_kernel[grid](
+    kernel.window_attention_backward[grid](
         qkv,
         qkv if qkv_bias is None else qkv_bias.contiguous(),
         table.contiguous(),
@@ -186,7 +186,7 @@ def _backward(
         **constants,
     )
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
-    kernel.table_gradient_kernel[(heads, table.shape[0])](
+    kernel.window_attention_table_gradient[(heads, table.shape[0])](
         bias_parts,
         grad_table,
         HEADS=heads,

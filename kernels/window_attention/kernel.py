@@ -135,7 +135,7 @@ def _kept(seed, window, head, i, j, probability, HEADS: tl.constexpr, NUM_TOKENS
 
 
 @triton.jit
-def forward_kernel(
+def window_attention_forward(
     qkv,
     qkv_bias,
     table,
@@ -254,7 +254,7 @@ def _through_normalisation(gradient, tile, inverse_length):
 
 
 @triton.jit
-def backward_kernel(
+def window_attention_backward(
     qkv,
     qkv_bias,
     table,
@@ -441,7 +441,7 @@ def backward_kernel(
 
 
 @triton.jit
-def table_gradient_kernel(
+def window_attention_table_gradient(
     bias_parts,
     table_gradient,
     HEADS: tl.constexpr,

@@ -27,13 +27,14 @@ class Settings:
 
     programs: int = 1056
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 3
     max_registers: int | None = None
 
 
-FORWARD = Settings(max_registers=96)
-BACKWARD = Settings(num_stages=1, max_registers=168)
-SEVERAL_BLOCKS = Settings(num_warps=8, num_stages=3)
+FORWARD = Settings(programs=2112)
+BACKWARD = Settings(programs=528)
+"""Those that were fastest on an H100 (benchmarks/kernels_sweep.py): capping registers never paid."""
+SEVERAL_BLOCKS = Settings(num_warps=8)
 """Both directions of windows that do not fit into one block."""
 
 
@@ -42,7 +43,7 @@ def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Setti
     if num_tokens > ONE_BLOCK:
         return SEVERAL_BLOCKS
     if dtype == torch.float32:  # whose exact products need all registers
-        return Settings(num_warps=8 if backward else 4, num_stages=3)
+        return Settings(num_warps=8 if backward else 4)
     return BACKWARD if backward else FORWARD
 
 

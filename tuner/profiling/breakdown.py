@@ -25,6 +25,8 @@ from steptune.tuner.records import Breakdown
 
 TOP_OPERATORS = 40
 ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
+LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
+"""Operators that are not torch's own."""
 """Operators and kernels of attention: which ran proves its back end."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
@@ -164,14 +166,20 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
-    """Of operators and kernels inside the steps, by their time: the longest, and those of attention, however short."""
+    """Of operators and kernels inside the steps, by their time: the longest, and however short those of attention, and
+    operators of a library's own (`library::operator`, of which fused kernels are).
+    """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):
         rows = (table.kind == kind) & (table.start >= span[0]) & (table.start < span[1])
         np.add.at(totals, table.name[rows], (table.end - table.start)[rows])
     order = [name for name in np.argsort(-totals, kind="stable").tolist() if totals[name] > 0]
     longest, others = order[:TOP_OPERATORS], order[TOP_OPERATORS:]
-    return tuple(trace.names[name] for name in [*longest, *(n for n in others if ATTENTION.search(trace.names[n]))])
+    return tuple(trace.names[name] for name in [*longest, *(n for n in others if _is_kept(trace.names[n]))])
+
+
+def _is_kept(name: str) -> bool:
+    return ATTENTION.search(name) is not None or LIBRARY_OPERATOR.fullmatch(name) is not None
 
 
 def _copies(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from steptune.tuner.strategies.data_loading import DataLoading
 from steptune.tuner.strategies.dataset_cache import DatasetCache
 from steptune.tuner.strategies.ddp_buckets import DdpBuckets
 from steptune.tuner.strategies.device_prefetch import DevicePrefetch
+from steptune.tuner.strategies.fused_kernels import FusedKernels
 from steptune.tuner.strategies.gradient_compression import GradientCompression
 from steptune.tuner.strategies.hierarchical_allreduce import HierarchicalAllreduce
 from steptune.tuner.strategies.larger_global_batch import LargerGlobalBatch
@@ -46,6 +47,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     MemoryFormat(),
     AttentionBackend(),
     AttentionMask(),
+    FusedKernels(),
     Compile(),
     CudaGraph(),
     OptimizerImplementation(),

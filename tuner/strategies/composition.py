@@ -248,6 +248,19 @@ CONFLICTS: tuple[Conflict, ...] = (
         reason="FSDP reduces and scatters gradients itself: use sharding mode hybrid for two levels",
     ),
     Conflict(
+        strategies=("sharding", "fused_kernels"),
+        applies=lambda c, e, w: (
+            c["sharding"]["mode"] in FSDP and c["sharding"]["wrap"] == "size" and any(c["fused_kernels"].values())
+        ),
+        reason="units chosen by size are gathered when their own modules are called, and a kernel goes around some of "
+        "these calls: wrap blocks",
+    ),
+    Conflict(
+        strategies=("parallel_mesh", "fused_kernels"),
+        applies=lambda c, e, w: _meshed(c) and any(c["fused_kernels"].values()),
+        reason="the mesh cuts modules whose inner parts a kernel computes",
+    ),
+    Conflict(
         strategies=("parallel_mesh", "sharding"),
         applies=lambda c, e, w: _meshed(c) and c["sharding"]["mode"] != "ddp",
         reason="the mesh divides parameters over ranks already, and further sharding on top is not supported",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steptune.kernels.applying import refusals
 from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from steptune.tuner.training.batch_second import can_be_batch_second
@@ -176,6 +177,7 @@ def _model_facts(job: TrainingJob, batch: Any, tried: _TriedStep, pieces: int) -
         tensor_units=tensor_units,
         tensor_refusal=tensor_refusal,
         chain_refusal=_chain_refusal(job, blocks, batch),
+        kernel_refusals=refusals(job.model, job.device),
         has_class_token=job.workload.class_token(job.model) is not None,
         shard_units=_shard_units(job),
     )

@@ -1,0 +1,94 @@
+"""What a kernel is: its function, its reference, cases on which both must agree, and the pattern of a model that it
+replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Inputs of a kernel.
+
+    Attributes:
+        label: Names the case in tests and benchmarks.
+        shapes: Shape of each tensor, by the name of its parameter. Every one of them gets a gradient.
+        options: Parameters that are no tensors.
+        positive: Names of tensors whose elements are positive: scales, variances.
+    """
+
+    label: str
+    shapes: Mapping[str, tuple[int, ...]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    positive: frozenset[str] = frozenset()
+
+    def make(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Draw the tensors, on the device of the generator. They are leaves that require gradients."""
+        tensors = {}
+        for name, shape in self.shapes.items():
+            tensor = torch.randn(shape, generator=generator, device=generator.device)
+            tensor = tensor.abs() + 0.5 if name in self.positive else tensor
+            tensors[name] = tensor.to(dtype).requires_grad_()
+        return tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """The modules of a model that a kernel can compute.
+
+    Attributes:
+        what: For people: what they are, and of which libraries.
+        refusal: Called with each module of a model. None: the module is not of the pattern; empty: the kernel can
+            compute it; else why it cannot.
+        replace: Lets such a module call the kernel, in place. Its parameters, their names, what goes in and what comes
+            out must stay; its class may become a subclass of it.
+        operators: Names, or parts of names, by which a profile shows that the kernel ran: of its operator, and on a
+            device of what the operator launches.
+        unavailable: Says why the kernel cannot run on a device; empty where it can.
+    """
+
+    what: str
+    refusal: Callable[[torch.nn.Module], str | None]
+    replace: Callable[[torch.nn.Module], None]
+    operators: tuple[str, ...]
+    unavailable: Callable[[torch.device], str] = lambda device: ""
+
+    def __post_init__(self) -> None:
+        if not self.operators:
+            raise ValueError("a pattern needs operators: the names by which a profile shows that the kernel ran")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A fused kernel and its definition.
+
+    Attributes:
+        name: Of the folder, and in the strategy `fused_kernels`; of another package's kernel, that of its entry point.
+        summary: One line for tables.
+        function: The kernel, called with the tensors and options of a case by name.
+        reference: The definition in plain PyTorch, called with the same.
+        cases: Small inputs with what is easy to get wrong: odd shapes, padding, every option.
+        tolerances: Largest relative error, by dtype: norm of the difference to the reference in float64, over its norm.
+        without_gradient: Tensors that get none from the kernel, as (label of the case or "*", name).
+        pattern: What it replaces in a model; None where it replaces nothing by itself.
+    """
+
+    name: str
+    summary: str
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    cases: tuple[Case, ...]
+    tolerances: Mapping[torch.dtype, float]
+    without_gradient: frozenset[tuple[str, str]] = frozenset()
+    pattern: Pattern | None = None
+
+    def gradients_of(self, case: Case) -> tuple[str, ...]:
+        """Name the tensors that get a gradient in a case."""
+        none = {name for label, name in self.without_gradient if label in ("*", case.label)}
+        return tuple(name for name in case.shapes if name not in none)

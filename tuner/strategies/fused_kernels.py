@@ -1,0 +1,99 @@
+"""fused_kernels: kernels of `steptune.kernels` in place of what a model computes in many operators.
+
+Mechanism: a pattern of ten operators writes and reads its intermediate results in the device's memory ten times; a
+fused kernel keeps them in registers, and is one launch. Where modules of the model have the pattern of a kernel, they
+call it instead: they keep parameters, inputs and outputs. Each kernel is switched by itself. Other packages register
+kernels of their own by the entry point `steptune.kernels`.
+
+Helps: patterns that neither PyTorch nor its compiler runs well, on CUDA; small batches most, where launches dominate.
+Hurts: a kernel ends the compiler's fusion at its edges; the first use compiles it.
+
+Numerics: `rounding`. Sums in another order; the guard compares each of them with the published code of the model.
+
+Sources: Liu et al., "Swin Transformer" (2021), arXiv 2103.14030; Dao et al., "FlashAttention" (2022), arXiv 2205.14135;
+https://docs.pytorch.org/docs/stable/library.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from steptune.kernels.names import pattern_names
+from steptune.tuner.profiling.bounds import PRODUCTS, Savings, Situation, at_roofline, jointly, without
+from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once
+
+if TYPE_CHECKING:
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+
+COMPILE_S = 20.0
+"""What compiling a kernel's directions takes, for each shape that the model has."""
+
+
+class FusedKernels(Strategy):
+    name = "fused_kernels"
+    summary = "fused kernels in place of what a model computes in many operators"
+    defaults: ClassVar[Choice] = dict.fromkeys(pattern_names(), False)
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = dict.fromkeys(pattern_names(), (False, True))
+    attacks = (*COMPUTE, Category.HOST, Category.LAUNCH_LATENCY, Category.SYNCHRONISATION)
+    trial_cost_s = COMPILE_S
+    recompiles = True
+    has_order = False
+    usual_realisation = 0.2
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        """All that the model has a use for together, then each by itself."""
+        useful = [name for name in self.defaults if workload.model.kernel_refusals.get(name) == ""]
+        changes: list[Choice] = [dict.fromkeys(useful, True)] if useful else []
+        changes += [{name: True} for name in self.defaults]
+        return each_once(self.neutral(workload), changes)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        today = self.neutral(workload)
+        for name, wanted in choice.items():
+            refusal = workload.model.kernel_refusals.get(name, "the model was not looked at for it")
+            if wanted and not today[name] and refusal:
+                return Unsupported(f"{name}: {refusal}")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        for name in (name for name, wanted in choice.items() if wanted):
+            from steptune.kernels.applying import use_kernel
+
+            plan.model.append(lambda model, workload, name=name: use_kernel(model, name))  # type: ignore[misc]
+
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        """Products at their peak, and all else gone: how much of it the pattern causes is not known."""
+        rest = [category for category in self.attacks if category not in PRODUCTS]
+        return jointly(at_roofline(situation, *PRODUCTS), without(situation, *rest))
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from steptune.kernels.applying import operators_of, used_kernels
+
+        used = used_kernels(job.model)
+        return {
+            **{name: name in used for name in self.defaults},
+            "shown_by": {name: operators_of(name) for name in used},
+        }
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        """The modules call the kernel, and the profiled steps, where there are some, ran it."""
+        effect = super().took_effect(evidence, choice)
+        operators = evidence.get("operators", ())
+        if not effect.took or not any(choice.values()) or not operators:
+            return effect
+        ran = []
+        for name in (name for name, wanted in choice.items() if wanted):
+            shown_by = evidence["shown_by"][name]
+            seen = next((o for o in operators if any(part in o for part in shown_by)), None)
+            if seen is None:
+                detail = f"the profiled steps did not run {name} ({' or '.join(shown_by)})"
+                return Effect(strategy=self.name, took=False, detail=detail)
+            ran.append(seen)
+        return Effect(strategy=self.name, took=True, detail=f"ran {', '.join(ran)}")

@@ -84,9 +84,18 @@ VISION = replace(
             has_class_token=True,
             tensor_units=12,
             mask_refusal="its attention has no causal masks",
+            kernel_refusals={"window_attention": "the model has no Swin attention"},
         ),
     ),
     byte_form=True,
+)
+WINDOWS = _workload(
+    "a Swin transformer by AdamW",
+    replace(
+        _model(88_000_000, 24, {"Conv2d": 1, "Linear": 99, "LayerNorm": 53, "WindowAttention": 24}),
+        mask_refusal="the model computes its own attention masks, or none",
+        kernel_refusals={"window_attention": ""},
+    ),
 )
 LANGUAGE = _workload(
     "a language model with experts by AdamW",
@@ -120,7 +129,7 @@ TEXTS = replace(
     dataset=replace(_MAP, padding_share=0.4),
     varying_shapes=True,
 )
-WORKLOADS = (VISION, LANGUAGE, CONVOLUTIONS, TEXTS)
+WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS)
 
 
 def _machine(kind: str, num_devices: int, num_hosts: int = 1) -> Environment:

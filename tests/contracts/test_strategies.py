@@ -418,6 +418,21 @@ UNSUPPORTED = [
         "would take 64 s",
     ),
     ("activation_checkpointing", {"every": 1}, CPU, changed(model={"num_blocks": 0}), "Workload.blocks"),
+    ("fused_kernels", {"window_attention": True}, CUDA, EVERYTHING, "window_attention: the model was not looked at"),
+    (
+        "fused_kernels",
+        {"window_attention": True},
+        CUDA,
+        changed(model={"kernel_refusals": {"window_attention": "the model has nothing that it computes"}}),
+        "window_attention: the model has nothing that it computes",
+    ),
+    (
+        "fused_kernels",
+        {"window_attention": True},
+        CPU,
+        changed(model={"kernel_refusals": {"window_attention": ""}}),
+        "requires a CUDA device",
+    ),
     ("moe_experts", {"execution": "batched"}, CPU, EVERYTHING, r"requires batched experts; the model has no mixture"),
     (
         "moe_experts",

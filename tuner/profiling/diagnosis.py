@@ -387,6 +387,20 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
     )
 
 
+def _fusable_cause(evidence: Evidence) -> Cause | None:
+    """Parts of the model that a fused kernel could compute, and does not yet."""
+    situation = evidence.situation
+    if situation is None:
+        return None
+    used = situation.choices.get("fused_kernels", {})
+    found = [n for n, refusal in situation.workload.model.kernel_refusals.items() if not refusal and not used.get(n)]
+    if not found:
+        return None
+    kernels = " and ".join(found)
+    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=("fused_kernels",))
+    return Cause(name="kernels", message=f"{kernels} can compute a part of it", remedies=(fuse, COMPILE))
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         name="input_bound",
@@ -516,6 +530,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.15, 0.30, 0.50),
         message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
         remedies=(COMPILE,),
+        cause=_fusable_cause,
     ),
     Rule(
         name="layout_conversions",

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.kernels.names import pattern_names
+from steptune.kernels.names import OURS, pattern_names
 from steptune.tuner.profiling.bounds import PRODUCTS, Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once
+from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported, each_once, needs_cuda
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -57,6 +57,10 @@ class FusedKernels(Strategy):
             refusal = workload.model.kernel_refusals.get(name, "the model was not looked at for it")
             if wanted and not today[name] and refusal:
                 return Unsupported(f"{name}: {refusal}")
+            if wanted and name in OURS and needs_cuda(environment) != Supported():
+                return Unsupported(
+                    f"{name}: requires a CUDA device: on a CPU Triton interprets kernels, for tests only"
+                )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

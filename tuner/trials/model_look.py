@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steptune.kernels.applying import refusals
 from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from steptune.tuner.training.batch_second import can_be_batch_second
@@ -151,6 +150,8 @@ def _finite(loss: Any) -> float:
 
 
 def _model_facts(job: TrainingJob, batch: Any, tried: _TriedStep, pieces: int) -> ModelFacts:
+    from steptune.kernels.applying import refusals
+
     blocks = list(job.workload.blocks(job.model))
     state = list(job.model.parameters())
     tensor_units, tensor_refusal = shareable_units(blocks)

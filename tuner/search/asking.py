@@ -17,6 +17,7 @@ from steptune.tuner.profiling.diagnosis import Evidence, diagnose
 from steptune.tuner.records import BASELINE, Candidate, Certificate, FailureKind, Move, Purpose, Suggestion, TrialResult
 from steptune.tuner.search.designer import BUDGET_SPENT, INTERRUPTED, NOTHING_LEFT, Designer, Story, why_not
 from steptune.tuner.search.effects import Difference
+from steptune.tuner.search.gaussian import one_blas_thread
 from steptune.tuner.search.grid import Grid
 from steptune.tuner.search.history import History, Proposal, Search
 from steptune.tuner.search.knowledge import WORTHWHILE, Outcome, without_effect
@@ -156,7 +157,8 @@ class AskingDesigner(Designer):
                 reason = "won for a similar workload on such hardware"
                 yield self._suggestion(Proposal(candidate=candidate, reason=reason), "past")
         while self.history.num_left > 0:
-            proposals = self.search.suggest(self.history)
+            with one_blas_thread():
+                proposals = self.search.suggest(self.history)
             chosen = next((p for p in proposals if self._can_run(p.candidate)), None)
             if chosen is None:
                 return

@@ -20,7 +20,6 @@ Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006)
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
-from threadpoolctl import ThreadpoolController
 
 from steptune.tuner.records import Candidate
+from steptune.tuner.search.gaussian import one_blas_thread
 
 Floats = npt.NDArray[np.float64]
 
@@ -141,14 +140,6 @@ class Difference:
         return math.exp(self.mean)
 
 
-@functools.cache
-def _blas() -> ThreadpoolController:
-    """Linear algebra of some hundred rows is done sooner by one thread: on a busy machine several wait for each other
-    forty times as long.
-    """
-    return ThreadpoolController()
-
-
 class EffectModel:
     """The posterior of all gains given all observations."""
 
@@ -168,7 +159,7 @@ class EffectModel:
         self._same_place = _same_place(self._observations)
         self._values = _centred(self._observations)
         self._widths: Floats = np.zeros(0)
-        with _blas().limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             self.prior, self.calm_share, self.noise_sd, self.drift = self._fit() if like is None else self._as_in(like)
             self._factor = cho_factor(self._covariance(self.noise_sd, self.drift), lower=True)
             self._weights = cho_solve(self._factor, self._values)

@@ -12,14 +12,17 @@ Processes" (2011); Astudillo and Frazier, "Bayesian Optimization of Composite Fu
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
+from threadpoolctl import ThreadpoolController
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -63,6 +66,19 @@ GROUP = 0.2
 """Standard deviation of what trials that take turns have in common: only their ratio counts."""
 PLACE = 0.5
 JITTER = 1e-9
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Limit linear algebra to one thread: some hundred rows are done sooner so, and on a busy machine several threads
+    wait for each other forty times as long.
+    """
+    limited: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
+    return limited
 
 
 def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:

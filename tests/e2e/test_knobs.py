@@ -20,12 +20,16 @@ def steptune(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def recommendation(steptune):
-    arguments = ("--only", "knobs", "--search", "model", "--trials", "4", "--budget", "25s", "--device", "cpu")
+    # The trials end the search: a slow machine has time for them all.
+    arguments = ("--only", "knobs", "--search", "model", "--trials", "4", "--budget", "3m", "--device", "cpu")
     return steptune("tune", f"{WORKLOAD}:Pieces", *arguments, *PATIENT, "--output", "results", "--json").json
 
 
-def test_the_faster_value_is_recommended_under_the_guard(recommendation):
-    assert recommendation["candidate"]["choices"] == {"knobs.num_pieces": {"value": 1}}
+def test_a_faster_value_is_recommended_under_the_guard(recommendation):
+    """Which of the two depends on the few trials that there are; both are far faster than today's."""
+    ((name, choice),) = recommendation["candidate"]["choices"].items()
+    assert (name, choice["value"]) in [("knobs.num_pieces", 1), ("knobs.num_pieces", 4)]
+    assert recommendation["verdict"] == "faster"
     assert recommendation["guard"]["passed"]
     assert recommendation["choices"]["knobs.offset"] == {"value": 0.0}
 

@@ -147,7 +147,7 @@ class TestSameTraining:
         result = run(study, lossy=False, optimizer_implementation=choice)
         assert result.failure is None, result.failure
         assert result.guard is not None
-        assert {check.kind for check in result.guard.checks} == {"pointwise", "update"}
+        assert {check.kind for check in result.guard.checks} == {"pointwise", "update", "gradient", "state"}
         assert result.guard.passed, result.guard.reason
         effect(result, "optimizer_implementation")
 

@@ -62,8 +62,12 @@ if TYPE_CHECKING:
 
 FACTOR = 10.0
 SEED_SPREADS = 5.0
-MEASURED_DEVICES = ("cpu",)
-"""Devices on which replayed updates and gradients reject: their limits were measured there."""
+UPDATE_DEVICES = ("cpu", "cuda")
+"""Devices on which a replayed update rejects. Correct ones of `benchmarks/guard_power.py` and `guard_device.py` reach
+less than half of the limit."""
+GRADIENT_DEVICES = ("cpu",)
+"""The same of gradients, state and masks. On an H100 gradients of correct changes reach 0.73 of their limit, and only
+small trainings were measured."""
 MAX_REPEATS = 20
 """Times that a step which the loss scaler skipped is repeated."""
 FLOOR_ROUNDOFFS = 4.0
@@ -452,7 +456,7 @@ def check_update(rule: UpdateRule, watch: UpdateWatch, job: TrainingJob) -> Guar
     """Whether the candidate's parameters are where the reference's rule brings them from its gradients."""
     found = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
     detail = _told(found) if found.name else ""
-    return _gated("replayed update", "update", found.score, LIMIT, detail, job.device)
+    return _gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in UPDATE_DEVICES)
 
 
 def check_gradients(
@@ -470,7 +474,8 @@ def check_gradients(
             continue
         noise = compared.noise_at(unit_roundoff)
         score = worst_of(scores(compared.steps, noise, found, limits=limits, exact=reference.exact), kinds)
-        checks.append(_gated(name, kind, score.ratio, 1.0, _told_score(score, name), device))
+        gates = device.type in GRADIENT_DEVICES
+        checks.append(_gated(name, kind, score.ratio, 1.0, _told_score(score, name), gates))
     return checks
 
 
@@ -481,13 +486,15 @@ def check_masks(scatter: Scatter, watch: GradientWatch, device: torch.device) ->
         f"dropout and its kin scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
         f"{math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
-    return _gated("scatter of masks", "masks", abs(excess), scatter.limit, detail, device)
+    gates = device.type in GRADIENT_DEVICES
+    return _gated("scatter of masks", "masks", abs(excess), scatter.limit, detail, gates)
 
 
-def _gated(name: str, kind: str, observed: float, limit: float, detail: str, device: torch.device) -> GuardCheck:
+def _gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
     """A check whose limit was measured on some devices, and is only shown on others."""
-    gates = device.type in MEASURED_DEVICES
-    note = "" if gates or not detail else f"; shown only, because the limit was not measured on {device.type}"
+    note = (
+        "" if gates or not detail else "; shown only, because this device's limit was not measured on large trainings"
+    )
     passed = observed <= limit or not gates
     return GuardCheck(name=name, kind=kind, passed=passed, observed=observed, tolerance=limit, detail=detail + note)
 

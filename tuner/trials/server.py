@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
+import importlib.util
 import os
 import selectors
 import signal
@@ -58,7 +58,8 @@ from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 COMPILER_MODULES = ("torch._inductor.compile_fx",)
-"""Imported while the first job runs: a rank that compiles would take seconds for them."""
+"""Imported while the first job runs, where there is Triton: with it a rank that compiles would take seconds
+for them, without less than one."""
 FAILED_RANK_GRACE_S = 2.0
 
 
@@ -176,7 +177,8 @@ class TrialServer:
             self._selector.register(rank.channel, selectors.EVENT_READ, (message.job, number))
         if self._imports_compiler:
             self._imports_compiler = False
-            preload(COMPILER_MODULES)
+            if importlib.util.find_spec("triton") is not None:
+                preload(COMPILER_MODULES)
 
     def _fork(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
         server_pid = os.getpid()

@@ -96,13 +96,17 @@ def _registered() -> tuple[Kernel, ...]:
     """Load the kernels of other packages.
 
     Raises:
+        ImportError: An entry point cannot be loaded.
         TypeError: An entry point names something else.
         ValueError: A name is taken, is not that of the entry point, or the kernel has no pattern.
     """
     found: list[Kernel] = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        kernel = entry.load()
         where = f"the entry point {entry.name} of {GROUP} ({entry.value})"
+        try:
+            kernel = entry.load()
+        except Exception as error:
+            raise ImportError(f"{where} cannot be loaded ({error}): mend or uninstall its package") from error
         if not isinstance(kernel, Kernel):
             raise TypeError(f"{where} must name a steptune.kernels.Kernel, not {kernel!r}")
         if kernel.name != entry.name:

@@ -65,6 +65,15 @@ class Guarded(Workload):
         return torch.optim.SGD([p for _, p in named_parameters], lr=self.learning_rate, momentum=0.9)
 
 
+class WithInfinities(Guarded):
+    """With a mask of infinities and a NaN among its buffers, as published attention has."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("mask", torch.tensor([0.0, -torch.inf, torch.nan]))
+        return model
+
+
 class ByAdamW(Guarded):
     """Without dropout, so that nothing but the update is in question."""
 

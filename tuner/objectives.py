@@ -77,13 +77,18 @@ class Objective:
             self.kind
         ]
 
-    def check(self, hardware: HardwareProfile) -> None:
+    def check(self, hardware: HardwareProfile, num_ranks: int) -> None:
         """Refuses what cannot be measured on these devices.
 
         Raises:
-            ChoiceError: Energy of a CPU.
+            ChoiceError: Energy of a CPU, or of several devices, of which one is read.
         """
         check_device(self, hardware.device_kind)
+        if self.kind == ENERGY and num_ranks > 1:
+            raise ChoiceError(
+                f"objective energy needs one rank, whose device is read: with {num_ranks} ranks choose throughput, "
+                "steps:N or cost:PRICE"
+            )
 
     def figure(self, rate: float, *, unit: SampleUnit, units_per_step: float, num_devices: int) -> str:
         """What a rate of this objective comes to, as a person counts it.

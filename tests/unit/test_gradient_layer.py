@@ -5,11 +5,12 @@ A short form of `benchmarks/guard_power.py`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guarded import BF16, PROTOCOL, Study, make_study
+from guarded import BF16, PROTOCOL, Study, WithInfinities, make_study
 from guarded_trainings import FAULTS, Causal, Masked, Training
 from msgspec.structs import replace
 
@@ -158,3 +159,8 @@ class TestScatter:
     def test_nothing_is_measured_where_masks_do_nothing(self) -> None:
         assert measure_scatter(self.runs(4, 0.0)) is None
         assert measure_scatter(self.runs(2, 0.3)) is None
+
+
+def test_an_infinity_that_stays_in_a_buffer_is_no_change(one_thread: None, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "study", WithInfinities)
+    assert study.failed(study.job()) == []

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
-from steptune.tuner.objectives import parse_objective
+from steptune.tuner.objectives import STEPS, parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import (
     BASELINE,
@@ -144,7 +144,7 @@ class Preparation:
             WorkloadError: Something about the workload is missing or wrong.
         """
         environment, facts = self._look()
-        parse_objective(self._study.settings.objective).check(environment.hardware)
+        parse_objective(self._study.settings.objective).check(environment.hardware, self._study.settings.num_ranks)
         study = msgspec.structs.replace(self._study, facts=facts, environment=environment)
         self._store.update_study(study)
         space = Space(environment, facts, study.settings, self._strategies)
@@ -249,8 +249,10 @@ class ReferenceMaker:
         self._begun = False
 
     def begin(self, longest_s: float) -> None:
-        """Begins it beside the first trial, where that compiles for long while its device waits, and there is room."""
-        if self._begun or self._made:
+        """Begins it beside the first trial, where that compiles for long while its device waits, and there is room. Not
+        where the time of that compilation counts.
+        """
+        if self._begun or self._made or parse_objective(self._study.settings.objective).kind == STEPS:
             return
         self._begun = True
         request = self._requests(self._reference, self._protocol())[0]

@@ -53,6 +53,12 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
     job.reload_masters()
 
 
+def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """By how much values changed; an infinity or NaN that stays (a mask that is a buffer) did not."""
+    stayed = (before == after) | (before.isnan() & after.isnan())
+    return (after - before).masked_fill(stayed, 0.0)
+
+
 @dataclass
 class GradientWatch:
     """Samples gradients at every guarded step, and by how much the step changes what is not trained.
@@ -74,7 +80,7 @@ class GradientWatch:
         yield
         after = self._untrained()
         before[LEFT_OVER] = after[LEFT_OVER] * 0
-        self.changes.append({name: after[name] - value for name, value in before.items()})
+        self.changes.append({name: _change(value, after[name]) for name, value in before.items()})
         self.gradients.append(
             {
                 name if number == 0 else f"{name} (update {number + 1})": gradient

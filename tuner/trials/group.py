@@ -134,7 +134,7 @@ class GroupRun:
 
     Args:
         start: Starts the job of a spec.
-        before_windows: Called once all that live are warm.
+        before_windows: Called with the jobs of all that live, once they are warm.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class GroupRun:
         settings: MeasureSettings,
         listener: ProgressListener,
         seed: int,
-        before_windows: Callable[[], None] = lambda: None,
+        before_windows: Callable[[Sequence[Job]], None] = lambda jobs: None,
     ) -> None:
         self._board = board
         self._start = start
@@ -160,8 +160,8 @@ class GroupRun:
             self.members.append(member)
             self._say(member, "starting")
             self._await(member, Ready)
-        if self._alive():
-            self._before_windows()
+        if alive := self._alive():
+            self._before_windows([member.job for member in alive])
         self._measure()
         for member in self._alive():
             self._request(member, MeasureRestart(), RestartMeasured)

@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +78,8 @@ class _Beside:
 
     request: ReferenceRequest
     task: _Task
+    until_s: float
+    """When it is given up, on the monotonic clock."""
 
     @property
     def made(self) -> bool:
@@ -216,7 +218,7 @@ class LocalRunner:
     def begin_reference(self, request: ReferenceRequest, longest_s: float) -> None:
         variables = {**self._variables, **request.environment_variables}
         task = self._begin_task("reference", request, variables, self._num_ranks, longest_s)
-        self._beside = _Beside(request=request, task=task)
+        self._beside = _Beside(request=request, task=task, until_s=time.monotonic() + longest_s)
 
     def make_reference(self, request: ReferenceRequest, longest_s: float | None = None) -> None:
         beside, self._beside = self._beside, None
@@ -273,8 +275,12 @@ class LocalRunner:
         )
         return _Task(entry=entry, job=job, doing=entry)
 
-    def _finish_task(self, task: _Task) -> None:
-        """Waits until a task has ended, with an answer or without."""
+    def _finish_task(self, task: _Task, beside: Sequence[Job] = ()) -> None:
+        """Waits until a task has ended, with an answer or without.
+
+        Args:
+            beside: Jobs that run meanwhile, and die with their trial server.
+        """
         began_s = time.monotonic()
         try:
             while (message := self._board.next_message(task.job)) is not None:
@@ -286,7 +292,7 @@ class LocalRunner:
                 elif isinstance(message, TaskDone):
                     task.answer = bytes(message.result)
         except RunnerError as error:
-            self._outlive(error, [task.job])
+            self._outlive(error, [task.job, *beside])
 
     def _raise_failure(self, job: Job, entry: str, doing: str) -> None:
         failure = job.failure
@@ -365,10 +371,18 @@ class LocalRunner:
             beside = [self._beside.task.job] if self._beside is not None else []
             self._end([*(member.job for member in run.members), *beside])
 
-    def _end_beside(self) -> None:
-        """Waits for the guard's reference that was begun beside a group: nothing is measured beside it."""
-        if self._beside is not None:
-            self._finish_task(self._beside.task)
+    def _end_beside(self, jobs: Sequence[Job]) -> None:
+        """Waits for the guard's reference that was begun beside a group: nothing is measured beside it. One that takes
+        too long is ended with the group, and made when it is needed.
+
+        Args:
+            jobs: Of the group, which die with their trial server.
+        """
+        if self._beside is None:
+            return
+        left_s = self._beside.until_s - time.monotonic()
+        with suppress(BudgetError), self._given_up_after(left_s, "making the guard's reference"):
+            self._finish_task(self._beside.task, beside=jobs)
 
     def _end(self, jobs: Sequence[Job]) -> None:
         """Leaves nothing behind of jobs that ran together, and with no others."""

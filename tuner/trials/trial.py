@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -213,7 +214,10 @@ class TrialRun:
                 if self.spec.num_ranks > 1 or not is_out_of_memory(error):
                     raise
             del self._job
+            gc.collect()
+            forget_peak(self._device)
             self._assemble()
+            fill_cache(self._job, self._files)
         return run_guard(self._job, *judged)
 
     def _require(self, verdict: GuardVerdict) -> None:

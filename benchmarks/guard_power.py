@@ -48,7 +48,7 @@ FP16 = 2.0**-11
 STEPS = 10
 """In which a material fault moves weights by more than the precision does."""
 MARGIN = 1.5
-"""Of the largest score of correct changes that limits are fitted to."""
+"""Factor over the largest score of correct changes, to which limits are fitted."""
 UNITS = Limits(residual=1.0, slope=1.0, scale=1.0, pooled=1.0, zeros=1.0)
 O1 = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 CONTEXTS: dict[str, tuple[str, dict[str, Any], float]] = {
@@ -134,7 +134,7 @@ class Bench:
                     yield from self._run(context, fault.name, fault.part, planted, choices, ends)
 
     def _ends(self, reference: str, choices: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-        """Where ten steps end: as the reference makes them, and in the candidate's precision, without a fault."""
+        """Parameters after ten steps: of the reference, and in the candidate's precision without a fault."""
         study, _ = self._studies[reference]
         own = O1 if reference == "bf16" else {}
         wider = [_end(study, self._training(), options) for options in ({}, own, choices)]

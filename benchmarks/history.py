@@ -64,7 +64,7 @@ def fill(url: str) -> None:
 
 
 def read(url: str, how: str) -> dict:
-    """What a process takes that has read the past once."""
+    """Read the past once; return the seconds and the memory that this process took for it."""
     engine = create_engine_for(url)
     store = SqlStudyStore(engine)
     with reading(engine) as session:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from stamp import stamp
+from stamp import device_stamp
 from torch import Tensor
 from torch.nn import functional
 
@@ -173,7 +173,7 @@ def main() -> None:
             for name in arguments.layers:
                 for shift in (0, 3):
                     found = row(name, batch, shift, getattr(torch, arguments.dtype), rate)
-                    found = {**found, "copy_bytes_per_s": rate, **stamp(" ".join(sys.argv), ("kernels", "benchmarks"))}
+                    found = {**found, "copy_bytes_per_s": rate, **device_stamp()}
                     file.write(json.dumps(found) + "\n")
                     file.flush()
                     ours, floor = found["times"]["ours"], found["floor_us"]

@@ -14,19 +14,18 @@ import argparse
 import copy
 import itertools
 import json
-import sys
 import time
 from pathlib import Path
 
 import torch
-from stamp import stamp
+from stamp import device_stamp
 
 from kernels import ROOT
 from steptune.kernels.applying import use_kernel
 
 NUM_WARMUP, NUM_STEPS = 5, 30
 TOLERANCE = 0.05
-"""Of gradients under bfloat16, as the norm of all differences over the norm of all."""
+"""Largest difference of gradients under bfloat16: the norm of all differences over the norm of all."""
 
 
 class Step:
@@ -106,7 +105,7 @@ def main() -> None:
         except Exception as error:
             print(f"{label}: {type(error).__name__}: {error}"[:500], flush=True)
             continue
-        about = stamp(" ".join(sys.argv), ("kernels", "benchmarks"))
+        about = device_stamp()
         with arguments.out.open("a", encoding="utf-8") as file:
             row = {"model": arguments.model, "batch": arguments.batch, "label": label, "step_ms": found, **about}
             file.write(json.dumps(row) + "\n")

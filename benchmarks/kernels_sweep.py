@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from stamp import stamp
+from stamp import device_stamp
 from torch import Tensor
 
 from kernels import ROOT, STAGES, Layer, copy_rate, time_of, timed
@@ -122,7 +122,7 @@ class Sweep:
             "batch": arguments.batch,
             "shift": arguments.shift,
             "copy_bytes_per_s": self.rate,
-            **stamp(" ".join(sys.argv), ("kernels", "benchmarks")),
+            **device_stamp(),
         }
         print(f"copy {self.rate / 1e12:.2f} TB/s", flush=True)
 

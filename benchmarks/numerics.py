@@ -23,8 +23,8 @@ from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
 from steptune.tuner.errors import WorkloadError
+from steptune.tuner.guard.curves import last_quarter
 from steptune.tuner.records import BASELINE, Choice, StudySettings
-from steptune.tuner.trials.guard import last_quarter
 from steptune.tuner.trials.training_run import LossCurve, TrainRequest
 
 _SMALL_ENCODER = "hidden_size=64&num_hidden_layers=2&num_attention_heads=2&intermediate_size=128"

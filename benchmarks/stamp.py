@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,15 +25,23 @@ def stamp(command: str, code: Sequence[str] = ("tuner", "benchmarks")) -> dict:
     """The stamp of a result.
 
     Args:
-        command: What gives these figures again.
+        command: The command that gives these figures again; where it writes them is left out.
         code: Paths that the figures depend on; their last commit is named.
     """
     return {
-        "command": command,
+        "command": re.sub(r"\s--out(put)?[ =]\S+", "", command),
         "date": datetime.now(UTC).date().isoformat(),
         "code": _code_version(code),
         "versions": {"steptune": __version__, "python": platform.python_version(), **_versions()},
     }
+
+
+def device_stamp() -> dict:
+    """The stamp of a result of the kernels on the CUDA device of this process, with its name."""
+    import torch
+
+    command = " ".join(["python", *sys.argv])
+    return {"device": torch.cuda.get_device_name(), **stamp(command, ("kernels", "benchmarks"))}
 
 
 def hardware(environment: Environment) -> dict:

@@ -1,4 +1,4 @@
-"""What each part of the recommendation gains by itself."""
+"""The gain of each part of the recommendation by itself."""
 
 from __future__ import annotations
 

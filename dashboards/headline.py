@@ -54,7 +54,7 @@ def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
 
 
 def _objective_fact(study: Study, recommendation: Recommendation | None) -> tuple[Fact, ...]:
-    """What was optimised, and within which memory, where that is not the throughput alone."""
+    """The objective and the limit of memory, where it was not the throughput alone."""
     objective, limit = parse_objective(study.settings.objective), study.settings.memory_limit_bytes
     if objective == PLAIN and limit is None:
         return ()
@@ -143,7 +143,7 @@ def _why_not_searched(r: Recommendation) -> str:
 
 
 def _way_on(r: Recommendation) -> str:
-    """What it would take to get an answer."""
+    """The way to an answer."""
     if r.certificate.ended == "interrupted":
         return f" To go on: `steptune resume {r.study_id}`."
     if r.needed_budget_s is None:

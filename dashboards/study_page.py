@@ -105,7 +105,7 @@ class Download(NamedTuple):
 
 
 def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, Any]:
-    """What the template `study.html` needs beside the site.
+    """Collect the variables of the template `study.html`, without those of the site.
 
     Raises:
         StudyNotFound: There is no such study.
@@ -228,7 +228,7 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
 
 
 def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, tuple[Finding, ...]]:
-    """What the latest profile of each configuration shows."""
+    """The findings of the latest profile of each configuration."""
     trials = source.trials(study_id)
     starts = {TODAY: reference_results(trials)}
     leading = leading_candidate(source, study_id)
@@ -314,7 +314,7 @@ def _figures(
     convergence: Sequence[ConvergenceRow],
     links: LinksInfo | None,
 ) -> dict[str, Figure]:
-    """By the name under which the page shows them; only those that have something to show."""
+    """Figures by the name under which the page shows them; only those that have something to show."""
     figures: dict[str, Figure] = {}
     if breakdown:
         figures["breakdown"] = plot_breakdown(breakdown).update_layout(showlegend=False)

@@ -1,4 +1,4 @@
-"""What a kernel is: its function, its reference, cases on which both must agree, and the pattern of a model that it
+"""A kernel: its function, its reference, cases on which both must agree, and the pattern of a model that it
 replaces.
 """
 

@@ -192,7 +192,7 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """Whether its gains are of speed: those of energy are not added up with them."""
+    """True where its gains are of speed: those of energy are not added up with them."""
     return parse_objective(recommendation.objective).is_rate
 
 

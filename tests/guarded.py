@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from steptune import Workload
+from steptune.tuner.guard.curves import GuardReference, Protocol
 from steptune.tuner.records import Choice, GuardCheck
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.composition import make_plan
@@ -23,7 +24,7 @@ from steptune.tuner.training.initial_state import build_initialised, save_initia
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.trials.coordination import Coordinator
-from steptune.tuner.trials.guard import GuardReference, Judge, Judged, Protocol
+from steptune.tuner.trials.guard import Judge, Judged
 from steptune.tuner.trials.reference import ReferenceRequest, make_reference
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import draw_batches, save_batches

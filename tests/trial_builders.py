@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.protocols import ProgressListener
 from steptune.tuner.records import (
     BASELINE,
@@ -20,7 +21,6 @@ from steptune.tuner.records import (
     new_id,
 )
 from steptune.tuner.strategies.composition import complete_choices, environment_variables
-from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner
 

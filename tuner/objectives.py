@@ -1,4 +1,4 @@
-"""What a study makes as good as it can: speed, the time of a training with its compilation, energy, or cost.
+"""Objectives of a study: speed, the time of a training with its compilation, energy, or cost.
 
 A search maximises the rate at which a trial's windows go by. Another objective is the same search on windows that count
 otherwise: as long as their share of the compilation adds to them, or as many joules as they took. So every search, the
@@ -28,9 +28,38 @@ THROUGHPUT, STEPS, ENERGY, COST = "throughput", "steps", "energy", "cost"
 FORMS = "throughput, steps:N (time to train N steps, compilation counted), energy, cost:PRICE (per device and hour)"
 
 
+_WORDS = {
+    THROUGHPUT: {
+        "words": "throughput",
+        "compared": "as fast as today's settings",
+        "better": "faster",
+        "axis": "speed",
+    },
+    STEPS: {
+        "words": "time to train {amount:,.0f} steps, compilation counted",
+        "compared": "as fast as today's settings over {amount:,.0f} steps with compilation",
+        "better": "faster",
+        "axis": "speed with compilation",
+    },
+    ENERGY: {
+        "words": "energy",
+        "compared": "the work per joule of today's settings",
+        "better": "more economical",
+        "axis": "work per joule",
+    },
+    COST: {
+        "words": "cost at {amount:g} per device hour",
+        "compared": "the work per price of today's settings",
+        "better": "cheaper",
+        "axis": "work per price",
+    },
+}
+"""Ways to say each objective; `amount` is filled in."""
+
+
 @dataclass(frozen=True)
 class Objective:
-    """What is optimised.
+    """One objective.
 
     Attributes:
         kind: One of the names above.
@@ -42,40 +71,31 @@ class Objective:
 
     @property
     def is_rate(self) -> bool:
-        """Whether it orders configurations as their speed does."""
+        """True where it orders configurations as their speed does."""
         return self.kind in (THROUGHPUT, COST)
 
     @property
     def words(self) -> str:
-        """What is optimised, as a noun."""
-        return {
-            THROUGHPUT: "throughput",
-            STEPS: f"time to train {self.amount:,.0f} steps, compilation counted",
-            ENERGY: "energy",
-            COST: f"cost at {self.amount:g} per device hour",
-        }[self.kind]
+        """The objective as a noun."""
+        return self._said("words")
 
     @property
     def compared(self) -> str:
-        """What a ratio of it means, after `1.31×`."""
-        return {
-            THROUGHPUT: "as fast as today's settings",
-            STEPS: f"as fast as today's settings over {self.amount:,.0f} steps with compilation",
-            ENERGY: "the work per joule of today's settings",
-            COST: "the work per price of today's settings",
-        }[self.kind]
+        """Meaning of a ratio, after `1.31×`."""
+        return self._said("compared")
 
     @property
     def better(self) -> str:
-        """As an adjective, before `than today's settings`."""
-        return {THROUGHPUT: "faster", STEPS: "faster", ENERGY: "more economical", COST: "cheaper"}[self.kind]
+        """Adjective before `than today's settings`."""
+        return self._said("better")
 
     @property
     def axis(self) -> str:
-        """Of a figure of ratios."""
-        return {THROUGHPUT: "speed", STEPS: "speed with compilation", ENERGY: "work per joule", COST: "work per price"}[
-            self.kind
-        ]
+        """Label for the axis of a figure of ratios."""
+        return self._said("axis")
+
+    def _said(self, form: str) -> str:
+        return _WORDS[self.kind][form].format(amount=self.amount)
 
     def check(self, hardware: HardwareProfile, num_ranks: int) -> None:
         """Refuses what cannot be measured on these devices.
@@ -91,7 +111,7 @@ class Objective:
             )
 
     def figure(self, rate: float, *, unit: SampleUnit, units_per_step: float, num_devices: int) -> str:
-        """What a rate of this objective comes to, as a person counts it.
+        """Say a rate of this objective as a person counts it.
 
         Args:
             rate: Units per second, or per joule, as `counted` makes it.

@@ -148,7 +148,7 @@ class DiffusionUNet(steptune.Workload):
         return torch.utils.data.TensorDataset(torch.randn(size, generator=generator))
 
     def loss(self, model, batch):
-        """What was added to the images, guessed from the sum, at random steps of the diffusion."""
+        """The error in guessing the noise that was added to the images, at random steps of the diffusion."""
         (images,) = batch
         steps = torch.randint(self.num_steps, (len(images),), device=images.device)
         noise = torch.randn_like(images)

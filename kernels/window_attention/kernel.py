@@ -135,6 +135,32 @@ def _kept(seed, window, head, i, j, probability, HEADS: tl.constexpr, NUM_TOKENS
 
 
 @triton.jit
+def _window_at(
+    number,
+    first_y,
+    first_x,
+    columns,
+    windows,
+    batch,
+    height,
+    width,
+    windows_y,
+    windows_x,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Give a window of a run: its number among all, its first pixel beyond that of the run's first, and whether it is
+    of the batch.
+    """
+    image = number // windows
+    window_y = number % windows // columns
+    window_x = number % windows % columns
+    window = (image * windows_y + first_y + window_y) * windows_x + first_x + window_x
+    pixel = image.to(tl.int64) * height * width + window_y * (ROWS * width) + window_x * COLUMNS
+    return window, pixel, image < batch
+
+
+@triton.jit
 def window_attention_forward(
     qkv,
     qkv_bias,
@@ -213,13 +239,20 @@ def window_attention_forward(
         out_offset_i = pixel_i[:, None] * out_stride + channel[None, :]
         bias = _position_bias(table, head, i, j, region_i, region_j, ROWS, COLUMNS, HEADS)
         for step in tl.range(PER_PROGRAM):
-            number = first + step
-            image = number // windows
-            within = number % windows
-            window_y = within // columns
-            window_x = within % columns
-            inside = image < batch
-            pixel = image.to(tl.int64) * height * width + window_y * (ROWS * width) + window_x * COLUMNS
+            window, pixel, inside = _window_at(
+                first + step,
+                first_y,
+                first_x,
+                columns,
+                windows,
+                batch,
+                height,
+                width,
+                windows_y,
+                windows_x,
+                ROWS,
+                COLUMNS,
+            )
             from_q = qkv + pixel * qkv_stride
             from_k = from_q + CHANNELS
             from_v = from_k + CHANNELS
@@ -235,7 +268,6 @@ def window_attention_forward(
             largest = tl.max(scores, axis=1)
             p = tl.exp2(scores - largest[:, None])
             total = tl.sum(p, axis=1)
-            window = (image * windows_y + first_y + window_y) * windows_x + first_x + window_x
             to_sums = log_sums + (window.to(tl.int64) * HEADS + head) * NUM_TOKENS + i
             tl.store(to_sums, largest + tl.log2(total), mask=(i < NUM_TOKENS) & inside)
             if DROPS:
@@ -330,15 +362,10 @@ def window_attention_backward(
     padding_v = tl.zeros((HEAD_DIM,), dtype=tl.float32)
     scale_sum = tl.zeros((BLOCK_I,), dtype=tl.float32)
     for step in tl.range(PER_PROGRAM):
-        number = first + step
-        image = number // windows
-        within = number % windows
-        window_y = within // columns
-        window_x = within % columns
-        inside = image < batch
-        window = (image * windows_y + first_y + window_y) * windows_x + first_x + window_x
+        window, pixel, inside = _window_at(
+            first + step, first_y, first_x, columns, windows, batch, height, width, windows_y, windows_x, ROWS, COLUMNS
+        )
         own_sums = log_sums + (window.to(tl.int64) * HEADS + head) * NUM_TOKENS
-        pixel = image.to(tl.int64) * height * width + window_y * (ROWS * width) + window_x * COLUMNS
         from_q = qkv + pixel * qkv_stride
         from_k = from_q + CHANNELS
         from_v = from_k + CHANNELS

@@ -16,7 +16,7 @@ BLOCK_PARTS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a direction runs with.
+    """Launch settings of one direction.
 
     Attributes:
         programs: Programs of all heads together that are aimed at.

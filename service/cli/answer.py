@@ -61,7 +61,7 @@ def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
 
 
 def _prospect(console: Console, recommendation: Recommendation | None) -> list[Text]:
-    """What more time would probably bring."""
+    """The probable gain of more time."""
     if recommendation is None or not recommendation.prospect:
         return []
     return _wrapped(console, Text(recommendation.prospect, style="dim"), PROSPECT_LINES)
@@ -83,7 +83,7 @@ def _proof(recommendation: Recommendation | None) -> list[Text]:
 
 
 def _compared(recommendation: Recommendation) -> list[Text]:
-    """What "same training" means here, and what could not be judged."""
+    """The meaning of "same training" here, and what could not be judged."""
     guard = recommendation.guard
     if guard is None or recommendation.candidate.is_baseline or not (guard.compared or guard.notes):
         return []

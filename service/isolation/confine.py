@@ -50,7 +50,7 @@ _NUMBERS = {
     "x86_64": (0xC000003E, 56, 272, 436, 435, 308, 248, 249, 250, 29, 64, 68, 425, 447),
     "aarch64": (0xC00000B7, 220, 97, 436, 435, 268, 217, 218, 219, 194, 190, 186, 425, 447),
 }
-"""Of the architecture, and of clone, unshare, close_range, clone3, and of those that are refused: setns, add_key,
+"""Numbers of the architecture, of clone, unshare, close_range, clone3, and of those that are refused: setns, add_key,
 request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret."""
 
 

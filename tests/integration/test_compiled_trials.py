@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 from trial_builders import Prepared, complete_choices, prepare, reference
 
+from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.hardware import find_compiler
 from steptune.tuner.profiling.compile_findings import diagnose_compilation
 from steptune.tuner.protocols import Progress
 from steptune.tuner.records import Candidate, TrialResult
-from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.reference import ReferenceRequest
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="torch.compile needs a C++ compiler here")

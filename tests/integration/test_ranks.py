@@ -18,13 +18,13 @@ from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from steptune.tuner.emulation import HOSTS_VARIABLE
 from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.guard.curves import GuardReference
 from steptune.tuner.records import Candidate, Deadlines, FailureKind, Phase
 from steptune.tuner.search.verification import verify
 from steptune.tuner.strategies.composition import complete_choices
 from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.failures import classify, failure_of, is_of_the_group
-from steptune.tuner.trials.guard import GuardReference
 from steptune.tuner.trials.messages import Channel, FromRank, decoder_of
 from steptune.tuner.trials.trial import TrialRun
 

@@ -9,9 +9,9 @@ from marked import VARIABLE, new_mark, none_left
 from trial_builders import reference
 
 from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, WorkloadError
+from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import BASELINE, WorkloadFacts
 from steptune.tuner.strategies.composition import complete_choices
-from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.inspection import InspectRequest
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner

@@ -374,7 +374,8 @@ class TestWhoLooksOn:
 
     def test_the_guard_sees_the_same_training(self) -> None:
         """Its protocol: dropout off for some steps, then on; the step is recorded once for each."""
-        from steptune.tuner.trials.guard import Protocol, run_protocol
+        from steptune.tuner.guard.curves import Protocol
+        from steptune.tuner.trials.guard_protocol import run_protocol
 
         protocol = Protocol(num_pointwise=3, num_curve=3, num_horizon=0, randomness="switchable", seed=4)
         curves = []

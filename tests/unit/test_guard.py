@@ -17,11 +17,9 @@ from guarded import BF16, FP32, Guarded, Study, make_study
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptune.tuner.records import TrialSpec
-from steptune.tuner.training.job import TrainingJob
-from steptune.tuner.trials import guard
-from steptune.tuner.trials.coordination import Coordinator
-from steptune.tuner.trials.guard import (
+from steptune.tuner.guard.curves import (
+    FACTOR,
+    FLOOR,
     Curve,
     GuardReference,
     Protocol,
@@ -29,10 +27,13 @@ from steptune.tuner.trials.guard import (
     compare,
     deviations,
     last_quarter,
-    needs_no_compilation,
-    run_guard,
     widest,
 )
+from steptune.tuner.records import TrialSpec
+from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.guard import needs_no_compilation, run_guard
+from steptune.tuner.trials.guard_protocol import randomness_off
 
 LOSS, NORM = "loss", "gradient norm"
 SIZE, DIRECTION = "size of the first update", "direction of the first update"
@@ -305,20 +306,20 @@ class SkippingJob:
 class TestRandomnessOff:
     def test_dropout_is_off_and_statistics_stay_in_training(self) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5))
-        with guard.randomness_off(model, "switchable"):
+        with randomness_off(model, "switchable"):
             assert [m.training for m in model] == [False, True, False]
         assert all(m.training for m in model.modules())
 
     @pytest.mark.parametrize("randomness", ["none", "always"])
     def test_models_without_a_switch_are_left_alone(self, randomness: str) -> None:
         model = torch.nn.Dropout(0.5)
-        with guard.randomness_off(model, randomness):
+        with randomness_off(model, randomness):
             assert model.training
 
     def test_what_the_user_froze_stays_in_evaluation(self) -> None:
         model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Dropout(0.5))
         model[0].eval()
-        with guard.randomness_off(model, "switchable"):
+        with randomness_off(model, "switchable"):
             pass
         assert [m.training for m in model] == [False, True]
 
@@ -394,7 +395,7 @@ class TestTolerances:
     def test_a_deviation_just_inside_passes_and_just_outside_fails(self, study: Study) -> None:
         reference = study.reference
         update = {"w": torch.ones(4)}
-        limit = guard.FACTOR * reference.rounding[FP32.hex()].loss[2] + guard.FLOOR
+        limit = FACTOR * reference.rounding[FP32.hex()].loss[2] + FLOOR
         for factor, passes in ((0.9, True), (1.1, False)):
             losses = list(reference.curve.losses)
             losses[2] *= 1 + factor * limit

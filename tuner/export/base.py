@@ -84,7 +84,7 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _claim(recommendation: Recommendation) -> str:
-    """What the ratio is of."""
+    """The quantity of the ratio."""
     objective = parse_objective(recommendation.objective)
     return "the speed of today's settings" if objective == PLAIN else objective.compared
 

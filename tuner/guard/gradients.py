@@ -24,7 +24,7 @@ Tensors = Mapping[str, "torch.Tensor"]
 """Sampled elements by name, FP64 on the CPU."""
 
 FLOOR_ROUNDOFFS = 2.0
-"""Of a tensor's largest norm over the steps: what storing it rounds."""
+"""Unit roundoffs of a tensor's largest norm over the steps, by which storing it rounds."""
 SHARE_OF_ALL = 0.02
 """In unit roundoffs of the size of all gradients together, for each element."""
 SMALLEST_SCORE = 1e-3
@@ -59,13 +59,13 @@ COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
 
 def limits_of(unit_roundoff: float) -> Limits:
-    """Of an arithmetic."""
+    """Limits of one arithmetic."""
     return FINE if unit_roundoff <= FP32_ROUNDOFF else COARSE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What rounding does at one step.
+    """Effect of rounding at one step.
 
     Attributes:
         residuals: Norm of the difference, by tensor.
@@ -146,7 +146,7 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
 
 
 def _with_repetition(rounding: float, repetition: float) -> float:
-    """What rounding does, and what differs between runs of the same settings, as far as that may count."""
+    """Effect of rounding, and differences between runs of the same settings as far as these may count."""
     return max(rounding, min(repetition, REPETITIONS * rounding))
 
 

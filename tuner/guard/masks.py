@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 FLOOR = 0.5
-"""Of the mean logarithm of the ratios: a scatter 1.65 times as strong passes in any case."""
+"""Least limit on the mean logarithm of the ratios: a scatter 1.65 times as strong passes in any case."""
 SPREADS = 3.0
-"""Of what the reference's own runs are off by."""
+"""Factor over what the reference's own runs are off by."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
 """Share of a gradient's square below which masks do not scatter it."""
@@ -29,7 +29,7 @@ NEGLIGIBLE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """Of the reference's runs.
+    """Scatter of gradients over the reference's runs.
 
     Attributes:
         means: Gradients of each step, averaged over the seeds.

@@ -166,8 +166,8 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
-    """Of operators and kernels inside the steps, by their time: the longest, and however short those of attention, and
-    operators of a library's own (`library::operator`, of which fused kernels are).
+    """Names of operators and kernels inside the steps, by their time: the longest, and however short those of attention
+    and operators of a library's own (`library::operator`, of which fused kernels are).
     """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):

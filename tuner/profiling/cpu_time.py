@@ -64,7 +64,7 @@ def stepping_rows(capture: Capture) -> Ints:
 
 
 def _categories(trace: Trace, rows: Ints, forest: Nest, updating: npt.NDArray[np.bool_]) -> Ints:
-    """Of each operator; one whose name says nothing is what the operator around it is.
+    """Category of each operator; one whose name says nothing has that of the operator around it.
 
     Args:
         updating: Whether an operator runs in a step of the optimizer, and not in its closure.

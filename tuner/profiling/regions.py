@@ -85,7 +85,7 @@ class Regions:
         self.recompute = Region(trace, self._recomputed(trace))
 
     def _after_closures(self, trace: Trace, updates: Ints) -> Ints:
-        """Where the backward pass inside each step of an optimizer has ended, on whatever thread it ran."""
+        """Ends of the backward pass inside each step of an optimizer, on whatever thread it ran."""
         host, backward = trace.host, self.backward.rows
         start = host.start[updates].copy()
         began, ended = host.start[backward], host.end[backward]

@@ -210,13 +210,13 @@ class Recommendation(Record):
     needed_budget_s: float | None = None
     """Budget, in seconds, that is expected to suffice for trying and confirming candidates; None where this one did."""
     objective: str = "throughput"
-    """What was optimised: all gains are ratios of it. Rates are units per second whatever it is."""
+    """The objective: all gains are ratios of it. Rates are units per second whatever it is."""
     objective_before: str = ""
-    """What today's settings come to by it, with its unit; empty for throughput."""
+    """Figure of today's settings by it, with its unit; empty for throughput."""
     objective_after: str = ""
     """The same of the recommendation."""
     prospect: str = ""
-    """What more time would probably bring, as a sentence; empty where the search did not end by its budget."""
+    """The probable gain of more time, as a sentence; empty where the search did not end by its budget."""
     foreign_cpu_share: float = 0.0
     """Median share of the cores that other programs used while the baseline was measured."""
     schema_version: int = SCHEMA_VERSION

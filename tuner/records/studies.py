@@ -63,7 +63,7 @@ class StudySettings(Record):
     search: str = "stages"
     """What proposes the trials, by name."""
     objective: str = "throughput"
-    """What is optimised, as `tuner/objectives.py` reads it."""
+    """The objective, as `tuner/objectives.py` reads it."""
 
 
 class Study(Record):

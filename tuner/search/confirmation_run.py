@@ -50,7 +50,7 @@ class ConfirmationRun:
         self._short_of_time = False
         """There are fewer blocks than were asked for."""
         self.blocks: list[dict[str, TrialResult]] = []
-        """Of each block, the good results by candidate key, as the objective counts them."""
+        """Good results of each block by candidate key, as the objective counts them."""
 
     def run(self) -> None:
         """Runs what is missing."""

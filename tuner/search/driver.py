@@ -192,7 +192,7 @@ class StudyDriver:
         return recommendation
 
     def _log_rates(self, designer: Designer, candidate: Candidate, *, counted: bool) -> list[float]:
-        """Of the confirmation where it had the candidate; those that selected are not mixed in.
+        """Results of the confirmation where it had the candidate; those that selected it are not mixed in.
 
         Args:
             counted: As the objective counts them, or as they were measured.

@@ -360,7 +360,7 @@ class Knowledge:
         return min(1.0, self.space.joint_bound(moves, situation) + self._compile_share(moves, incumbent))
 
     def _compile_share(self, moves: Iterable[Move], incumbent: Candidate) -> float:
-        """What moves could save of the incumbent's compilation, where the objective counts that."""
+        """Time that moves could save of the incumbent's compilation, where the objective counts that."""
         if self.objective.is_rate or not any(self.space.strategy(move.strategy).recompiles for move in moves):
             return 0.0
         good = [result for result in self.results.get(incumbent.key, []) if result.ok and result.startup]

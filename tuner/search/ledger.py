@@ -21,9 +21,9 @@ class Ledger:
         self._store = store
         self._objective = objective
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
-        """Whether what was compiled for one candidate is in the cache for another."""
+        """True where the code compiled for one candidate is in the cache for another."""
         self._compiled: list[tuple[Candidate, int]] = []
-        """What the start of each candidate compiled for, in order."""
+        """Time that the first start of each candidate compiled, in order."""
         self._raw: dict[str, TrialResult] = {}
         self._study_id = study_id
         store.lose_running_trials(study_id)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
+from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.objectives import STEPS, parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import (
@@ -34,7 +35,6 @@ from steptune.tuner.search.specs import SpecMaker, expected_step_ns, guard_proto
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.composition import environment_variables
-from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.reference import ReferenceRequest, compiles
 
 SEARCH_SHARE = 0.62
@@ -46,7 +46,7 @@ REFERENCE_SHARE = 0.06
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
 """Of the budget, and in seconds at most: for timing the links between ranks."""
 ROOM = 0.7
-"""Of a device's memory, that the reference may need beside a trial that compiles."""
+"""Share of a device's memory that the reference may need beside a trial that compiles."""
 REFERENCE_STAGE = "running the reference"
 MANY_TRIALS = 500
 STEPS_OF_A_TRIAL = 12

@@ -1,4 +1,4 @@
-"""What more time would probably bring to a study whose budget was spent, in one sentence.
+"""The probable gain of more time, of a study whose budget was spent, in one sentence.
 
 A search that knows probabilities is asked for its next proposals as if time were left. Of any other only the next
 choice is said, by what is known of every choice: its bound, the part of it that such a choice usually realises, and
@@ -23,7 +23,7 @@ SOON_S, NUM_SAID = 60.0, 5
 
 
 def prospect(designer: Designer) -> str:
-    """What the next minutes would probably bring; empty where the search did not end by its budget."""
+    """Say what the next minutes would probably bring; empty where the search did not end by its budget."""
     if designer.ended != BUDGET_SPENT or not designer.baseline_results():
         return ""
     if isinstance(designer, AskingDesigner) and isinstance(designer.search, ModelSearch):
@@ -32,7 +32,7 @@ def prospect(designer: Designer) -> str:
 
 
 def _by_model(designer: AskingDesigner, search: ModelSearch) -> str:
-    """By the search's own probabilities."""
+    """Say it with the search's own probabilities."""
     history = replace(designer.history, left_s=math.inf, num_left=NUM_SAID)
     fresh = [p for p in search.suggest(history) if p.likely is not None and not designer.knowledge.was_run(p.candidate)]
     if not fresh:
@@ -54,7 +54,7 @@ def _expected(proposal: Proposal) -> str:
 
 
 def _by_bounds(designer: Designer) -> str:
-    """By what each untried choice could save, and what of that such a choice usually does."""
+    """Say it with the savings of untried choices: at most, and as such a choice usually does."""
     knowledge, space, incumbent = designer.knowledge, designer.space, designer.incumbent
     found: list[tuple[float, float, Move, Candidate]] = []
     for move, bound in knowledge.untried(incumbent):
@@ -74,7 +74,7 @@ def _by_bounds(designer: Designer) -> str:
 
 
 def _changed(designer: Designer, proposal: Proposal) -> str:
-    """What a proposal has otherwise than the answer."""
+    """Name the choices in which a proposal differs from the answer."""
     ours, theirs = proposal.candidate.choices, designer.incumbent.choices
     names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name, {}) != theirs.get(name, {})]
     return _label([Move(strategy=name, choice=ours.get(name, {})) for name in names])

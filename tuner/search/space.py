@@ -135,7 +135,7 @@ class Space:
         )
 
     def is_same_model(self, candidate: Candidate, other: Candidate) -> bool:
-        """Whether what was compiled for one candidate serves the other."""
+        """True where the code compiled for one candidate serves the other."""
         return not self.compiles_again(candidate, other)
 
     # --- bounds -------------------------------------------------------------------------------

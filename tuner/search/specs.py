@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.network.collective_costs import ALL_REDUCE, ring_ns
 from steptune.tuner.records import (
     Candidate,
@@ -19,7 +20,6 @@ from steptune.tuner.records import (
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies.composition import environment_variables
 from steptune.tuner.strategies.knobs import is_knob
-from steptune.tuner.trials.guard import Protocol
 from steptune.tuner.trials.reference import NUM_HORIZON_RUNS
 
 PATIENCE = 20
@@ -84,7 +84,7 @@ class SpecMaker:
         )
 
     def _may_change_batches(self, name: str) -> bool:
-        """Whether a choice of a strategy promises the same batches and may give others all the same."""
+        """True where a choice of a strategy promises the same batches and may give others all the same."""
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _deadlines(self, candidate: Candidate, longest_s: float | None) -> Deadlines:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from steptune.tuner.guard.curves import last_quarter
 from steptune.tuner.records import Choice, Record
-from steptune.tuner.trials.guard import last_quarter
 from steptune.tuner.trials.training_run import LossCurve, TrainRequest
 
 NUM_SEEDS = 3

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 COMPILE_S = 20.0
-"""What compiling a kernel's directions takes, for each shape that the model has."""
+"""Seconds to compile a kernel's two directions, for each shape that the model has."""
 
 
 class FusedKernels(Strategy):

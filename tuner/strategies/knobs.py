@@ -72,7 +72,7 @@ def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple
 
 
 def is_knob(name: str) -> bool:
-    """Whether a strategy's name is that of a workload's knob."""
+    """True where a strategy's name is that of a workload's knob."""
     return name.startswith(PREFIX)
 
 

@@ -54,7 +54,7 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """By how much values changed; an infinity or NaN that stays (a mask that is a buffer) did not."""
+    """Change of values; an infinity or NaN that stays (a mask that is a buffer) did not."""
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)
 
@@ -74,7 +74,7 @@ class GradientWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step; where the loss scaler repeats it, around all of its attempts."""
+        """Watch one step; where the loss scaler repeats it, all of its attempts."""
         before = self._untrained()
         self._updates: list[Tensors] = []
         yield
@@ -133,7 +133,7 @@ class Compared:
 
 
 class GradientReference:
-    """What candidates' gradients are compared with, as the study's files have it."""
+    """Gradients of the reference, with which candidates are compared, as the study's files have them."""
 
     def __init__(
         self, *, gradients: Compared, changes: Compared, exact: Sequence[int], scatter: Scatter | None = None

@@ -133,31 +133,21 @@ def _check_content(
     loader = build_loader(workload, seeded, job.plan.loader, batch_sampler=batches)
     found = [_digest(batch) for batch in loader]
     if expected != repeated:
-        return GuardCheck(
-            name="content of samples",
-            kind="loader",
-            passed=True,
-            observed=0.0,
-            tolerance=0.0,
-            detail="the dataset draws from generators of its own; only the order could be checked",
-        )
+        return _content(0, "the dataset draws from generators of its own; only the order could be checked")
     wrong = sum(1 for got, wanted in zip(found, expected, strict=True) if got != wanted)
     if not wrong and units and units != [job.workload.num_units(batch) for batch in plain]:
-        return GuardCheck(
-            name="content of samples",
-            kind="loader",
-            passed=False,
-            observed=math.inf,
-            tolerance=0.0,
-            detail="num_units counts the same batches otherwise",
-        )
+        return _content(math.inf, "num_units counts the same batches otherwise")
+    return _content(wrong, f"{wrong} of {len(batches)} batches differ for the same indices and seeds")
+
+
+def _content(wrong: float, detail: str) -> GuardCheck:
     return GuardCheck(
         name="content of samples",
         kind="loader",
         passed=wrong == 0,
         observed=float(wrong),
         tolerance=0.0,
-        detail=f"{wrong} of {len(batches)} batches differ for the same indices and seeds",
+        detail=detail,
     )
 
 

@@ -105,7 +105,7 @@ def kernel_bytes() -> int:
 
 
 def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int) -> int:
-    """What we see; the most that there can be where a process of our user keeps something from our eyes."""
+    """Bytes that are seen; the most that there can be where a process of our user hides something."""
     if _hidden(pids):
         return most
     rough = {pid: _status(pid) for pid in pids}
@@ -161,7 +161,7 @@ def _state(pid: int) -> str:
 
 
 def _hidden(pids: Collection[int]) -> bool:
-    """Whether processes of our own user are closed to us, or files on their way between them stay there.
+    """True where processes of our own user are closed to us, or files sent between them stay on their way.
 
     Each happens for a moment to everybody, and for longer on purpose only.
     """

@@ -308,7 +308,7 @@ def _randomness(job: TrainingJob, batch: Any) -> str:
     """ "none", "switchable" or "always": found by running the loss under two seeds. What the loss draws outside of the
     model (the noise of a diffusion) is the same for every candidate with the same seed, and is no randomness here.
     """
-    from steptune.tuner.trials.guard import randomness_off
+    from steptune.tuner.trials.guard_protocol import randomness_off
 
     if job.workload.has_custom_step:
         return "always"

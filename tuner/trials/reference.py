@@ -18,6 +18,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from steptune.tuner.guard.curves import (
+    Curve,
+    GuardReference,
+    Protocol,
+    Tolerance,
+    deviations,
+    last_quarter,
+    widened,
+    widest,
+)
 from steptune.tuner.guard.masks import Scatter, measure_scatter
 from steptune.tuner.guard.update_replay import LIMIT, worst_deviation
 from steptune.tuner.records import Choice, Record
@@ -36,18 +46,7 @@ from steptune.tuner.trials.gradient_watch import (
     set_initial_state,
     why_not_compared,
 )
-from steptune.tuner.trials.guard import (
-    Curve,
-    GuardReference,
-    Protocol,
-    Tolerance,
-    averaged,
-    deviations,
-    last_quarter,
-    run_protocol,
-    widened,
-    widest,
-)
+from steptune.tuner.trials.guard_protocol import averaged, run_protocol
 from steptune.tuner.trials.memory import limit_host_memory
 from steptune.tuner.trials.messages import Channel, TaskProgress
 from steptune.tuner.trials.rank_device import rank_device
@@ -81,7 +80,7 @@ class ReferenceRequest(Record):
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     own_roundoff: float = 0.0
-    """Of the arithmetic of `choices`."""
+    """Unit roundoff of the arithmetic of `choices`."""
     run_id: str = ""
     """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
 
@@ -153,7 +152,7 @@ def _save_gradients(
     protocol: Protocol,
     scatter: Scatter | None,
 ) -> None:
-    """Where gradients of the reference can be compared."""
+    """Save the gradients for candidates, where those of the reference can be compared."""
     if first.gradients is None or again.gradients is None:
         files.reference_gradients.unlink(missing_ok=True)
         return
@@ -202,7 +201,7 @@ def _build(
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What one run showed.
+    """Curve, first update and gradients of one run.
 
     Attributes:
         update: The first one, sampled.
@@ -283,7 +282,7 @@ class _Runs:
         return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch)
 
     def disturbed(self) -> dict[float, list[_Run]]:
-        """By each unit roundoff; those by the coarsest go on over the horizon."""
+        """Runs disturbed by each unit roundoff; those by the coarsest go on over the horizon."""
         roundoffs = self._request.unit_roundoffs
         return {
             roundoff: [
@@ -303,7 +302,7 @@ class _Runs:
             return widest([self.run().deviations_from(first)])
 
     def over_seeds(self, first: _Run) -> list[_Run]:
-        """Of the curve part; empty for a model without randomness."""
+        """Runs of the curve part by seed; empty for a model without randomness."""
         if not first.curve.curve_losses:
             return []
         seed = self._request.protocol.seed

@@ -23,7 +23,7 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 INTERVAL_S = 0.2
 LOOK_SHARE = 0.05
-"""Of the time, at most, goes into looking at the memory of processes, while a look takes less than half a second."""
+"""Largest share of the time for looking at the memory of processes, while a look takes less than half a second."""
 LONGEST_PAUSE_S = 10.0
 
 

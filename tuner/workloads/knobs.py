@@ -106,7 +106,7 @@ def _today(workload: Workload, place: str, name: Any) -> Scalar:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a record can hold it; NumPy's numbers are of other types."""
+    """True where a record can hold it; NumPy's numbers are of other types."""
     return type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value))
 
 
@@ -116,7 +116,7 @@ def _identity(value: Scalar) -> tuple[type, Scalar]:
 
 
 def is_read(workload: Workload, name: str) -> bool:
-    """Whether a method of the workload other than `__init__` names the attribute, as its code says. What reads it
+    """True where a method of the workload other than `__init__` names the attribute, as its code says. What reads it
     elsewhere, by the workload that it was handed, is not seen.
     """
     own = [cls for cls in type(workload).__mro__ if cls.__module__ != _BASE]

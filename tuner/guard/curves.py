@@ -1,0 +1,376 @@
+"""Curves of the guard: how far a run of its protocol may be from the reference's.
+
+Losses, norms of gradients and the first update of a run are compared with the reference's, by what repeating and
+disturbing the reference showed. Everything here judges; what runs is in `trials/guard_protocol.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from steptune.tuner.guard.gradients import REPETITIONS
+from steptune.tuner.guard.update_replay import RELATIVE, UpdateRule
+from steptune.tuner.records import Choice, GuardCheck, Record
+
+if TYPE_CHECKING:
+    import torch
+
+FACTOR = 10.0
+SEED_SPREADS = 5.0
+FLOOR_ROUNDOFFS = 4.0
+FLOOR = 1e-6
+"""A few units in the last place of the FP32 figures that are compared."""
+COSINE_ROUNDOFF = 1e-13
+"""Below this, one less a cosine of equal vectors is the rounding of its own arithmetic."""
+MIN_PROGRESS = 0.9
+"""Share of the reference's fall in loss that a lossy candidate must reach."""
+ARITHMETICS = {2.0**-24: "FP32", 2.0**-11: "TF32 or float16", 2.0**-8: "bfloat16"}
+
+
+class Protocol(Record):
+    """How many steps each part runs, and how randomness is switched off."""
+
+    num_pointwise: int
+    num_curve: int
+    num_horizon: int
+    randomness: str
+    """As in `WorkloadFacts.randomness`."""
+    seed: int = 0
+    num_disturbed: int = 2
+    """Runs that are disturbed by each unit roundoff."""
+    num_audits: int = 0
+    """Steps that begin from the initial parameters again."""
+
+    @property
+    def exact(self) -> tuple[int, ...]:
+        """Places of the steps that begin from the initial parameters, among the pointwise ones and the audits."""
+        return (0, *range(self.num_pointwise, self.num_pointwise + self.num_audits))
+
+
+class Curve(Record):
+    """Losses, gradient norms and the first update of one run of the protocol."""
+
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    update_norm: float
+    curve_losses: tuple[float, ...] = ()
+    horizon_losses: tuple[float, ...] = ()
+    skipped_steps: int = 0
+
+    @property
+    def finite(self) -> bool:
+        return all(math.isfinite(v) for v in (*self.losses, *self.curve_losses, *self.horizon_losses, self.update_norm))
+
+
+class Tolerance(Record):
+    """Relative deviations that rounding at one unit roundoff causes, by step."""
+
+    loss: tuple[float, ...]
+    gradient_norm: tuple[float, ...]
+    update_norm: float
+    update_direction: float
+    curve_loss: float = 0.0
+    """That of the mean loss of the curve part, with the same dropout."""
+
+
+class GuardReference(Record):
+    """The reference of a study."""
+
+    protocol: Protocol
+    curve: Curve
+    repetition: Tolerance
+    """Between runs of the same seed and settings, in one process and, once it was seen, from process to process."""
+    rounding: dict[str, Tolerance]
+    """Tolerances by unit roundoff (as `float.hex`)."""
+    bias_corrections: Tolerance | None = None
+    """Largest effect of rounding the update's bias corrections, where candidates or the reference may do that."""
+    seed_means: tuple[float, ...] = ()
+    """Mean loss of the curve part for each seed."""
+    horizon_ends: tuple[float, ...] = ()
+    """Mean loss of the last quarter of the horizon for each reference run."""
+    choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
+    """Settings of the reference."""
+    rule: UpdateRule | None = None
+    """How it updates parameters, where its own replay agrees with it."""
+    why_no_rule: str = ""
+    own_roundoff: float = 0.0
+    """Unit roundoff of the arithmetic that it computes with itself; 0 in references from before it was noted."""
+    eager: bool = False
+    """Made without the compilation that its settings ask for."""
+    peak_bytes: int = 0
+    """Peak of device memory of the hungriest rank; 0 on a CPU."""
+
+
+def deviations(
+    curve: Curve, update: dict[str, torch.Tensor], reference: Curve, reference_update: dict[str, torch.Tensor]
+) -> Tolerance:
+    """Relative deviations of one run from the reference."""
+    return Tolerance(
+        loss=_relative(curve.losses, reference.losses),
+        gradient_norm=_relative(curve.gradient_norms, reference.gradient_norms),
+        update_norm=_relative((curve.update_norm,), (reference.update_norm,))[0],
+        update_direction=_turned(update, reference_update),
+        curve_loss=_relative((_mean(curve.curve_losses),), (_mean(reference.curve_losses),))[0],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _relative(values: Sequence[float], references: Sequence[float]) -> tuple[float, ...]:
+    scale = max((abs(r) for r in references), default=0.0) * 1e-3
+    return tuple(
+        abs(v - r) / max(abs(r), scale, 1e-30) if math.isfinite(v) else math.inf
+        for v, r in zip(values, references, strict=True)
+    )
+
+
+def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+    """One less the cosine between two updates; infinite where other parameters are updated."""
+    if update.keys() != reference.keys():
+        return math.inf
+    dot = sum(float((update[name].double() * reference[name].double()).sum()) for name in reference)
+    first = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
+    second = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in reference.values()))
+    if first == 0 or second == 0:
+        return 0.0 if first == second else 1.0
+    turned = 1.0 - dot / (first * second)
+    return turned if turned > COSINE_ROUNDOFF else 0.0
+
+
+def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
+    """The largest deviation of several runs, by step; later steps allow what earlier ones showed."""
+    return Tolerance(
+        loss=_running_max([t.loss for t in tolerances]),
+        gradient_norm=_running_max([t.gradient_norm for t in tolerances]),
+        update_norm=max(t.update_norm for t in tolerances),
+        update_direction=max(t.update_direction for t in tolerances),
+        curve_loss=max(t.curve_loss for t in tolerances),
+    )
+
+
+def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
+    """Such that `FACTOR` times the result allows what a bound does, which is no sample of it, just once more."""
+
+    def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(our + their / FACTOR for our, their in zip(ours, theirs, strict=True))
+
+    return Tolerance(
+        loss=plus(rounding.loss, bound.loss),
+        gradient_norm=plus(rounding.gradient_norm, bound.gradient_norm),
+        update_norm=rounding.update_norm + bound.update_norm / FACTOR,
+        update_direction=rounding.update_direction + bound.update_direction / FACTOR,
+        curve_loss=rounding.curve_loss + bound.curve_loss / FACTOR,
+    )
+
+
+def _running_max(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    result: list[float] = []
+    for column in zip(*rows, strict=True):
+        result.append(max([*column, *result[-1:]]))
+    return tuple(result)
+
+
+def compare(
+    reference: GuardReference,
+    reference_update: dict[str, torch.Tensor],
+    curve: Curve,
+    update: dict[str, torch.Tensor],
+    *,
+    unit_roundoff: float,
+    lossy: bool,
+    rounds_bias_corrections: bool = False,
+) -> list[GuardCheck]:
+    """The checks of one candidate's run against the reference."""
+    if not curve.finite:
+        return [
+            GuardCheck(
+                name="finite loss",
+                kind="pointwise",
+                passed=False,
+                observed=math.inf,
+                tolerance=0.0,
+                detail="the loss or the update is not finite",
+            )
+        ]
+    if lossy:
+        return [_check_horizon(reference, curve)]
+    repetition = check_repetition(reference)
+    rounding = _rounding(reference, unit_roundoff)
+    if rounds_bias_corrections and reference.bias_corrections is not None:
+        rounding = widened(rounding, reference.bias_corrections)
+    checks = _check_pointwise(reference, reference_update, curve, update, unit_roundoff, rounding)
+    if reference.seed_means:
+        checks.append(_check_curve(reference, curve, unit_roundoff, rounding))
+    return checks if repetition is None else [repetition, *checks]
+
+
+def _check_pointwise(
+    reference: GuardReference,
+    reference_update: dict[str, torch.Tensor],
+    curve: Curve,
+    update: dict[str, torch.Tensor],
+    unit_roundoff: float,
+    allowed: Tolerance,
+) -> list[GuardCheck]:
+    found = deviations(curve, update, reference.curve, reference_update)
+    floor = max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
+    pairs = {
+        "loss": (found.loss, allowed.loss),
+        "gradient norm": (found.gradient_norm, allowed.gradient_norm),
+        "size of the first update": ((found.update_norm,), (allowed.update_norm,)),
+        "direction of the first update": ((found.update_direction,), (allowed.update_direction,)),
+    }
+    checks = []
+    for name, (observed, tolerances) in pairs.items():
+        limits = [FACTOR * tolerance + floor for tolerance in tolerances]
+        step = max(range(len(observed)), key=lambda k: observed[k] - limits[k], default=0)
+        checks.append(
+            GuardCheck(
+                name=name,
+                kind="pointwise",
+                passed=all(o <= limit for o, limit in zip(observed, limits, strict=True)),
+                observed=observed[step] if observed else 0.0,
+                tolerance=limits[step] if limits else 0.0,
+                detail=f"{name} differs by {observed[step]:.2g} at step {step + 1}, allowed {limits[step]:.2g}"
+                if observed
+                else "",
+            )
+        )
+    return checks
+
+
+def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
+    """The tolerance measured at this roundoff, or at the next coarser one that was measured; with what runs of the same
+    settings differ by, as far as that may count.
+    """
+    rounding = _measured(reference, max(unit_roundoff, reference.own_roundoff))
+    return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])
+
+
+def _measured(reference: GuardReference, unit_roundoff: float) -> Tolerance:
+    measured = sorted((float.fromhex(key), value) for key, value in reference.rounding.items())
+    return next((tolerance for roundoff, tolerance in measured if roundoff >= unit_roundoff), measured[-1][1])
+
+
+def _repetition_bound(reference: GuardReference) -> Tolerance:
+    """Bound on what runs of the same settings differ by: some times the effect of rounding in their own arithmetic."""
+    rounding = _measured(reference, reference.own_roundoff)
+
+    def wide(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(REPETITIONS * (value + FLOOR) for value in values)
+
+    return Tolerance(
+        loss=wide(rounding.loss),
+        gradient_norm=wide(rounding.gradient_norm),
+        update_norm=REPETITIONS * (rounding.update_norm + FLOOR),
+        update_direction=REPETITIONS**2 * (rounding.update_direction + FLOOR),  # one less a cosine goes with the square
+        curve_loss=REPETITIONS * (rounding.curve_loss + FLOOR),
+    )
+
+
+def _at_most(tolerance: Tolerance, bound: Tolerance) -> Tolerance:
+    def least(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(min(our, their) for our, their in zip(ours, theirs, strict=True))
+
+    return Tolerance(
+        loss=least(tolerance.loss, bound.loss),
+        gradient_norm=least(tolerance.gradient_norm, bound.gradient_norm),
+        update_norm=min(tolerance.update_norm, bound.update_norm),
+        update_direction=min(tolerance.update_direction, bound.update_direction),
+        curve_loss=min(tolerance.curve_loss, bound.curve_loss),
+    )
+
+
+def check_repetition(reference: GuardReference) -> GuardCheck | None:
+    """Fails where runs of the reference's own settings differ by more than may count; None where they do not."""
+    seen, bound = reference.repetition, _repetition_bound(reference)
+    pairs = {
+        "loss": [*zip(seen.loss, bound.loss, strict=True)],
+        "gradient norm": [*zip(seen.gradient_norm, bound.gradient_norm, strict=True)],
+        "first update's size": [(seen.update_norm, bound.update_norm)],
+        "first update's direction": [(seen.update_direction, bound.update_direction)],
+        "loss curve": [(seen.curve_loss, bound.curve_loss)],
+    }
+    ratio, what, by = max((found / allowed, name, found) for name, both in pairs.items() for found, allowed in both)
+    if ratio <= 1:
+        return None
+    return GuardCheck(
+        name="repetition",
+        kind="pointwise",
+        passed=False,
+        observed=ratio,
+        tolerance=1.0,
+        detail=f"the training does not repeat itself: two runs of today's settings, with the same seed and batches, "
+        f"differ by {by:.2g} in the {what}, {ratio:.2g} times what may count beside rounding, so no change can be "
+        "told from chance. Seed every generator that data and loss draw from (worker_init, NumPy, Python), keep "
+        "nothing from process to process, or allow lossy choices, which are compared over a longer horizon",
+    )
+
+
+def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
+    """Other back ends draw other masks, and round: a model whose masks hardly matter differs by its rounding alone."""
+    means = reference.seed_means
+    centre = _mean(means)
+    spread = math.sqrt(sum((m - centre) ** 2 for m in means) / max(1, len(means) - 1))
+    floor = max(FLOOR_ROUNDOFFS * unit_roundoff, FLOOR)
+    relative = FACTOR * rounding.curve_loss + floor
+    observed = abs(_mean(curve.curve_losses) - centre)
+    tolerance = SEED_SPREADS * spread + relative * abs(centre)
+    return GuardCheck(
+        name="loss curve",
+        kind="curve",
+        passed=observed <= tolerance,
+        observed=observed,
+        tolerance=tolerance,
+        detail=f"mean loss over {len(curve.curve_losses)} steps differs by {observed:.3g}, allowed {tolerance:.3g} "
+        f"(seeds spread {spread:.3g})",
+    )
+
+
+def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
+    """How much of the reference's fall in loss is missing, in units of that fall."""
+    ends = reference.horizon_ends
+    centre = sum(ends) / len(ends)
+    spread = max(ends) - min(ends)
+    start = (reference.curve.curve_losses or reference.curve.losses)[0]  # with dropout on, as the end
+    fall = max(1e-12, start - centre)
+    missing = (last_quarter(curve.horizon_losses) - centre) / fall
+    tolerance = max(1 - MIN_PROGRESS, 3 * spread / fall)
+    return GuardCheck(
+        name="loss horizon",
+        kind="curve",
+        passed=missing <= tolerance,
+        observed=missing,
+        tolerance=tolerance,
+        detail=f"after {len(curve.horizon_losses)} steps {missing:.1%} of the fall in loss is missing, "
+        f"allowed {tolerance:.1%}",
+    )
+
+
+def last_quarter(losses: Sequence[float]) -> float:
+    return _mean(losses[-max(1, len(losses) // 4) :])
+
+
+def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -> tuple[str, ...]:
+    """Say what a verdict rests on, part by part."""
+    arithmetic = ARITHMETICS.get(unit_roundoff, f"{unit_roundoff:.2g}")
+    steps = len(curve.losses)
+    parts = {
+        "update": f"update equal to {RELATIVE:g} in {steps} steps",
+        "gradient": f"gradients within the rounding of {arithmetic}",
+        "state": "statistics and other untrained state the same way",
+        "pointwise": f"losses and their gradients' norm in {steps} steps",
+        "masks": f"masks by how they scatter gradients in {len(curve.curve_losses)} steps",
+        "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
+        "loader": "order and content of samples",
+    }
+    found = []
+    for kind, text in parts.items():
+        shares = [check.observed / check.tolerance for check in checks if check.kind == kind and check.tolerance]
+        if any(check.kind == kind for check in checks):
+            found.append(f"{text} ({max(shares):.1g} of the limit)" if shares else text)
+    return tuple(found)

@@ -1,0 +1,197 @@
+"""Guarded steps: the protocol that reference and candidate run from the shared initial state on stored batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from steptune.tuner.guard.curves import Curve, Protocol
+from steptune.tuner.training.structure import map_structure
+from steptune.tuner.trials.coordination import Coordinator
+from steptune.tuner.trials.gradient_watch import GradientWatch
+from steptune.tuner.trials.update_watch import UpdateWatch, sampled
+
+if TYPE_CHECKING:
+    import torch
+
+    from steptune.tuner.training.job import TrainingJob
+
+MAX_REPEATS = 20
+"""Times that a step which the loss scaler skipped is repeated."""
+
+
+def run_protocol(
+    job: TrainingJob,
+    batches: Sequence[Any],
+    protocol: Protocol,
+    *,
+    seed: int,
+    horizon_seed: int | None = None,
+    update_watch: UpdateWatch | None = None,
+    gradient_watch: GradientWatch | None = None,
+    mask_watch: GradientWatch | None = None,
+    restart: Callable[[], None] | None = None,
+    uncompiled: bool = False,
+) -> tuple[Curve, dict[str, torch.Tensor]]:
+    """Runs the guarded steps on a freshly built job.
+
+    Args:
+        seed: Of the curve part.
+        horizon_seed: Of the longer horizon; None for a run that does not go on over it.
+        update_watch: Of the pointwise part.
+        gradient_watch: Of the pointwise part and of the audits.
+        mask_watch: Of the curve part.
+        restart: Sets parameters and buffers to those of the beginning; without it there are no audits.
+        uncompiled: Whether steps without dropout run what is compiled as it is written.
+
+    Returns:
+        The curve, and the first update sampled by parameter name.
+    """
+    import torch
+
+    before = _sample(job)
+    source = _endless(batches)
+    torch.manual_seed(protocol.seed)
+    steps = _WatchedSteps(job, protocol.randomness, uncompiled=uncompiled)
+    watches: list[UpdateWatch | GradientWatch] = [w for w in (update_watch, gradient_watch) if w is not None]
+    update: dict[str, torch.Tensor] = {}
+    for number in range(protocol.num_pointwise):
+        steps.step(next(source), watches)
+        if number == 0:
+            update = {name: after - before[name] for name, after in _sample(job).items()}
+    update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
+    losses, norms = list(steps.losses), list(steps.norms)
+    torch.manual_seed(seed)
+    drawing = _WatchedSteps(job, "none", uncompiled=False)
+    for _ in range(protocol.num_curve):
+        drawing.step(next(source), [mask_watch] if mask_watch is not None else [])
+    curve = drawing.losses
+    horizon: list[float] = []
+    if horizon_seed is not None:
+        torch.manual_seed(horizon_seed)
+        horizon = [_loss_of(job, next(source)) for _ in range(protocol.num_horizon)]
+    if restart is not None:
+        torch.manual_seed(protocol.seed)
+        for _ in range(protocol.num_audits):
+            restart()
+            steps.step(next(source), [gradient_watch] if gradient_watch is not None else [])
+    return (
+        Curve(
+            losses=tuple(losses),
+            gradient_norms=tuple(norms),
+            update_norm=update_norm,
+            curve_losses=tuple(curve),
+            horizon_losses=tuple(horizon),
+            skipped_steps=job.skipped_steps,
+        ),
+        update,
+    )
+
+
+class _WatchedSteps:
+    """Steps with dropout and its kin off.
+
+    Args:
+        uncompiled: Whether what is compiled runs as it is written.
+
+    Attributes:
+        losses: Of each.
+        norms: Of the gradients of each; of a step of the user's own that updates more than once, of the last.
+    """
+
+    def __init__(self, job: TrainingJob, randomness: str, *, uncompiled: bool) -> None:
+        self._job = job
+        self._randomness = randomness
+        self._uncompiled = uncompiled
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def step(self, batch: Any, watches: Sequence[UpdateWatch | GradientWatch]) -> None:
+        """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
+        import torch
+
+        seen: list[float] = []
+
+        def look(gradients: list[torch.Tensor]) -> None:
+            seen.append(self._job.gradient_norm(gradients))
+            for watch in watches:
+                watch.on_gradients()
+
+        self._job.on_gradients = look
+        try:
+            with ExitStack() as stack:
+                if self._uncompiled:
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(randomness_off(self._job.model, self._randomness))
+                for watch in watches:
+                    stack.enter_context(watch.step())
+                self.losses.append(self._loss(batch))
+        finally:
+            self._job.on_gradients = None
+        self.norms += seen[-1:]
+
+    def _loss(self, batch: Any) -> float:
+        for _ in range(MAX_REPEATS):
+            skipped = self._job.skipped_steps
+            loss = _loss_of(self._job, batch)
+            if self._job.skipped_steps == skipped:
+                return loss
+        return math.nan
+
+
+def _loss_of(job: TrainingJob, batch: Any) -> float:
+    return float(job.step(map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, batch)))
+
+
+def _endless(batches: Sequence[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:
+    """Sample every parameter, in FP32."""
+    return {name: sampled(parameter).float() for name, parameter in job.whole_parameters()}
+
+
+@contextmanager
+def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
+    """Turns dropout and its kin off, where that is what makes the model random.
+
+    All modules but those with running statistics go to evaluation mode, which functional dropout
+    (`training=self.training`) obeys too.
+    """
+    if randomness != "switchable":
+        yield
+        return
+    switched = [m for m in model.modules() if m.training and not hasattr(m, "running_mean")]
+    for module in switched:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.training = True
+
+
+def averaged(curve: Curve, coordinator: Coordinator) -> Curve:
+    """Losses averaged over the ranks: each saw its part of the batch."""
+    if coordinator.num_ranks == 1:
+        return curve
+    import torch
+    import torch.distributed as dist
+
+    def mean(values: tuple[float, ...]) -> tuple[float, ...]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=coordinator.group)
+        return tuple((tensor / coordinator.num_ranks).tolist())
+
+    return msgspec.structs.replace(
+        curve,
+        losses=mean(curve.losses),
+        curve_losses=mean(curve.curve_losses),
+        horizon_losses=mean(curve.horizon_losses),
+    )

@@ -132,7 +132,7 @@ def _row(
     start = np.array(lane.start_ns, dtype=np.int64)
     end = start + np.array(lane.length_ns, dtype=np.int64)
     place = [categories.index(name) for name in lane.categories]
-    names = [_short(name) for name in lane.names]
+    titles = functools.cache(lambda name, code: _title_of(_short(lane.names[name]), lane.categories[code]))
     edges: list[int] = []
     category: list[int | None] = []
     text: list[str] = []
@@ -147,7 +147,7 @@ def _row(
             text.append("")
         edges.append(last)
         category.append(place[code])
-        text.append(_text(names[name], lane.categories[code], last - first, count, busy))
+        text.append(_text(titles(name, code), last - first, count, busy))
         reached = last
     label = f"rank {rank.rank} {lane.label}" if several and lane.kind == "device" else lane.label
     if lane.kind == "stream" and len(rank.breakdowns) > 1:
@@ -165,17 +165,15 @@ def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
     return rank.first_step_ns + analysis.clock_offsets_ns.get(rank.rank, 0)
 
 
-def _text(name: str, category: str, length_ns: int, count: int, busy_ns: int) -> str:
-    title = _title(category)
-    said = f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
+def _text(title: str, length_ns: int, count: int, busy_ns: int) -> str:
     if count == 1:
-        return f"{said}<br>{units.short_time(length_ns)}"
-    return f"{said}, mostly<br>{units.short_time(length_ns)}: {count} events in {units.short_time(busy_ns)}"
+        return f"{title}<br>{units.short_time(length_ns)}"
+    return f"{title}, mostly<br>{units.short_time(length_ns)}: {count} events in {units.short_time(busy_ns)}"
 
 
-@functools.lru_cache(256)
-def _title(category: str) -> str:
-    return theme.plain(theme.kind_title(category))
+def _title_of(name: str, category: str) -> str:
+    title = theme.plain(theme.kind_title(category))
+    return f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
 
 
 def _short(name: str) -> str:

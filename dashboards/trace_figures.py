@@ -11,27 +11,31 @@ from steptune.tuner.trace_records import MemoryStats
 
 def plot_steps(info: pd.DataFrame) -> Figure:
     """A stacked bar a step, devices one below the other."""
-    labels = [f"{device}, step {step}" for device, step in zip(info["device"], info["step"], strict=True)]
-    if info["device"].nunique() == 1:
-        labels = [f"step {step}" for step in info["step"]]
-    info = info.assign(label=labels)
-    bars = list(dict.fromkeys(labels))
+    several = info["device"].nunique() > 1
+    parts: dict[str, tuple[list[str], list[float]]] = {}
+    bars: dict[str, None] = {}
+    for device, step, category, ms in zip(info["device"], info["step"], info["category"], info["ms"], strict=True):
+        label = f"{device}, step {step}" if several else f"step {step}"
+        bars[label] = None
+        labels, lengths = parts.setdefault(category, ([], []))
+        labels.append(label)
+        lengths.append(ms)
     figure = theme.new_figure(height=90 + 26 * len(bars), barmode="stack", bargap=0.25)
     order = {i.category.value: number for number, i in enumerate(theme.categories_in_order())}
-    for category in sorted(info["category"].unique(), key=lambda name: order.get(name, len(order))):
-        rows = info[info["category"] == category]
+    for category in sorted(parts, key=lambda name: (order.get(name, len(order)), name)):
+        labels, lengths = parts[category]
         figure.add_bar(
             name=theme.plain(theme.category_title(category)),
             orientation="h",
-            y=list(rows["label"]),
-            x=list(rows["ms"]),
+            y=labels,
+            x=lengths,
             marker={"color": theme.category_colour(category), "line": {"width": 0}},
             hovertemplate="%{fullData.name}<br><b>%{x:.3f} ms</b><extra>%{y}</extra>",
             showlegend=False,
         )
     figure.update_xaxes(title={"text": "milliseconds, as profiled"})
     figure.update_yaxes(
-        autorange="reversed", showgrid=False, ticklabelstandoff=8, categoryorder="array", categoryarray=bars
+        autorange="reversed", showgrid=False, ticklabelstandoff=8, categoryorder="array", categoryarray=list(bars)
     )
     return figure
 

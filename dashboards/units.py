@@ -38,11 +38,14 @@ def short_time(time_ns: float) -> str:
     """`640 ns`, `12.3 µs`, `4.56 ms`, `1.23 s`: in the unit that fits."""
     if not math.isfinite(time_ns):
         return UNKNOWN
+    length = abs(time_ns)
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         # What would round up to a thousand of a unit is one of the next.
-        if abs(time_ns) >= 0.9995 * size:
-            value = math.copysign(max(1.0, abs(time_ns) / size), time_ns)
-            return f"{significant(value)} {unit}"
+        if length >= 0.9995 * size:
+            value = max(1.0, length / size)
+            places = 2 if value < 9.995 else 1 if value < 99.95 else 0  # a timeline has ten thousand cells
+            said = f"{value:.{places}f}" if value < 999.5 else significant(value)
+            return f"{'-' if time_ns < 0 else ''}{said} {unit}"
     return f"{time_ns:.0f} ns"
 
 

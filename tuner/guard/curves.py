@@ -72,7 +72,7 @@ class Tolerance(Record):
     update_norm: float
     update_direction: float
     curve_loss: float = 0.0
-    """That of the mean loss of the curve part, with the same dropout."""
+    """Deviation of the mean loss of the curve part, with the same dropout."""
 
 
 class GuardReference(Record):

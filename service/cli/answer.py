@@ -18,7 +18,7 @@ from steptune.tuner.records import Recommendation, Study, StudyState, Verdict, c
 
 SCREEN_LINES = 23
 """A terminal of 24 lines less the prompt that follows."""
-SENTENCE_LINES, PROSPECT_LINES = 6, 4
+SENTENCE_LINES, PROSPECT_LINES, PROOF_LINES = 6, 4, 3
 SHORT_ID = 8
 INDENT = "  "
 _TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
@@ -32,7 +32,7 @@ def print_answer(console: Console, source: TrialSource, study_id: str, results: 
         results: Where the study's files were written just now; None where they were not.
     """
     study, recommendation = source.get_study(study_id), source.recommendation(study_id)
-    head = [*_claim(console, source, study), *_proof(recommendation), *_prospect(console, recommendation)]
+    head = [*_claim(console, source, study), *_proof(console, recommendation), *_prospect(console, recommendation)]
     if recommendation is None:
         head += _facts(source, study_id)
     tail = [*_use(study, recommendation, results), *_next(study, recommendation)]
@@ -67,7 +67,7 @@ def _prospect(console: Console, recommendation: Recommendation | None) -> list[T
     return _wrapped(console, Text(recommendation.prospect, style="dim"), PROSPECT_LINES)
 
 
-def _proof(recommendation: Recommendation | None) -> list[Text]:
+def _proof(console: Console, recommendation: Recommendation | None) -> list[Text]:
     """What the claim rests on, and what it cost to find."""
     if recommendation is None:
         return []
@@ -79,7 +79,8 @@ def _proof(recommendation: Recommendation | None) -> list[Text]:
         parts.append("same training" if recommendation.guard.passed else "not the same training")
     cost = recommendation.cost
     parts.append(f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}")
-    return [Text(" · ".join(parts), style="dim"), *_compared(recommendation)]
+    texts = (Text(" · ".join(parts), style="dim"), *_compared(recommendation))
+    return [line for text in texts for line in _wrapped(console, text, PROOF_LINES)]
 
 
 def _compared(recommendation: Recommendation) -> list[Text]:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from isolated import all_but, few_resources, isolated_study, python_for
-from marked import VARIABLE, marked, new_mark, none_left, wait_until
+from marked import VARIABLE, commands, new_mark, none_left, wait_until
 from msgspec.structs import replace
 from trial_builders import THREE_THREADS, Prepared, reference
 
@@ -80,7 +80,7 @@ def none_left_but_servers(mark: str) -> None:
     """Servers and what bubblewrap keeps around them; what was killed may take a moment to be gone."""
 
     def one_left() -> bool:
-        return sum("bwrap" not in process.name() for process in marked(mark)) == 1
+        return sum("bwrap" not in command for command in commands(mark).values()) == 1
 
     wait_until(one_left, "only the server is left")
 

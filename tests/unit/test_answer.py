@@ -23,7 +23,7 @@ from rich.console import Console
 from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.answer import print_answer
 from steptune.service.studies import Results
-from steptune.tuner.records import StudyState, Verdict
+from steptune.tuner.records import GuardVerdict, StudyState, Verdict
 
 FOLDER = Path("steptune-results") / STUDY_ID
 RESULTS = Results(
@@ -72,6 +72,18 @@ def test_it_fits_on_one_screen_whatever_it_says(width: int, results: Results | N
         lines = printed(source, results, width)
         assert len(lines) <= 23, "\n".join(lines)
         assert any("--all" in line for line in lines)
+
+
+def test_what_was_compared_is_wrapped() -> None:
+    notes = ("the gradients of tensors that a graph holds", "the scheduler, which the job makes itself")
+    compared = ("the update of 200 tensors", "losses of 100 steps")
+    guard = GuardVerdict(passed=True, num_steps=100, compared=compared, notes=notes)
+    out = io.StringIO()
+    source = stored(make_study(), recommendation=make_recommendation(guard=guard))
+    print_answer(Console(file=out, width=80, color_system=None), source, STUDY_ID, RESULTS)
+    lines = out.getvalue().partition("How to use it")[0].splitlines()
+    assert all(len(line) <= 80 for line in lines), out.getvalue()
+    assert "the scheduler, which the job makes itself" in " ".join(lines)
 
 
 def test_changes_that_have_no_room_are_counted() -> None:

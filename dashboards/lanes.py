@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -21,18 +21,35 @@ HEIGHTS = {"device": 1.5, "stream": 0.9, "thread": 0.9}
 SPACE = 0.3
 PIXELS = 30.0
 NAME_WIDTH = 60
+CELLS = ("start_ns", "gap_ns", "length_ns", "category", "name", "names", "num_events", "busy_ns")
+"""What `static/lanes.js` reads of a row."""
+IntColumn = npt.NDArray[np.int64]
 
 
 class LaneRow(NamedTuple):
-    """A row of the timeline. Spans and the empty stretches between them tile `edges_ms`."""
+    """A row of the timeline: spans one after another, by column. Stretches in which nothing ran lie between them."""
 
     label: str
     kind: str
     """"device", "stream" or "thread"."""
-    edges_ms: tuple[float, ...]
-    category: tuple[int | None, ...]
-    """By cell: index into `LanesInfo.categories`; None where nothing ran."""
-    text: tuple[str, ...]
+    start_ns: int
+    """Of the first span, from the beginning of the first step."""
+    gap_ns: IntColumn
+    """From the end of the span before; zero where they touch, and of the first one."""
+    length_ns: IntColumn
+    category: IntColumn
+    """Index into `LanesInfo.categories`."""
+    name: IntColumn
+    """Index into `names`."""
+    names: tuple[str, ...]
+    """Short enough for a line, as plain text."""
+    num_events: IntColumn
+    busy_ns: IntColumn
+    """Time in it in which something ran; zero of a single event, which fills it."""
+
+    @property
+    def end_ns(self) -> int:
+        return int(self.start_ns + self.gap_ns.sum() + self.length_ns.sum())
 
 
 class LanesInfo(NamedTuple):
@@ -128,52 +145,30 @@ def _row(
     categories: tuple[str, ...],
     several: bool,
 ) -> LaneRow:
-    shift = _clock(analysis, rank) - _clock(analysis, main)
-    start = np.array(lane.start_ns, dtype=np.int64)
-    end = start + np.array(lane.length_ns, dtype=np.int64)
-    place = [categories.index(name) for name in lane.categories]
-    titles = functools.cache(lambda name, code: _title_of(_short(lane.names[name]), lane.categories[code]))
-    edges: list[int] = []
-    category: list[int | None] = []
-    text: list[str] = []
-    reached: int | None = None
-    columns = zip(start.tolist(), end.tolist(), lane.category, lane.name, lane.count, lane.busy_ns, strict=True)
-    for first, last, code, name, count, busy in columns:
-        if reached is None:
-            edges.append(first)
-        elif first > reached:
-            edges.append(first)
-            category.append(None)
-            text.append("")
-        edges.append(last)
-        category.append(place[code])
-        text.append(_text(titles(name, code), last - first, count, busy))
-        reached = last
+    start, length, category, count, busy = (
+        np.array(column, dtype=np.int64)
+        for column in (lane.start_ns, lane.length_ns, lane.category, lane.count, lane.busy_ns)
+    )
     label = f"rank {rank.rank} {lane.label}" if several and lane.kind == "device" else lane.label
     if lane.kind == "stream" and len(rank.breakdowns) > 1:
         label = f"{lane.device} {label}"
+    first = lane.start_ns[0] if lane.start_ns else 0
     return LaneRow(
         label=label,
         kind=lane.kind,
-        edges_ms=tuple((edge + shift) / 1e6 for edge in edges),
-        category=tuple(category),
-        text=tuple(text),
+        start_ns=first + _clock(analysis, rank) - _clock(analysis, main),
+        gap_ns=np.diff(start, prepend=first) - np.append(0, length)[: len(length)],
+        length_ns=length,
+        category=np.array([categories.index(name) for name in lane.categories], dtype=np.int64)[category],
+        name=np.array(lane.name, dtype=np.int64),
+        names=tuple(_short(name) for name in lane.names),
+        num_events=count,
+        busy_ns=np.where(count > 1, busy, 0),
     )
 
 
 def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
     return rank.first_step_ns + analysis.clock_offsets_ns.get(rank.rank, 0)
-
-
-def _text(title: str, length_ns: int, count: int, busy_ns: int) -> str:
-    if count == 1:
-        return f"{title}<br>{units.short_time(length_ns)}"
-    return f"{title}, mostly<br>{units.short_time(length_ns)}: {count} events in {units.short_time(busy_ns)}"
-
-
-def _title_of(name: str, category: str) -> str:
-    title = theme.plain(theme.kind_title(category))
-    return f"<b>{name}</b><br>{title}" if name else f"<b>{title}</b>"
 
 
 def _short(name: str) -> str:
@@ -184,7 +179,7 @@ def _short(name: str) -> str:
 def plot_lanes(info: LanesInfo) -> Figure:
     """A row of cells a lane. Drag to zoom, shift and drag to move; `static/lanes.js` adds keys, buttons and names.
 
-    Cells are arrays, not lists, which Plotly would look at one by one.
+    It also makes the cells and what they say, from the columns in `meta`: ten thousand texts would be most of a page.
     """
     centres, top = [], 0.0
     figure = theme.new_figure(height=100, showlegend=False)
@@ -192,10 +187,8 @@ def plot_lanes(info: LanesInfo) -> Figure:
         height = HEIGHTS[row.kind]
         centres.append(top + height / 2)
         figure.add_heatmap(
-            x=np.array(row.edges_ms),
             y=[top, top + height],
-            z=np.array([row.category], dtype=np.float32),
-            text=np.array([row.text], dtype=object),
+            meta={name: getattr(row, name) for name in CELLS},
             hovertemplate="%{text}<extra></extra>",
             coloraxis="coloraxis",
             hoverongaps=False,
@@ -211,7 +204,10 @@ def plot_lanes(info: LanesInfo) -> Figure:
         dragmode="zoom",
         hovermode="closest",
         coloraxis=_colours(info.categories),
-        meta={"text_colours": [theme.text_colour_on(theme.category_colour(name)) for name in info.categories]},
+        meta={
+            "kinds": [theme.plain(theme.kind_title(name)) for name in info.categories],
+            "text_colours": [theme.text_colour_on(theme.category_colour(name)) for name in info.categories],
+        },
     )
     figure.update_xaxes(
         fixedrange=False,
@@ -233,9 +229,8 @@ def plot_lanes(info: LanesInfo) -> Figure:
 
 
 def _range(info: LanesInfo) -> tuple[float, float]:
-    edges = [row.edges_ms for row in info.rows if row.edges_ms]
-    low = min((e[0] for e in edges), default=0.0)
-    return min(low, info.step_edges_ms[0]), max([info.step_edges_ms[-1], *(e[-1] for e in edges)])
+    low = min([info.step_edges_ms[0], *(row.start_ns / 1e6 for row in info.rows)])
+    return low, max([info.step_edges_ms[-1], *(row.end_ns / 1e6 for row in info.rows)])
 
 
 def _add_steps(figure: Figure, edges_ms: tuple[float, ...], top: float) -> None:

@@ -11,6 +11,49 @@
     n: "gap", p: "gap-before", s: "step", w: "in", a: "left", d: "right",
   };
 
+  // --- cells, and what they say, from the columns of spans ---------------------------------------
+
+  function shortTime(ns) {
+    for (const [unit, size] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
+      if (ns < 0.9995 * size) continue;
+      const value = Math.max(1, ns / size);
+      return `${value < 999.5 ? value.toPrecision(3) : Math.round(value).toLocaleString("en-US")} ${unit}`;
+    }
+    return `${ns} ns`;
+  }
+
+  function said(row, span, kind) {
+    const [name, length, count] = [row.names[row.name[span]], shortTime(row.length_ns[span]), row.num_events[span]];
+    const title = name ? `<b>${name}</b><br>${kind}` : `<b>${kind}</b>`;
+    if (count === 1) return `${title}<br>${length}`;
+    return `${title}, mostly<br>${length}: ${count} events in ${shortTime(row.busy_ns[span])}`;
+  }
+
+  // Cells tile the row: one a span, and one without a colour where nothing ran.
+  function cellsOf(row, kinds) {
+    let end = row.start_ns;
+    const [edges, codes, texts] = [[end / 1e6], [], []];
+    const add = (length, code, text) => {
+      end += length;
+      edges.push(end / 1e6);
+      codes.push(code);
+      texts.push(text);
+    };
+    row.length_ns.forEach((length, span) => {
+      if (row.gap_ns[span]) add(row.gap_ns[span], NaN, "");
+      const code = row.category[span];
+      add(length, code, said(row, span, kinds[code]));
+    });
+    // Typed arrays: Plotly looks at others one by one.
+    return {x: Float64Array.from(edges), z: [Float32Array.from(codes)], text: [texts]};
+  }
+
+  steptune.prepare.lanes = ({data, layout}) => {
+    for (const trace of data) if (trace.type === "heatmap") Object.assign(trace, cellsOf(trace.meta, layout.meta.kinds));
+  };
+
+  // --- moving about --------------------------------------------------------------------------------
+
   function attach(plot) {
     const frame = plot.closest(".timeline");
     const section = plot.closest("section");

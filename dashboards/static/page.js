@@ -9,6 +9,7 @@ const steptune = (() => {
   const SETTLED_MS = 3000;
   const body = document.body;
   const base = body.dataset.base || "";
+  const prepare = {};  // by name of a figure: what completes its data before it is drawn
 
   function plotOf(figure) {
     return figure.querySelector(".plot");
@@ -38,6 +39,7 @@ const steptune = (() => {
     const source = figure.querySelector(".plot-data");
     if (figure.drawn === source.textContent) return;
     const info = JSON.parse(source.textContent);
+    prepare[figure.dataset.figure]?.(info);
     const first = figure.drawn === undefined;
     figure.drawn = source.textContent;
     const options = info.config ? {...OPTIONS, ...info.config} : OPTIONS;
@@ -120,5 +122,5 @@ const steptune = (() => {
     return fetch(base + path, {method, headers, body: content, credentials: "same-origin"});
   }
 
-  return {base, call, draw, watch, ready, figures, plotOf};
+  return {base, call, draw, prepare, watch, ready, figures, plotOf};
 })();

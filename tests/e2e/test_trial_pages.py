@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +17,12 @@ from page_builders import Shown, shown, stories
 from report_builders import BASELINE, make_result
 from test_pages_in_browser import WIDTHS, Visit, axe, browser, expect, violations, visit
 
+from steptune.dashboards.lanes import get_lanes_info, plot_lanes
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import render
+from steptune.dashboards.theme import kind_title
 from steptune.dashboards.trial_page import trial_context
+from steptune.dashboards.units import short_time
 from steptune.service.trial_source import KeptTrials
 from steptune.tuner.profiling.analysis import analyse_traces, without_timelines
 from steptune.tuner.records import TrialState
@@ -119,6 +124,50 @@ class TestTimeline:
         expect(page.locator('[data-figure="lanes"] .annotation-text').first).to_be_visible()
         names = page.locator('[data-figure="lanes"] .annotation-text').all_text_contents()
         assert any(name.startswith("ampere") for name in names)
+
+    def test_cells_tile_their_row_and_say_what_they_are(self, profiled, visit):
+        """Of each unit a length, of what would round up to the next, of joined spans, and a name with a tag in it."""
+        lengths = (640, 999, 1000, 12_345, 999_499, 999_600, 4_560_000, 98_760_000, 1_230_000_000, 2_000 * 10**9)
+        lane = replace(
+            profiled.analysis.ranks[0].lanes[0],
+            names=("", "<i>mine</i>"),
+            categories=("compute_matmul", "data_wait"),
+            start_ns=tuple(
+                end - length + 7 for end, length in zip(itertools.accumulate(lengths), lengths, strict=True)
+            ),
+            length_ns=lengths,
+            name=(0, 1) * 5,
+            category=(0, 1) * 5,
+            count=(1, 1, 3, 1, 1, 20, 1, 1, 1, 1),
+            busy_ns=tuple(length // 2 for length in lengths),
+        )
+        lanes = (lane, replace(lane, start_ns=tuple(start + 10 * n for n, start in enumerate(lane.start_ns))))
+        rank = replace(profiled.analysis.ranks[0], lanes=lanes)
+        info = get_lanes_info(replace(profiled.analysis, ranks=(rank,)))
+        rows = visit.go(profiled.url).evaluate(
+            "figure => { steptune.prepare.lanes(figure); return figure.data.filter(row => row.type === 'heatmap')"
+            ".map(row => [[...row.x], [...row.z[0]].map(code => Number.isNaN(code) ? null : code), row.text[0]]); }",
+            json.loads(plot_lanes(info).to_json()),
+        )
+        said = [self._said(lane, span) for span in range(10)]
+        ends = [(start + length) / 1e6 for start, length in zip(lane.start_ns, lengths, strict=True)]
+        assert rows[0] == [pytest.approx([lane.start_ns[0] / 1e6, *ends]), [0, 1] * 5, said]
+        edges, codes, texts = rows[1]
+        assert len(edges) == 20
+        assert edges[::2] == pytest.approx([start / 1e6 for start in lanes[1].start_ns])
+        assert edges[1::2] == pytest.approx([end + number / 1e5 for number, end in enumerate(ends)])
+        assert (codes[::2], texts[::2]) == ([0, 1] * 5, said)
+        assert (codes[1::2], texts[1::2]) == ([None] * 9, [""] * 9)
+
+    @staticmethod
+    def _said(lane, span):
+        kind = kind_title(lane.categories[lane.category[span]])
+        name = "&lt;i&gt;mine&lt;/i&gt;" if lane.name[span] else ""
+        title = f"<b>{name}</b><br>{kind}" if name else f"<b>{kind}</b>"
+        length, count = short_time(lane.length_ns[span]), lane.count[span]
+        if count == 1:
+            return f"{title}<br>{length}"
+        return f"{title}, mostly<br>{length}: {count} events in {short_time(lane.busy_ns[span])}"
 
     def test_the_wheel_zooms_with_control_only(self, profiled, visit):
         page, span = drawn(visit.go(profiled.url))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -295,12 +296,14 @@ def is_rescaled(analysis: TraceAnalysis) -> bool:
     return any(b.rescaled for b in main_breakdowns(analysis))
 
 
-def get_steps_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """One row a step and category, as profiled: `device` (with its rank), `step`, `category`, `ms`."""
+def get_steps_info(analysis: TraceAnalysis, top: int | None = None) -> pd.DataFrame:
+    """One row a step and category, as profiled, of the first `top` steps: `device` (with its rank), `step`,
+    `category`, `ms`.
+    """
+    steps = ((b, number, step) for b in all_breakdowns(analysis) for number, step in enumerate(b.steps, 1))
     rows = [
         (device_label(analysis, b), number, name, value / 1e6)
-        for b in all_breakdowns(analysis)
-        for number, step in enumerate(b.steps, 1)
+        for b, number, step in itertools.islice(steps, top)
         for name, value in step.items()
     ]
     return pd.DataFrame(rows, columns=["device", "step", "category", "ms"])

@@ -89,22 +89,23 @@ def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -
     """
     rank = main_rank(analysis)
     figures: dict[str, Figure] = {}
-    steps = get_steps_info(analysis)
+    steps = get_steps_info(analysis, top=MAX_STEPS)
     if len(steps):
-        bars = steps.groupby(["device", "step"], sort=False).ngroup()
-        figures["steps"] = plot_steps(steps[bars < MAX_STEPS])
+        figures["steps"] = plot_steps(steps)
     if lanes.rows:
         figures["lanes"] = plot_lanes(lanes)
+    areas = get_treemap_info(rank)
+    if areas:
+        figures["treemap"] = plot_treemap(areas)
+    collectives = get_communication_info(analysis)
     for name, info, plot in (
         ("gaps", get_gaps_info(analysis), plot_gaps),
-        ("treemap", get_treemap_info(rank), plot_treemap),
         ("kernels", get_kernels_info(rank, top), plot_kernels),
         ("queue", get_queue_info(rank), plot_queue),
-        ("exposure", get_communication_info(analysis)[:top], plot_exposure),
+        ("exposure", collectives[:top], plot_exposure),
     ):
         if len(info):
             figures[name] = plot(info)
-    collectives = get_communication_info(analysis)
     if collectives["bus_bytes_per_s"].notna().any():
         figures["bandwidth"] = plot_bandwidth(collectives)
     if analysis.waits:

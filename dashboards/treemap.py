@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -12,39 +12,46 @@ from steptune.tuner.trace_records import RankAnalysis
 OTHER = "compute_other"
 
 
-def get_treemap_info(rank: RankAnalysis) -> pd.DataFrame:
-    """One row a kernel, or (on a CPU, which has none) an operator with all shapes together: `name`, `short`,
-    `category`, `ms` and `count` per step; the most time first.
-    """
+class Area(NamedTuple):
+    """A kernel, or (on a CPU, which has none) an operator with all shapes together; times and runs per step."""
+
+    name: str
+    short: str
+    category: str
+    ms: float
+    num_runs: float
+
+
+def get_treemap_info(rank: RankAnalysis) -> list[Area]:
+    """What takes time, the most first; one area for each name and category."""
     num_steps = rank.breakdowns[0].num_steps
     if rank.kernels:
         rows = [(k.name, units.kernel_name(k.name), k.category, k.total_ns, k.count) for k in rank.kernels]
     else:
         rows = [(o.name, o.name, classify_operator(o.name) or OTHER, o.device_ns, o.count) for o in rank.operators]
-    info = pd.DataFrame(rows, columns=["name", "short", "category", "ns", "count"])
-    info = info.groupby(["name", "short", "category"], sort=False, as_index=False).sum()
-    info = info.assign(ms=info["ns"] / num_steps / 1e6, count=info["count"] / num_steps).drop(columns="ns")
-    return info[info["ms"] > 0].sort_values("ms", ascending=False, kind="stable").reset_index(drop=True)
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for name, short, category, time_ns, count in rows:
+        time_before, count_before = sums.get((name, short, category), (0, 0))
+        sums[name, short, category] = time_before + time_ns, count_before + count
+    areas = [Area(*key, time_ns / num_steps / 1e6, count / num_steps) for key, (time_ns, count) in sums.items()]
+    return sorted((area for area in areas if area.ms > 0), key=lambda area: -area.ms)
 
 
-def plot_treemap(info: pd.DataFrame) -> Figure:
+def plot_treemap(info: list[Area]) -> Figure:
     """Areas by time per step, in categories; a click opens one."""
-    totals = info.groupby("category", sort=False)["ms"].sum()
+    totals: dict[str, float] = {}
+    for area in info:
+        totals[area.category] = totals.get(area.category, 0.0) + area.ms
     figure = theme.new_figure(height=420, margin={"l": 2, "r": 2, "t": 4, "b": 4})
-    ids = [f"category {name}" for name in totals.index] + [f"kernel {number}" for number in info.index]
-    titles = [theme.plain(theme.kind_title(str(name))) for name in totals.index]
-    categories = [*totals.index, *info["category"]]
-    colours = [theme.category_colour(name) for name in categories]
+    titles = [theme.plain(theme.kind_title(name)) for name in totals]
+    colours = [theme.category_colour(name) for name in (*totals, *(area.category for area in info))]
     figure.add_treemap(
-        ids=ids,
-        labels=titles + [theme.plain(_short(name)) for name in info["short"]],
-        parents=[""] * len(totals) + [f"category {name}" for name in info["category"]],
-        values=[*totals, *info["ms"]],
+        ids=[f"category {name}" for name in totals] + [f"kernel {number}" for number in range(len(info))],
+        labels=titles + [theme.plain(_short(area.short)) for area in info],
+        parents=[""] * len(totals) + [f"category {area.category}" for area in info],
+        values=[*totals.values(), *(area.ms for area in info)],
         customdata=[(title, "") for title in titles]
-        + [
-            (theme.wrapped(str(name), 80), f"<br>{units.significant(count)} runs a step")
-            for name, count in zip(info["name"], info["count"], strict=True)
-        ],
+        + [(theme.wrapped(area.name, 80), f"<br>{units.significant(area.num_runs)} runs a step") for area in info],
         branchvalues="total",
         texttemplate="%{label}<br>%{value:.3f} ms",
         hovertemplate="%{customdata[0]}<br><b>%{value:.3f} ms</b> a step, %{percentRoot:.1%}%{customdata[1]}"

@@ -175,6 +175,7 @@ def test_steps_and_phases_are_those_of_the_breakdown(looped):
     steps = get_steps_info(looped)
     assert steps["ms"].sum() == pytest.approx(breakdown.step_time_ns / 1e6)
     assert set(steps["step"]) == {1, 2, 3}
+    assert set(get_steps_info(looped, top=2)["step"]) == {1, 2}
     phases = dict(zip(get_phases_info(looped)["phase"], get_phases_info(looped)["time_ns"], strict=True))
     assert phases == {name: value / 3 for name, value in breakdown.phases.items() if value}
     [row] = get_variation_info(looped).itertuples()

@@ -221,7 +221,7 @@ def test_the_ranks_of_a_real_run_share_a_timeline():
 def test_areas_of_the_treemap_are_the_times_of_the_kernels(tmp_path):
     [rank] = looped(tmp_path).ranks
     info = get_treemap_info(rank)
-    assert info["ms"].sum() == pytest.approx(sum(kernel.total_ns for kernel in rank.kernels) / 3 / 1e6)
+    assert sum(area.ms for area in info) == pytest.approx(sum(kernel.total_ns for kernel in rank.kernels) / 3 / 1e6)
     [tree] = plot_treemap(info).data
     values = dict(zip(tree.ids, tree["values"], strict=True))
     inside = {}
@@ -236,10 +236,9 @@ def test_on_a_cpu_operators_take_the_place_of_kernels():
     operators = [("aten::mm", "float[2]", 30), ("aten::mm", "float[4]", 10), ("aten::custom", "", 5)]
     stats = tuple(OperatorStats(name=n, shapes=s, count=2, device_ns=ns, host_ns=ns) for n, s, ns in operators)
     info = get_treemap_info(make_rank(make_breakdown([{MATMUL: 45}], device="cpu"), operators=stats))
-    assert list(info["name"]) == ["aten::mm", "aten::custom"]
-    assert list(info["category"]) == [MATMUL, "compute_other"]
-    assert list(info["ms"] * 1e6) == pytest.approx([40, 5])
-    assert list(info["count"]) == [4, 2]
+    assert [(area.name, area.category) for area in info] == [("aten::mm", MATMUL), ("aten::custom", "compute_other")]
+    assert [area.ms * 1e6 for area in info] == pytest.approx([40, 5])
+    assert [area.num_runs for area in info] == [4, 2]
 
 
 def test_the_queue_is_a_line_a_stream():

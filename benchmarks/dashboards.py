@@ -31,7 +31,6 @@ HERE = Path(__file__).parent
 sys.path = [path for path in sys.path if Path(path).absolute() != HERE.absolute()]
 sys.path += [str(HERE.parent), str(HERE.parent / "tests"), str(HERE)]
 
-import msgspec  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 from page_builders import large_story, put, stories  # noqa: E402
 from repeated_trace import repeat  # noqa: E402
@@ -46,6 +45,7 @@ from steptune.service.models import RecommendationRow, StrategyOutcomeRow, Study
 from steptune.service.settings import Settings  # noqa: E402
 from steptune.service.store import SqlStudyStore  # noqa: E402
 from steptune.tuner.records import new_id  # noqa: E402
+from steptune.tuner.trials.analysis_files import analysis_text  # noqa: E402
 
 NUM_STUDIES, NUM_TRIALS, NUM_EVENTS = 10_000, 200, 1_000_000
 LOADS = 7
@@ -107,14 +107,14 @@ def fill(settings: Settings, trace: Path) -> dict[str, str]:
 
 def _profiled_trial(store: SqlStudyStore, settings: Settings, trace: Path) -> str:
     """A trial whose profile is that of the trace, kept as a worker keeps it."""
-    from steptune.tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.profiling.analysis import analyse_traces, without_timelines
 
-    analysis = analyse_traces([trace])
+    analysis = without_timelines(analyse_traces([trace]))
     study, trials, decisions, recommendation = stories()["complete"]
     breakdowns = tuple(b for rank in analysis.ranks for b in rank.breakdowns)
     result = replace(trials[0].result, breakdowns=breakdowns, findings=analysis.findings)
     _, ids = put(store, (study, [replace(trials[0], result=result), *trials[1:]], decisions, recommendation))
-    kept = open_artifacts(settings).put([gzip.compress(msgspec.json.encode(analysis))])
+    kept = open_artifacts(settings).put([gzip.compress(analysis_text(analysis))])
     store.add_artifact(store.trial(ids[0]).study_id, ids[0], "analysis", kept.digest, kept.size_bytes)
     return ids[0]
 

@@ -129,7 +129,7 @@ def _neighbours() -> Examined:
     share = foreign_share(before, read_cpu(time.perf_counter()))
     found = f"others use {units.percent(share)} of the cores"
     if share > BUSY_SHARE:
-        advice = "timing windows with other load are discarded; stop other jobs, or tuning takes longer"
+        advice = "stop other jobs: windows under load count only where too few are quiet, and intervals widen"
         return Examined(level="problem", subject="neighbours", found=found, advice=advice)
     return Examined(level="ok", subject="neighbours", found=found)
 

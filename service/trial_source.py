@@ -146,7 +146,7 @@ class KeptTrials:
         return render_profile(result, None if kept is None else self._analysis(kept))
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
-        """In pieces. Of ranks but the one in front only the lanes of devices are shown, so no others are read."""
+        """In pieces. Of ranks but the one in front, mostly the first, only the lanes of devices are shown."""
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))
@@ -163,11 +163,14 @@ def _shown(file: BinaryIO) -> TraceAnalysis:
     if file.read(len(_OF_OLD)) == _OF_OLD:
         return msgspec.json.decode(_OF_OLD + file.read(MAX_OLD_BYTES), type=TraceAnalysis)
     file.seek(0)
-    *ranks, rest = (_device_lanes_only(part) for part in read_analysis(file))
+    parts = enumerate(read_analysis(file))
+    *ranks, rest = (_device_lanes_only(part) if number else part for number, part in parts)
     analysis = replace(cast(TraceAnalysis, rest), ranks=tuple(cast(list[RankAnalysis], ranks)))
     if not ranks:
         raise ValueError("it is of no rank")
     front = analysis.ranks.index(main_rank(analysis))
+    if front == 0:
+        return analysis
     file.seek(0)
     whole = next(itertools.islice(read_analysis(file), front, None))
     return replace(analysis, ranks=(*analysis.ranks[:front], whole, *analysis.ranks[front + 1 :]))

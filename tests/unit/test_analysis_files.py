@@ -11,10 +11,11 @@ import pytest
 from analysed import make_analysis, make_breakdown, make_rank
 from msgspec.structs import replace
 
+from steptune.dashboards.trace_info import main_rank
 from steptune.service.api.artifacts import _enclosed, _unpacked_bytes
 from steptune.service.studies import FileReplaced, check_kept
 from steptune.service.trial_source import _shown
-from steptune.tuner.trace_records import Lane, Timeline, TraceAnalysis
+from steptune.tuner.trace_records import Lane, RankWait, Timeline, TraceAnalysis
 from steptune.tuner.trials import analysis_files
 from steptune.tuner.trials.analysis_files import analysis_text, read_analysis, read_timelines, timelines_text
 
@@ -130,6 +131,15 @@ def test_of_ranks_behind_a_page_reads_what_it_shows() -> None:
     assert shown.ranks == (ranks[0], replace(ranks[1], lanes=lanes[:1]))
     whole = _shown(io.BytesIO(msgspec.json.encode(make_analysis(*ranks))))
     assert whole == make_analysis(*ranks), "as it was kept once"
+
+
+def test_of_the_rank_in_front_a_page_reads_all_wherever_it_stands() -> None:
+    lanes = tuple(map(lane, ("device", "stream")))
+    ranks = [make_rank(make_breakdown([{"compute_matmul": 1000}], rank=rank), lanes=lanes) for rank in range(3)]
+    waits = tuple(RankWait(rank=n, wait_ns=w, late_share=s) for n, w, s in [(0, 200, 0.0), (1, 0, 1.0), (2, 190, 0.0)])
+    shown = _shown(io.BytesIO(analysis_text(make_analysis(*ranks, waits=waits))))
+    assert main_rank(shown) == ranks[1]
+    assert shown.ranks[2].lanes == lanes[:1]
 
 
 def test_an_analysis_of_no_rank_is_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -194,7 +195,7 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
         )
     )
     if r.prospect:
-        facts.append(Fact("With more time", r.prospect))
+        facts.append(Fact("With more time", *re.split("[:,] ", r.prospect, maxsplit=1)))
     facts.append(Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}"))
     facts.append(_memory_fact(r))
     facts.append(_cost_fact(r))

@@ -42,8 +42,10 @@ def test_a_search_that_ended_by_itself_promises_nothing(search):
 
 def test_page_and_terminal_say_it():
     run, answer = short_study("stages")
-    facts = {fact.name: fact.value for fact in get_headline_info(run.store, run.study_id).facts}
-    assert facts["With more time"] == answer.prospect
+    facts = {fact.name: fact for fact in get_headline_info(run.store, run.study_id).facts}
+    _, value, note = facts["With more time"]
+    assert re.fullmatch(r"\d+ choices? may still pay", value), "what stands large on a page is short"
+    assert f"{value}, {note}" == answer.prospect
     console = Console(width=80, record=True)
     print_answer(console, run.store, run.study_id)
     lines = console.export_text().splitlines()

@@ -9,9 +9,19 @@ from typing import NamedTuple
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
-from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate, reference_results, results
-from steptune.tuner.records import Recommendation, TrialResult
+from steptune.dashboards.starts import (
+    NEAREST,
+    RECOMMENDED,
+    TODAY,
+    leading_candidate,
+    reference_name,
+    reference_results,
+    results,
+)
+from steptune.tuner.records import Recommendation, TrialResult, Verdict
 
+UNTRUSTED = "unknown"
+"""The bottleneck of a profile that cannot be trusted."""
 LABELLED_SHARE = 0.05
 """Segments below this part of the longest bar have no room for a number."""
 
@@ -39,13 +49,17 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
     One row for each configuration ("today", then "recommended" or "best so far") and category that takes time. Several
     profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
-    anything was profiled.
+    anything was profiled; a profile that cannot be trusted counts as none.
     """
     recommendation, study = source.recommendation(study_id), source.get_study(study_id)
     if recommendation is not None and recommendation.shares_before and study.facts is not None:
+        if recommendation.bottleneck_before == UNTRUSTED:  # by an older version, which kept such shares
+            return []
         return _confirmed(recommendation, study.facts.units_per_batch)
     trials = source.trials(study_id)
-    configurations: list[tuple[str, Sequence[TrialResult]]] = [(TODAY, reference_results(trials))]
+    configurations: list[tuple[str, Sequence[TrialResult]]] = [
+        (reference_name(source, study_id), reference_results(trials))
+    ]
     leading = leading_candidate(source, study_id)
     if leading is not None:
         name, candidate = leading
@@ -61,15 +75,15 @@ def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[C
     r = recommendation
     before = {name: share * 1e3 * units_per_batch / r.baseline_units_per_s for name, share in r.shares_before.items()}
     after = {name: share * 1e3 * units_per_batch / r.units_per_s for name, share in r.shares_after.items()}
-    steps = [(TODAY, before)]
-    if after and not r.candidate.is_baseline:
+    steps = [(NEAREST if r.verdict is Verdict.ENABLES_TRAINING else TODAY, before)]
+    if after and r.bottleneck_after != UNTRUSTED and not r.candidate.is_baseline:
         steps.append((RECOMMENDED, after))
     return [row for label, step in steps for row in _rows(label, step)]
 
 
 def mean_step_ms(starts: Sequence[TrialResult]) -> dict[str, float]:
-    """Milliseconds per step by category, averaged over starts and ranks; empty if none was profiled."""
-    steps = [breakdown.per_step_ns for result in starts for breakdown in result.breakdowns]
+    """Milliseconds per step by category, averaged over starts and ranks; empty without a trusted profile."""
+    steps = [b.per_step_ns for result in starts for b in result.breakdowns if not b.quality.problems]
     names = {name for step in steps for name in step}
     return {name: statistics.fmean(step.get(name, 0.0) for step in steps) / 1e6 for name in names}
 

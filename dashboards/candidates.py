@@ -11,7 +11,7 @@ from steptune.dashboards.effects import Effects
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.history import LOOKS, Look, outcome_of
 from steptune.dashboards.sources import TrialSource
-from steptune.dashboards.starts import RECOMMENDED, TODAY, leading_candidate
+from steptune.dashboards.starts import NEAREST, RECOMMENDED, TODAY, leading_candidate
 from steptune.tuner.records import Candidate, Decision, FailureKind, Trial, TrialState
 
 OUT_OF_MEMORY = "out_of_memory"
@@ -33,6 +33,8 @@ class CandidateRow(NamedTuple):
     low: float
     high: float
     """The 95 % interval of the gain."""
+    method: str
+    """How the gain was measured."""
     peak_memory_bytes: float
     """The most that a start took; NaN where unknown."""
     on_front: bool
@@ -56,12 +58,17 @@ def _row(
 ) -> CandidateRow:
     candidate = trials[0].candidate
     outcome = _outcome(trials, verdicts)
-    measured = candidate.key in effects.measured
-    gain = effects.ratio(candidate, effects.reference)
+    gain = effects.speed(candidate)
     is_reference = candidate == effects.reference
     peaks = [t.result.peak_memory_bytes for t in trials if t.result is not None and t.result.peak_memory_bytes]
     notes = [t.result.failure.message for t in trials if t.result is not None and t.result.failure is not None]
-    name = TODAY if is_reference else leading[0] if leading is not None and leading[1] == candidate else ""
+    name = (
+        (TODAY if candidate.is_baseline else NEAREST)
+        if is_reference
+        else leading[0]
+        if leading is not None and leading[1] == candidate
+        else ""
+    )
     return CandidateRow(
         candidate.key,
         candidate.label,
@@ -69,9 +76,10 @@ def _row(
         name,
         outcome,
         sum(1 for t in trials if t.result is not None),
-        1.0 if is_reference and measured else gain.value if measured else math.nan,
-        gain.low if measured and not is_reference else math.nan,
-        gain.high if measured and not is_reference else math.nan,
+        1.0 if is_reference and gain.method else gain.value,
+        math.nan if is_reference else gain.low,
+        math.nan if is_reference else gain.high,
+        "" if is_reference else gain.method,
         float(max(peaks)) if peaks else math.nan,
         False,
         notes[-1] if notes and outcome in ("failed", OUT_OF_MEMORY) else "",
@@ -177,6 +185,7 @@ def _add_markers(figure: Figure, placed: Sequence[CandidateRow], look: Look, *, 
 
 def _hover(row: CandidateRow) -> str:
     speed = "not measured" if math.isnan(row.gain) else units.ratio(row.gain)
+    how = f"<br>{row.method}" if row.method else ""
     memory = "" if math.isnan(row.peak_memory_bytes) else f", {units.memory(row.peak_memory_bytes)}"
     note = f"<br>{theme.wrapped(row.note)}" if row.note else ""
-    return f"<b>{speed}</b>{memory}<br>{theme.wrapped(row.label)}{note}"
+    return f"<b>{speed}</b>{memory}{how}<br>{theme.wrapped(row.label)}{note}"

@@ -61,18 +61,24 @@ class ComparisonHeadline(NamedTuple):
 
 
 def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
-    """By the measured step where both have one, else by the profiled one."""
+    """By the step that a study states, else by the measured one where both have one, else by the profiled one, where
+    both profiles can be trusted.
+    """
     step = comparison.measured or comparison.step
-    how = "as measured without the profiler" if comparison.measured else "as profiled"
+    how = comparison.stated_how or ("one run each, without the profiler" if comparison.measured else "as profiled")
     ratio = step.before_ns / step.after_ns if step.after_ns else float("nan")
     interval = ""
-    if step.low_ns is not None and step.high_ns is not None:
+    if comparison.stated is not None:
+        interval = f", 95 % interval of the ratio {units.ratio_interval(comparison.stated)}"
+    elif step.low_ns is not None and step.high_ns is not None:
         low, high = units.short_time_change(step.low_ns), units.short_time_change(step.high_ns)
         interval = f", 95 % interval {low} to {high}"
     sentence = (
         f"A step of A takes {units.short_time(step.before_ns)}, of B {units.short_time(step.after_ns)}, {how}: "
         f"{units.short_time_change(step.change_ns)}{interval}."
     )
+    if comparison.measured is None and not comparison.trusted:
+        return ComparisonHeadline("warning", "", "No verdict: a profile cannot be trusted", sentence)
     if not step.significant:
         return ComparisonHeadline("neutral", units.ratio(ratio), "No difference beyond noise", sentence)
     tone, title = ("good", "B is faster than A") if step.change_ns < 0 else ("warning", "B is slower than A")
@@ -104,7 +110,11 @@ def _ms(value_ns: float | None) -> float:
 
 
 def get_explanation(comparison: Comparison) -> tuple[str, ...]:
-    """The few categories behind the change of the step, those only whose own interval excludes zero (or has none)."""
+    """The few categories behind the change of the step, those only whose own interval excludes zero (or has none); none
+    where a profile cannot be trusted.
+    """
+    if not comparison.trusted:
+        return ()
     significant = [d for d in comparison.categories if d.significant or d.low_ns is None]
     total = comparison.step.change_ns
     told = [d for d in significant if total and d.change_ns / total >= 0.05]

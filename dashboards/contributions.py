@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from steptune.dashboards import units
+from steptune.dashboards.gains import get_gains_info
 from steptune.dashboards.sources import TrialSource
 
 
@@ -19,10 +20,8 @@ class ContributionRow(NamedTuple):
     num_rejected: int
     limit: float
     """The ratio of speeds that the widest bound promised."""
-    best: float
-    """The best that was measured over the incumbent of its time."""
     own_gain: float
-    """What it is worth in the recommendation."""
+    """Its contribution to the recommendation, where its interval excludes 1."""
     spent_s: float
     """Time of the trials that tried it; a change of several strategies is shared among them."""
 
@@ -35,7 +34,6 @@ class _Sum:
     num_accepted: int = 0
     num_rejected: int = 0
     limits: list[float] = field(default_factory=list)
-    measured: list[float] = field(default_factory=list)
     spent_s: float = 0.0
 
 
@@ -54,10 +52,7 @@ def get_contributions_info(source: TrialSource, study_id: str) -> list[Contribut
             found.spent_s += sum(spent.get(i, 0.0) for i in decision.trial_ids) / len(decision.moves)
             if decision.predicted_bound is not None:
                 found.limits.append(units.gain_limit(decision.predicted_bound))
-            if decision.measured_gain is not None:
-                found.measured.append(1 + decision.measured_gain)
-    recommendation = source.recommendation(study_id)
-    own = {part.strategy: part.gain for part in recommendation.parts} if recommendation else {}
+    own = {row.strategy: row.gain for row in get_gains_info(source, study_id)}
     rows = [
         ContributionRow(
             name,
@@ -65,13 +60,12 @@ def get_contributions_info(source: TrialSource, study_id: str) -> list[Contribut
             s.num_accepted,
             s.num_rejected,
             max(s.limits, default=math.nan),
-            max(s.measured, default=math.nan),
             own.get(name, math.nan),
             s.spent_s,
         )
         for name, s in sums.items()
     ]
-    return sorted(rows, key=lambda row: (-_or_zero(row.own_gain), -row.num_accepted, -_or_zero(row.best), row.strategy))
+    return sorted(rows, key=lambda row: (-_or_zero(row.own_gain), -row.num_accepted, row.strategy))
 
 
 def _or_zero(value: float) -> float:

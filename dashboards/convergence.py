@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.effects import Effects
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.history import LOOKS, HistoryRow
 from steptune.dashboards.sources import TrialSource
@@ -22,18 +22,20 @@ class ConvergenceRow(NamedTuple):
     spent_s: float
     """Time of all trials until its end; those that took turns count once."""
     gain: float
-    """Its own speed over today's settings."""
+    """Speed of this run over today's settings."""
     best: float
-    """Speed of what had been accepted by then; NaN before anything was."""
+    """Speed of the configuration that had been accepted by then, as everything states it; NaN before anything was."""
     best_label: str
 
 
-def get_convergence_info(source: TrialSource, study_id: str, history: Sequence[HistoryRow]) -> list[ConvergenceRow]:
+def get_convergence_info(
+    source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
+) -> list[ConvergenceRow]:
     """One row a trial that ended, in order.
 
     The search is judged by what it had accepted, not by the best of many noisy trials.
     """
-    accepted = _accepted(source, study_id, history)
+    accepted = _accepted(source, study_id, history, effects)
     rows = []
     spent_s = 0.0
     best, best_label = math.nan, ""
@@ -52,17 +54,20 @@ def get_convergence_info(source: TrialSource, study_id: str, history: Sequence[H
     return rows
 
 
-def _accepted(source: TrialSource, study_id: str, history: Sequence[HistoryRow]) -> dict[str, tuple[float, str]]:
+def _accepted(
+    source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
+) -> dict[str, tuple[float, str]]:
     """By the last trial of a decision that accepted something: the speed and the name of what it accepted."""
-    gains = {row.trial_id: row.gain for row in history}
     numbers = {row.trial_id: row.number for row in history}
     found = {}
     for decision in source.decisions(study_id):
-        known = [gains[i] for i in decision.trial_ids if i in gains and not math.isnan(gains[i])]
-        if decision.verdict == "accepted" and known:
-            last = max((i for i in decision.trial_ids if i in numbers), key=lambda i: numbers[i])
-            label = units.moves_label(decision.moves) or (decision.candidate.label if decision.candidate else "")
-            found[last] = (statistics.geometric_mean(known), label)
+        ids = [i for i in decision.trial_ids if i in numbers]
+        if decision.verdict != "accepted" or decision.candidate is None or not ids:
+            continue
+        speed = effects.speed(decision.candidate).value
+        if not math.isnan(speed):
+            label = units.moves_label(decision.moves) or decision.candidate.label
+            found[max(ids, key=lambda i: numbers[i])] = (speed, label)
     return found
 
 
@@ -78,7 +83,8 @@ def plot_convergence(info: Sequence[ConvergenceRow], budget_s: float) -> Figure:
         y=[row.best for row in accepted],
         line={"color": theme.GOOD, "width": 3, "shape": "hv"},
         customdata=[theme.wrapped(row.best_label) for row in accepted],
-        hovertemplate="<b>%{y:.2f}×</b><br>%{customdata}<extra></extra>",
+        text=[units.ratio(row.best) for row in accepted],
+        hovertemplate="<b>%{text}</b><br>%{customdata}<extra></extra>",
     )
     for outcome, look in LOOKS.items():
         rows = [row for row in info if row.outcome == outcome and not math.isnan(row.gain)]
@@ -91,7 +97,7 @@ def plot_convergence(info: Sequence[ConvergenceRow], budget_s: float) -> Figure:
             y=[row.gain for row in rows],
             marker={"color": look.colour, "symbol": look.symbol, "size": 7, "line": {"width": 1, "color": look.colour}},
             customdata=[theme.wrapped(row.label) for row in rows],
-            hovertemplate="<b>%{y:.2f}×</b><br>%{customdata}<extra>%{fullData.name}</extra>",
+            hovertemplate="this run: <b>%{y:.2f}×</b><br>%{customdata}<extra>%{fullData.name}</extra>",
         )
     spent = info[-1].spent_s if info else 0.0
     if budget_s <= 1.6 * spent:

@@ -1,8 +1,9 @@
-"""What all trials of a study say together about its candidates, by the search's own model.
+"""Speeds of a study's candidates: those that its answer states, and for all others what its trials say together.
 
-`tuner.search.effects.EffectModel` takes every start and every pair that ran in turns, and shrinks what few noisy trials
-say towards "no effect"; its intervals widen where choices were only ever tried together. So differences that pages
-show are those that the search acted on.
+What the answer states (`tuner.speeds`) goes first, so that every table has one speed for a configuration. For the rest
+`tuner.search.effects.EffectModel`, the search's own model, takes every start and every pair that ran in turns, and
+shrinks what few noisy trials say towards "no effect"; its intervals widen where choices were only ever tried together.
+So differences that pages show are those that the search acted on.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 from steptune.dashboards.starts import reference_results
 from steptune.tuner.estimates import log_rate, log_ratio
-from steptune.tuner.records import BASELINE, Candidate, Purpose, Trial, TrialResult
+from steptune.tuner.records import BASELINE, Candidate, Purpose, Recommendation, Trial, TrialResult
 from steptune.tuner.search.effects import EffectModel, Observation
+from steptune.tuner.speeds import Method, speed_of
 
 NORMAL_QUANTILE = 1.96
 UNKNOWN_WINDOW_ERROR = 0.05
@@ -23,14 +25,15 @@ _COMPARED_WITH = (Purpose.COMPANION, Purpose.BASELINE, Purpose.SENTINEL)
 
 
 class Ratio(NamedTuple):
-    """A ratio of speeds with its 95 % interval."""
+    """A ratio of speeds with its 95 % interval, and how it was measured."""
 
     value: float
     low: float
     high: float
+    method: str = Method.SEARCHED.value
 
 
-UNKNOWN_RATIO = Ratio(math.nan, math.nan, math.nan)
+UNKNOWN_RATIO = Ratio(math.nan, math.nan, math.nan, "")
 
 
 class KeptModel:
@@ -45,14 +48,16 @@ class KeptModel:
         if key not in self._ratios:
             difference = self.model.difference(candidate, other)
             half = NORMAL_QUANTILE * difference.sd
-            self._ratios[key] = Ratio(*(math.exp(difference.mean + shift) for shift in (0.0, -half, half)))
+            value, low, high = (math.exp(difference.mean + shift) for shift in (0.0, -half, half))
+            self._ratios[key] = Ratio(value, low, high)
         return self._ratios[key]
 
 
 class Effects:
     """Answers by the model; what nothing is known of is NaN."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(self, trials: Sequence[Trial], recommendation: Recommendation | None = None) -> None:
+        self._recommendation = recommendation
         starts = reference_results(trials)
         self.reference = starts[0].candidate if starts else BASELINE
         observations = list(_observations(trials, self.reference))
@@ -60,8 +65,35 @@ class Effects:
         self._model = _model_of(observations) if observations else None
 
     def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
-        """Speed of a candidate over another's."""
+        """Speed of a candidate over another's; over the reference's, or that over its, as the answer states it."""
+        if other == self.reference:
+            found = self._stated(candidate)
+        elif candidate == self.reference:
+            found = _inverse(self._stated(other))
+        else:
+            found = None
+        return self.modelled(candidate, other) if found is None else found
+
+    def modelled(self, candidate: Candidate, other: Candidate) -> Ratio:
+        """Speed of a candidate over another's by the trials alone."""
         return UNKNOWN_RATIO if self._model is None else self._model.ratio(candidate, other)
+
+    def speed(self, candidate: Candidate) -> Ratio:
+        """Speed of a candidate over the reference's; NaN where the candidate was not measured."""
+        return self.ratio(candidate, self.reference) if candidate.key in self.measured else UNKNOWN_RATIO
+
+    def _stated(self, candidate: Candidate) -> Ratio | None:
+        if self._recommendation is None:
+            return None
+        speed = speed_of(self._recommendation, candidate)
+        if speed is None:
+            return None
+        ends = (math.nan, math.nan) if speed.interval is None else (speed.interval.low, speed.interval.high)
+        return Ratio(speed.ratio, *ends, speed.told)
+
+
+def _inverse(ratio: Ratio | None) -> Ratio | None:
+    return None if ratio is None else Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.method)
 
 
 NUM_KEPT = 32

@@ -1,4 +1,4 @@
-"""The gain of each part of the recommendation by itself."""
+"""The contribution of each part of the recommendation, where it is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
-from steptune.tuner.records import choice_label
+from steptune.tuner.records import Part, Recommendation, choice_label
+from steptune.tuner.speeds import contribution_of
 
 
 class GainRow(NamedTuple):
@@ -18,10 +19,12 @@ class GainRow(NamedTuple):
     strategy: str
     label: str
     gain: float
-    """Its own gain as a ratio of speeds."""
+    """Its contribution as a ratio of speeds; NaN where the interval does not exclude 1."""
     low: float
     high: float
-    """The 95 % interval of its gain; NaN where there is none."""
+    """The 95 % interval of the contribution; NaN with it."""
+    method: str
+    """How it was measured; empty where it is not known."""
     limit: float
     """The ratio that its bound allowed; NaN where there is no bound."""
     numerics: str
@@ -31,40 +34,48 @@ class GainRow(NamedTuple):
 def get_gains_info(source: TrialSource, study_id: str) -> list[GainRow]:
     """One row an accepted part, as the recommendation lists them; empty without a recommendation."""
     recommendation = source.recommendation(study_id)
+    if recommendation is None:
+        return []
     return [
         GainRow(
             part.strategy,
             choice_label(part.choice),
-            part.gain,
-            part.interval.low if part.interval else math.nan,
-            part.interval.high if part.interval else math.nan,
+            *_contribution(recommendation, part),
             math.nan if part.bound is None else units.gain_limit(part.bound),
             part.numerics.value,
             part.reason,
         )
-        for part in (recommendation.parts if recommendation else ())
+        for part in recommendation.parts
     ]
 
 
+def _contribution(recommendation: Recommendation, part: Part) -> tuple[float, float, float, str]:
+    speed = contribution_of(recommendation, part)
+    if speed is None or speed.interval is None:
+        return math.nan, math.nan, math.nan, ""
+    return speed.ratio, speed.interval.low, speed.interval.high, speed.told
+
+
 def plot_gains(info: Sequence[GainRow], quantity: str = "speed") -> Figure:
-    """A dot with its interval for each part, and a tick where its bound was.
+    """A dot with its interval for each part whose contribution is known, and a tick where its bound was.
 
     Args:
         quantity: What the gains are ratios of.
     """
+    info = [row for row in info if not math.isnan(row.gain)]
     figure = theme.new_figure(height=110 + 46 * len(info))
     names = [theme.plain(units.words(row.strategy)) for row in info]
     figure.add_vline(x=1, line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
     figure.add_scatter(
-        name="own gain, 95 % interval",
+        name="contribution, 95 % interval",
         mode="markers",
         x=[row.gain for row in info],
         y=names,
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": [_or_zero(row.high - row.gain) for row in info],
-            "arrayminus": [_or_zero(row.gain - row.low) for row in info],
+            "array": [row.high - row.gain for row in info],
+            "arrayminus": [row.gain - row.low for row in info],
             "color": theme.GOOD,
             "thickness": 2,
             "width": 5,
@@ -86,7 +97,3 @@ def plot_gains(info: Sequence[GainRow], quantity: str = "speed") -> Figure:
     figure.update_xaxes(title={"text": f"{quantity}, without this part = 1×"}, ticksuffix="×")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
     return figure
-
-
-def _or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value

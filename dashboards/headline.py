@@ -25,6 +25,7 @@ from steptune.tuner.records import (
     TrialState,
     Verdict,
 )
+from steptune.tuner.speeds import WIDEST, answer_of, is_wide
 
 
 class Fact(NamedTuple):
@@ -94,7 +95,8 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
     objective = parse_objective(r.objective)
     if r.objective_before:
         change = f"{r.objective_before} with today's settings, {r.objective_after} as recommended ({before}, {after})."
-    ratio = r.gain.ratio if r.gain else (r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0)
+    speed = answer_of(r)
+    ratio = speed.ratio
     seen = f"ran at {units.ratio(ratio)}" if parse_objective(r.objective).is_rate else "compare"
     tone, figure, title, sentence = {
         Verdict.FASTER: ("good", units.ratio(ratio), objective.compared, change),
@@ -118,14 +120,7 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             "again in fresh processes, and the best of many noisy measurements looks better than it is."
             f"{_way_on(r)}",
         ),
-        Verdict.INCONCLUSIVE: (
-            "warning",
-            "",
-            "Inconclusive: the machine is busy",
-            f"Others used {units.percent(r.foreign_cpu_share)} of the cores while today's settings ran at {before}. "
-            "A gain that is worthwhile could not be told from none: tune again on a quiet machine, or with a longer "
-            "--budget.",
-        ),
+        Verdict.INCONCLUSIVE: ("warning", "", *_why_inconclusive(r, before)),
         Verdict.NOT_SEARCHED: (
             "warning",
             "",
@@ -141,6 +136,24 @@ def _why_not_searched(r: Recommendation) -> str:
     if r.certificate.ended == "interrupted":
         return "The study was interrupted before a candidate"
     return "The budget was spent before a candidate"
+
+
+def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
+    """Title and sentence."""
+    gain = r.gain or r.unproven_gain
+    if gain is not None and is_wide(gain.interval):
+        whose = "the best finalist" if r.candidate.is_baseline else "these settings"
+        return (
+            "Inconclusive: the interval is wide",
+            f"The confirmation says of {whose} only that the ratio to today's settings ({before}) lies between "
+            f"{units.ratio_interval(gain.interval).replace(' to ', ' and ')}: new runs of the same settings differ too "
+            "much for so few. Tune again with a longer --budget, or on a quiet machine.",
+        )
+    return (
+        "Inconclusive: the machine is busy",
+        f"Others used {units.percent(r.foreign_cpu_share)} of the cores while today's settings ran at {before}. A gain "
+        "that is worthwhile could not be told from none: tune again on a quiet machine, or with a longer --budget.",
+    )
 
 
 def _way_on(r: Recommendation) -> str:
@@ -169,7 +182,7 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
     facts = [Fact("Verdict", verdict, _verdict_note(r))]
     gain = r.gain or r.unproven_gain
     if gain is not None:
-        facts += _gain_facts(gain)
+        facts += _gain_facts(gain, of_today=r.verdict is not Verdict.ENABLES_TRAINING)
     if r.no_time_for:
         facts.append(Fact("No time for", r.no_time_for[0], "; ".join(r.no_time_for[1:])))
     if r.foreign_cpu_share > MeasureSettings().foreign_cpu_share:
@@ -196,7 +209,7 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
     )
     if r.prospect:
         facts.append(Fact("With more time", *re.split("[:,] ", r.prospect, maxsplit=1)))
-    facts.append(Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}"))
+    facts.append(_bottleneck_fact(r))
     facts.append(_memory_fact(r))
     facts.append(_cost_fact(r))
     return tuple(facts)
@@ -204,9 +217,11 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
 
 def _verdict_note(r: Recommendation) -> str:
     if r.verdict is Verdict.ENABLES_TRAINING:
-        return "today's settings run out of memory"
+        return "today's settings ran out of memory when they were run alone"
     if r.verdict is Verdict.INCONCLUSIVE:
-        return "the machine was busy in most windows"
+        gain = r.gain or r.unproven_gain
+        wide = gain is not None and is_wide(gain.interval)
+        return f"the interval is wider than a factor of {WIDEST:g}" if wide else "the machine was busy in most windows"
     if r.verdict is Verdict.NOT_SEARCHED:
         return "no candidate was tried"
     if r.gain is not None:
@@ -214,9 +229,12 @@ def _verdict_note(r: Recommendation) -> str:
     return "the interval does not exclude 1×" if r.unproven_gain else "not measured again in fresh processes"
 
 
-def _gain_facts(gain: Gain) -> list[Fact]:
+def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
     finalists = units.counted(gain.num_finalists, "finalist")
+    reference = "today's settings" if of_today else "the nearest settings that fit"
+    beside = [] if of_today else [Fact("Speed", units.ratio(gain.ratio), f"over {reference}")]
     return [
+        *beside,
         Fact(
             f"{units.percent(gain.interval.level)} interval",
             units.ratio_interval(gain.interval),
@@ -225,9 +243,15 @@ def _gain_facts(gain: Gain) -> list[Fact]:
         Fact(
             "Measured in",
             units.counted(gain.num_blocks, "block"),
-            "fresh processes, in random order against today's settings; none of them served the search",
+            f"fresh processes, in random order against {reference}; none of them served the search",
         ),
     ]
+
+
+def _bottleneck_fact(r: Recommendation) -> Fact:
+    if r.bottleneck_before == r.bottleneck_after == "unknown":
+        return Fact("Bottleneck", "unknown", "no profile of it can be trusted")
+    return Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}")
 
 
 def _memory_fact(r: Recommendation) -> Fact:

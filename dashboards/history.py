@@ -58,8 +58,8 @@ class HistoryRow(NamedTuple):
     outcome: str
     """A key of `LOOKS`."""
     gain: float
-    """Speed over today's settings: paired with a start of them that ran in turns with it where there is one, else over
-    their mean; NaN where it was not measured."""
+    """Speed of this run over today's settings: paired with a run of them that took turns with it where there is one,
+    else over their mean; NaN where it was not measured. It is no figure of the configuration."""
     units_per_s: float
     note: str
     """What went wrong."""
@@ -157,13 +157,19 @@ def plot_history(info: Sequence[HistoryRow], unit: SampleUnit) -> Figure:
     if len(info) <= 12:
         figure.update_xaxes(dtick=1)
     figure.update_yaxes(
-        title={"text": "speed, today's settings = 1×"}, ticksuffix="×", range=[floor - 2 * room, ceiling + room]
+        title={"text": "speed of each run, today's settings = 1×"},
+        ticksuffix="×",
+        range=[floor - 2 * room, ceiling + room],
     )
     return figure
 
 
 @functools.lru_cache(NUM_HOVERS)
 def _hover(row: HistoryRow, unit: SampleUnit) -> str:
-    speed = "" if math.isnan(row.gain) else f"<b>{units.ratio(row.gain)}</b>, {units.rate(row.units_per_s, unit)}<br>"
+    speed = (
+        ""
+        if math.isnan(row.gain)
+        else f"this run: <b>{units.ratio(row.gain)}</b>, {units.rate(row.units_per_s, unit)}<br>"
+    )
     note = f"<br>{theme.wrapped(row.note)}" if row.note else ""
     return f"trial {row.number}, {units.words(row.purpose)}<br>{speed}{theme.wrapped(row.label)}{note}"

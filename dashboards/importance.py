@@ -66,13 +66,17 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
             measured[trial.candidate.key] = trial.candidate
             for name in trial.candidate.choices:
                 counts[name] = counts.get(name, 0) + 1
-    rows = [_row(name, list(measured.values()), counts[name], effects) for name in counts]
+    found = [_row(name, list(measured.values()), counts[name], effects) for name in counts]
+    rows = [row for row in found if row is not None]
     return sorted(rows, key=lambda row: -row.ratio)
 
 
-def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects) -> ImportanceRow:
+def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects) -> ImportanceRow | None:
+    """None where its choices were compared with nothing that ran."""
     known = _chained(_pairs(name, measured, effects))
     paired = bool(known)
+    if not paired and BASELINE.key not in effects.measured:
+        return None
     if not paired:
         known = _pairs(name, [BASELINE, *_alone(name, measured)], effects)
     root = TODAY if any(TODAY in pair for pair in known) else next(iter(known))[0]
@@ -92,6 +96,8 @@ def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
     known: Known = {}
     for one, other in itertools.chain.from_iterable(itertools.permutations(found, 2) for found in same.values()):
         ratio = effects.ratio(one, other)
+        if math.isnan(ratio.low):  # an answer of an older version that states no interval
+            ratio = effects.modelled(one, other)
         edge = Edge(math.log(ratio.value), (math.log(ratio.high / ratio.low) / (2 * NORMAL_QUANTILE)) ** 2)
         pair = _label(one, name), _label(other, name)
         if pair not in known or edge.variance < known[pair].variance:
@@ -100,11 +106,16 @@ def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
 
 
 def _chained(known: Known) -> Known:
-    """With what chains say, the best known of each pair (Floyd, Warshall): variances add up along a chain."""
+    """With what chains say of pairs that nothing compares directly (Floyd, Warshall): their variances add up."""
     labels = list(dict.fromkeys(label for pair in known for label in pair))
     found = dict(known)
     for middle, one, other in itertools.product(labels, repeat=3):
-        if len({middle, one, other}) == 3 and (one, middle) in found and (middle, other) in found:
+        if (
+            (one, other) not in known
+            and len({middle, one, other}) == 3
+            and (one, middle) in found
+            and (middle, other) in found
+        ):
             first, second = found[one, middle], found[middle, other]
             chain = Edge(first.value + second.value, first.variance + second.variance)
             if (one, other) not in found or chain.variance < found[one, other].variance:

@@ -54,7 +54,7 @@ def get_neighbours_info(
                 strategy,
                 _label(leading[1], strategy),
                 _label(row.candidate, strategy),
-                *(ratio if measured else (math.nan,) * 3),
+                *(ratio[:3] if measured else (math.nan,) * 3),
                 row.outcome,
                 row.num_starts,
             )

@@ -8,6 +8,8 @@ from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult
 
 TODAY, RECOMMENDED, BEST_SO_FAR = "today", "recommended", "best so far"
+NEAREST = "nearest that fits"
+"""The reference where today's settings ran out of memory."""
 
 
 def results(trials: Sequence[Trial]) -> list[TrialResult]:
@@ -17,6 +19,12 @@ def results(trials: Sequence[Trial]) -> list[TrialResult]:
 def reference_results(trials: Sequence[Trial]) -> list[TrialResult]:
     """Measured starts of the configuration that gains are measured against."""
     return [r for r in results(trials) if r.purpose is Purpose.BASELINE and r.ok]
+
+
+def reference_name(source: TrialSource, study_id: str) -> str:
+    """The configuration that speeds are relative to, in words."""
+    starts = reference_results(source.trials(study_id))
+    return TODAY if not starts or starts[0].candidate.is_baseline else NEAREST
 
 
 def leading_candidate(source: TrialSource, study_id: str) -> tuple[str, Candidate] | None:

@@ -6,10 +6,12 @@ import math
 from typing import NamedTuple
 
 from steptune.dashboards import units
+from steptune.dashboards.effects import UNKNOWN_RATIO, Effects, Ratio
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import Decision, choice_label
 
-NORMAL_QUANTILE = 1.96
+NOT_USABLE = ("failed", "guard_rejected", "no_effect")
+"""Verdicts on configurations whose speed says nothing."""
 
 
 class TriedRow(NamedTuple):
@@ -22,10 +24,12 @@ class TriedRow(NamedTuple):
     limit: float
     """The ratio of speeds that the predicted bound allowed."""
     gain: float
-    """The measured ratio over the best configuration of that time."""
+    """Speed of its configuration over today's settings, as everything states it."""
     low: float
     high: float
     """The 95 % interval of the gain."""
+    method: str
+    """How the gain was measured."""
     trial_ids: tuple[str, ...]
     reason: str
 
@@ -38,7 +42,7 @@ class NotTriedRow(NamedTuple):
     reason: str
 
 
-def get_tried_info(source: TrialSource, study_id: str) -> list[TriedRow]:
+def get_tried_info(source: TrialSource, study_id: str, effects: Effects) -> list[TriedRow]:
     """One row for each decision about something that was run, in order."""
     return [
         TriedRow(
@@ -47,7 +51,7 @@ def get_tried_info(source: TrialSource, study_id: str) -> list[TriedRow]:
             _changed(decision),
             decision.verdict,
             math.nan if decision.predicted_bound is None else units.gain_limit(decision.predicted_bound),
-            *_measured(decision),
+            *_speed(decision, effects),
             decision.trial_ids,
             decision.reason,
         )
@@ -79,12 +83,9 @@ def _changed(decision: Decision) -> str:
     return "nothing: today's settings" if decision.candidate.is_baseline else decision.candidate.label
 
 
-def _measured(decision: Decision) -> tuple[float, float, float]:
-    """The ratio and its interval, which is taken on the logarithm."""
-    if decision.measured_gain is None:
-        return math.nan, math.nan, math.nan
-    ratio = 1 + decision.measured_gain
-    if decision.measured_se is None or not math.isfinite(decision.measured_se):
-        return ratio, math.nan, math.nan
-    factor = math.exp(NORMAL_QUANTILE * decision.measured_se)
-    return ratio, ratio / factor, ratio * factor
+def _speed(decision: Decision, effects: Effects) -> Ratio:
+    """Speed of the configuration that was decided on; NaN of today's settings, and of what is not the same training."""
+    candidate = decision.candidate
+    if candidate is None or candidate == effects.reference or decision.verdict in NOT_USABLE:
+        return UNKNOWN_RATIO
+    return effects.speed(candidate)

@@ -42,6 +42,7 @@ from steptune.tuner.records import (
     Trial,
     choice_label,
 )
+from steptune.tuner.speeds import Method, speed_of
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.knobs import with_knobs
 
@@ -86,7 +87,9 @@ class TopRow(NamedTuple):
     name: str
     label: str
     gain: float
+    """NaN where nothing is claimed of it."""
     interval: Interval | None
+    method: str
     peak_memory_bytes: int
     numerics: str
     guard: str
@@ -114,14 +117,14 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     study, recommendation = source.study, source.answer
     study_id = study.study_id
     unit = _unit(study, recommendation)
-    effects = Effects(source.trials(study_id))
+    effects = Effects(source.trials(study_id), recommendation)
     breakdown = get_breakdown_info(source, study_id)
     history = get_history_info(source, study_id)
     gains = get_gains_info(source, study_id)
     candidates = get_candidates_info(source, study_id, effects)
     neighbours = get_neighbours_info(source, study_id, effects, candidates)
     importance = get_importance_info(source, study_id, effects)
-    convergence = get_convergence_info(source, study_id, history)
+    convergence = get_convergence_info(source, study_id, history, effects)
     numbers = {row.trial_id: row.number for row in history}
     environment = study.environment
     links = get_links_info(environment.topology) if environment and environment.topology else None
@@ -142,7 +145,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "configurations": list(dict.fromkeys(row.configuration for row in breakdown)),
         "breakdown": breakdown_rows(breakdown),
         "findings": findings_by_configuration(source, study_id),
-        "tried": get_tried_info(source, study_id),
+        "tried": get_tried_info(source, study_id, effects),
         "not_tried": get_not_tried_info(source, study_id),
         "history": history,
         "running": [row for row in history if row.outcome == "running"],
@@ -187,21 +190,25 @@ def top_rows(r: Recommendation) -> list[TopRow]:
     """The recommendation and the next best, as far as they were measured."""
     mildest = max((part.numerics for part in r.parts), key=lambda numerics: numerics.rank, default=Numerics.EXACT)
     today = r.candidate.is_baseline
-    gain = None if today else r.gain  # else that of the best which was not confirmed
     first = TopRow(
-        name="recommended: today's settings" if today else "recommended",
-        label="" if today else r.candidate.label,
-        gain=gain.ratio if gain else r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0,
-        interval=gain.interval if gain else None,
+        "recommended: today's settings" if today else "recommended",
+        "" if today else r.candidate.label,
+        *_speed(r, r.candidate),
         peak_memory_bytes=r.peak_memory_bytes,
         numerics=mildest.value,
         guard=r.guard.reason if r.guard else "",
     )
     others = [
-        TopRow("", a.candidate.label, a.gain, None, a.peak_memory_bytes, a.numerics.value, a.guard)
+        TopRow("", a.candidate.label, *_speed(r, a.candidate), a.peak_memory_bytes, a.numerics.value, a.guard)
         for a in r.alternatives[: NUM_TOP - 1]
     ]
     return [first, *others]
+
+
+def _speed(r: Recommendation, candidate: Candidate) -> tuple[float, Interval | None, str]:
+    speed = speed_of(r, candidate)
+    assert speed is not None, "the answer names this configuration"
+    return speed.ratio, speed.interval, "" if speed.method is Method.REFERENCE else speed.told
 
 
 def _accepted(convergence: Sequence[ConvergenceRow]) -> list[ConvergenceRow]:
@@ -320,7 +327,7 @@ def _figures(
         figures["breakdown"] = plot_breakdown(breakdown).update_layout(showlegend=False)
     if any(not math.isnan(row.gain) for row in history):
         figures["history"] = plot_history(history, unit)
-    if gains:
+    if any(not math.isnan(row.gain) for row in gains):
         figures["gains"] = plot_gains(gains, parse_objective(study.settings.objective).axis)
     if any(not math.isnan(row.best) for row in convergence):
         figures["convergence"] = plot_convergence(convergence, study.settings.budget_s)

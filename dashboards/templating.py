@@ -85,6 +85,8 @@ def templates() -> jinja2.Environment:
     )
     environment.filters.update(
         ratio=units.ratio,
+        ratio_interval=units.ratio_interval,
+        ratio_to=units.ratio_range,
         percent=units.percent,
         memory=units.memory,
         message_size=units.message_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,19 @@ from steptune.dashboards import units
 from steptune.dashboards.headline import Fact
 from steptune.dashboards.windows import get_spread
 from steptune.tuner.estimates import units_per_s
-from steptune.tuner.records import Decision, FailureKind, Phase, SampleUnit, Trial, TrialResult, TrialState
+from steptune.tuner.records import (
+    Decision,
+    FailureKind,
+    MeasureSettings,
+    Phase,
+    Purpose,
+    Recommendation,
+    SampleUnit,
+    Trial,
+    TrialResult,
+    TrialState,
+)
+from steptune.tuner.speeds import Method, speed_of
 
 PHASES = {
     Phase.BUILD: "while it was built",
@@ -40,11 +53,17 @@ class TrialHeadline(NamedTuple):
     facts: tuple[Fact, ...]
 
 
-def get_trial_headline(trial: Trial, unit: SampleUnit, decisions: Sequence[Decision] = ()) -> TrialHeadline:
+def get_trial_headline(
+    trial: Trial,
+    unit: SampleUnit,
+    decisions: Sequence[Decision] = (),
+    recommendation: Recommendation | None = None,
+) -> TrialHeadline:
     """The rate of a trial that was measured; why there is none of any other.
 
     Args:
         decisions: Of its study; those that rest on this trial are told.
+        recommendation: Of its study, which states the speed of the trial's configuration.
     """
     own = [decision for decision in decisions if trial.trial_id in decision.trial_ids]
     result = trial.result
@@ -52,7 +71,7 @@ def get_trial_headline(trial: Trial, unit: SampleUnit, decisions: Sequence[Decis
         return TrialHeadline("neutral", "Running", "It has not ended yet; what it shows comes here when it has.", ())
     if result is None:
         return TrialHeadline("warning", "Lost", "Its process or its worker died: nothing of it was recorded.", ())
-    facts = _facts(result, unit, own)
+    facts = _facts(result, own, recommendation)
     if result.failure is not None:
         failure = result.failure
         title = f"{FAILURES[failure.kind]} {PHASES[failure.phase]}"
@@ -78,17 +97,18 @@ def get_trial_headline(trial: Trial, unit: SampleUnit, decisions: Sequence[Decis
 
 
 def _told(decision: Decision) -> str:
-    gain = ""
-    if decision.measured_gain is not None and math.isfinite(decision.measured_gain):
-        gain = f", {units.ratio(1 + decision.measured_gain)} as fast as what it was compared with"
-    return f"{units.words(decision.verdict).capitalize()}{gain}: {decision.reason}".rstrip(".")
+    return f"{units.words(decision.verdict).capitalize()}: {decision.reason}".rstrip(".")
 
 
-def _facts(result: TrialResult, unit: SampleUnit, decisions: Sequence[Decision]) -> tuple[Fact, ...]:
+def _facts(
+    result: TrialResult, decisions: Sequence[Decision], recommendation: Recommendation | None
+) -> tuple[Fact, ...]:
     return tuple(
         fact
         for fact in (
             _step_fact(result),
+            _estimate_fact(result, decisions),
+            _configuration_fact(result, recommendation),
             _limit_fact(decisions),
             _guard_fact(result),
             _memory_fact(result),
@@ -108,9 +128,33 @@ def _step_fact(result: TrialResult) -> Fact | None:
         return None
     width = f"± {units.percent(spread.half_width)} within this start, " if math.isfinite(spread.half_width) else ""
     void = f", {spread.num_void} void" if spread.num_void else ""
+    restart = f"; {units.milliseconds(spread.restart_ms)} of it restart the epoch" if spread.restart_ms else ""
     counted = units.counted(spread.num_clean, "window")
     contended = "; others used the machine" if result.contended else ""
-    return Fact("Step", units.milliseconds(spread.step_ms), f"{width}{counted}{void}{contended}")
+    return Fact("Step", units.milliseconds(spread.step_ms), f"{width}{counted}{void}{contended}{restart}")
+
+
+def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact | None:
+    """The estimate that a decision took from this run and those beside it; none of a busy machine, which slows the two
+    sides of a comparison unequally.
+    """
+    gains = [d.measured_gain for d in decisions if d.measured_gain is not None and math.isfinite(d.measured_gain)]
+    if not gains or not result.clean_windows or result.purpose is Purpose.CONFIRM:
+        return None
+    load = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
+    if result.contended or load > MeasureSettings().foreign_cpu_share:
+        return Fact("Search estimate", "not stated", f"others used {units.percent(load)} of the cores meanwhile")
+    note = "this run over what it was compared with; no figure of the configuration"
+    return Fact("Search estimate", f"this run: {units.ratio(1 + gains[-1])}", note)
+
+
+def _configuration_fact(result: TrialResult, recommendation: Recommendation | None) -> Fact | None:
+    """The speed of the configuration, as its study states it."""
+    speed = None if recommendation is None else speed_of(recommendation, result.candidate)
+    if speed is None or speed.method is Method.REFERENCE:
+        return None
+    interval = f"; 95 % interval {units.ratio_interval(speed.interval)}" if speed.interval else ""
+    return Fact("Its configuration", units.ratio(speed.ratio), f"{speed.told}{interval}")
 
 
 def _limit_fact(decisions: Sequence[Decision]) -> Fact | None:

@@ -64,7 +64,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "unit": unit,
         "running": trial.state is TrialState.RUNNING,
         "result": result,
-        "headline": get_trial_headline(trial, unit, decisions),
+        "headline": get_trial_headline(trial, unit, decisions, source.recommendation(trial.study_id)),
         "decisions": decisions,
         "profile": profile,
         "peaks": result.memory if result is not None else (),
@@ -98,7 +98,7 @@ def render_profile(result: TrialResult, kept: TraceAnalysis | None) -> Markup | 
 def result_figures(result: TrialResult | None) -> dict[str, Figure]:
     """By name, those beside the profile; only those that have something to show."""
     figures: dict[str, Figure] = {}
-    if result is not None and result.windows:
+    if result is not None and result.clean_windows:
         figures["windows"] = plot_windows(get_windows_info(result))
     if result is not None and result.guard is not None and (result.guard.losses or result.guard.reference_losses):
         figures["guard"] = plot_guard(get_guard_info(result.guard))

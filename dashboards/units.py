@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 from steptune.tuner.records import Interval, Move, SampleUnit, choice_label
 from steptune.tuner.wording import counted as counted
+from steptune.tuner.wording import ratio as ratio
+from steptune.tuner.wording import ratio_range as ratio_range
 
 UNKNOWN = "unknown"
 _LAMBDAS = re.compile(r"\([^()]*\)(?=::\{lambda)|::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?")
@@ -86,22 +88,9 @@ def change(value_ms: float) -> str:
     return f"{value_ms:+.2f}".replace("-", "−")
 
 
-LEAST_RATIO, MOST_RATIO = 0.01, 100.0
-"""Ends of an interval are not told beyond these."""
-
-
-def ratio(value: float) -> str:
-    """`2.42×`; near one with a third decimal, where the second says little."""
-    if not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:.3f}×" if abs(value - 1) < 0.095 else f"{value:.2f}×"
-
-
 def ratio_interval(interval: Interval) -> str:
-    """`0.990× to 1.20×`; of two blocks that differ much `<0.01× to >100×`, whose digits would say nothing."""
-    low = f"<{LEAST_RATIO:g}×" if interval.low < LEAST_RATIO else ratio(interval.low)
-    high = f">{MOST_RATIO:g}×" if interval.high > MOST_RATIO else ratio(interval.high)
-    return f"{low} to {high}"
+    """`0.990× to 1.20×`."""
+    return ratio_range(interval.low, interval.high)
 
 
 def percent(share: float) -> str:

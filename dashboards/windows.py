@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import NamedTuple
 
 import pandas as pd
 
 from steptune.dashboards import theme
 from steptune.dashboards.figures import Figure
-from steptune.tuner.estimates import log_rate
+from steptune.tuner.estimates import log_rate, restart_s_per_step, step_time_ns
 from steptune.tuner.records import TrialResult
 
 COLUMNS = (
@@ -26,6 +25,9 @@ class Spread(NamedTuple):
     num_clean: int
     num_void: int
     step_ms: float
+    """Epoch restarts included."""
+    restart_ms: float
+    """The part of `step_ms` that epoch restarts take."""
     half_width: float
 
 
@@ -62,45 +64,40 @@ def get_spread(result: TrialResult) -> Spread | None:
     return Spread(
         num_clean=len(clean),
         num_void=len(result.windows) - len(clean),
-        step_ms=statistics.fmean(window.step_time_ns for window in clean) / 1e6,
+        step_ms=step_time_ns(result) / 1e6,
+        restart_ms=restart_s_per_step(result) * 1e3,
         half_width=log_rate(result).half_width(),
     )
 
 
 def plot_windows(info: pd.DataFrame) -> Figure:
-    """A dot a window with the middle three fifths of its steps; hollow where it does not count."""
-    figure = theme.new_figure(height=280, showlegend=bool((info["void"] != "").any()))
+    """A dot with the middle three fifths of its steps for each window that counts. A void one measured nothing: it
+    leaves a gap, and the table has its reason.
+    """
+    figure = theme.new_figure(height=280, showlegend=False)
     clean = info[info["void"] == ""]
-    for name, rows, symbol, colour in (
-        ("counts", clean, "circle", theme.GOOD),
-        ("void: does not count", info[info["void"] != ""], "x-thin", theme.BAD),
-    ):
-        if rows.empty:
-            continue
+    if len(clean):
         figure.add_scatter(
-            name=name,
-            x=list(rows["number"]),
-            y=list(rows["step_ms"]),
+            name="counts",
+            x=list(clean["number"]),
+            y=list(clean["step_ms"]),
             mode="markers",
-            marker={"symbol": symbol, "size": 10, "color": colour, "line": {"width": 2, "color": colour}},
+            marker={"symbol": "circle", "size": 10, "color": theme.GOOD, "line": {"width": 2, "color": theme.GOOD}},
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [max(0.0, high - mid) for high, mid in zip(rows["p80_ms"], rows["step_ms"], strict=True)],
-                "arrayminus": [max(0.0, mid - low) for low, mid in zip(rows["p20_ms"], rows["step_ms"], strict=True)],
-                "color": colour,
+                "array": [max(0.0, high - mid) for high, mid in zip(clean["p80_ms"], clean["step_ms"], strict=True)],
+                "arrayminus": [max(0.0, mid - low) for low, mid in zip(clean["p20_ms"], clean["step_ms"], strict=True)],
+                "color": theme.GOOD,
                 "thickness": 1.2,
                 "width": 3,
             },
-            customdata=[
-                (theme.wrapped(str(reason)) if reason else "clean", steps)
-                for reason, steps in zip(rows["void"], rows["num_steps"], strict=True)
-            ],
-            hovertemplate="window %{x}: <b>%{y:.3f} ms</b> a step over %{customdata[1]} steps<br>%{customdata[0]}"
-            "<extra></extra>",
+            customdata=list(clean["num_steps"]),
+            hovertemplate="window %{x}: <b>%{y:.3f} ms</b> a step over %{customdata} steps<extra></extra>",
         )
-    if len(clean):
         figure.add_hline(y=clean["step_ms"].mean(), line={"color": theme.NEUTRAL, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title={"text": "window"}, dtick=max(1, len(info) // 12), showgrid=False)
+    figure.update_xaxes(
+        title={"text": "window"}, dtick=max(1, len(info) // 12), showgrid=False, range=[0.5, max(1, len(info)) + 0.5]
+    )
     figure.update_yaxes(title={"text": "ms per step"})
     return figure

@@ -8,10 +8,15 @@ from msgspec import structs
 
 from steptune.dashboards.starts import leading_candidate
 from steptune.tuner.errors import StoreError
-from steptune.tuner.profiling.trial_comparison import compare_trials, different_hardware
+from steptune.tuner.objectives import parse_objective
+from steptune.tuner.profiling.comparison import STEP
+from steptune.tuner.profiling.trial_comparison import ONE_START, compare_trials, different_hardware
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Study, Trial
-from steptune.tuner.trace_records import Comparison
+from steptune.tuner.records import Candidate, Interval, Recommendation, Study, Trial
+from steptune.tuner.speeds import Method, speed_of
+from steptune.tuner.trace_records import Comparison, Difference
+
+PROFILED_RUNS = "the categories are of one profiled run each, whose steps may differ from those of the study's figure"
 
 
 def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
@@ -55,9 +60,18 @@ def with_result(trial: Trial) -> Trial:
 
 
 def compared(
-    before: tuple[Study, Trial], after: tuple[Study, Trial], *, top: int, labels: tuple[str, str] | None = None
+    before: tuple[Study, Trial],
+    after: tuple[Study, Trial],
+    recommendation: Recommendation | None,
+    *,
+    top: int,
+    labels: tuple[str, str] | None = None,
 ) -> Comparison:
     """What changed between two trials, with what makes figures of different studies hard to compare.
+
+    Args:
+        recommendation: Of the first one's study. Where it states how fast the configurations of both are, that is the
+            step's difference: two runs say less.
 
     Raises:
         ComparisonError: One was not profiled.
@@ -69,7 +83,41 @@ def compared(
     notes = different_hardware(study.environment, other_study.environment)
     if study.workload != other_study.workload:
         notes.append(f"different workloads: {study.workload} and {other_study.workload}")
+    if recommendation is not None and study.study_id == other_study.study_id:
+        comparison = _stated(comparison, study, recommendation, trial.candidate, other.candidate)
     return structs.replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def _stated(
+    comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
+) -> Comparison:
+    """With the step times and the interval that a study states of two configurations, one of them its reference."""
+    speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
+    if study.facts is None or None in speeds or not parse_objective(recommendation.objective).is_rate:
+        return comparison
+    one, other = (speed for speed in speeds if speed is not None)
+    if [one.method, other.method].count(Method.REFERENCE) != 1:
+        return comparison
+    speed, inverted = (other, False) if one.method is Method.REFERENCE else (one, True)
+    reference_ns = 1e9 * study.facts.units_per_batch / recommendation.baseline_units_per_s
+    steps = [reference_ns, reference_ns / speed.ratio]
+    ends = [] if speed.interval is None else [speed.interval.low, speed.interval.high]
+    changes = sorted((-1 if inverted else 1) * (reference_ns / end - reference_ns) for end in ends)
+    ratios = sorted(1 / end if inverted else end for end in ends)
+    before_ns, after_ns = reversed(steps) if inverted else steps
+    return structs.replace(
+        comparison,
+        measured=Difference(
+            name=STEP,
+            before_ns=before_ns,
+            after_ns=after_ns,
+            low_ns=changes[0] if changes else None,
+            high_ns=changes[1] if changes else None,
+        ),
+        stated=Interval(low=ratios[0], high=ratios[1]) if ratios else None,
+        stated_how=speed.told,
+        notes=tuple(PROFILED_RUNS if note == ONE_START else note for note in comparison.notes),
+    )
 
 
 def label(study: Study, trial: Trial) -> str:

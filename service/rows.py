@@ -48,6 +48,7 @@ from steptune.tuner.records import (
     Verdict,
     WorkloadFacts,
 )
+from steptune.tuner.speeds import contribution_of, proven_gain
 from steptune.tuner.store_rules import decode, encode, number, parse_time
 
 ResultRow = WindowRow | BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | GuardCheckRow | FindingRow
@@ -181,9 +182,7 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
         device_kind=recommendation.hardware.device_kind,
         verdict=recommendation.verdict.value,
         candidate_key=recommendation.candidate.key,
-        gain=None
-        if recommendation.gain is None or not _is_speed(recommendation)
-        else number(recommendation.gain.ratio),
+        gain=number(proven_gain(recommendation)) if _is_speed(recommendation) else None,
         bottleneck_before=recommendation.bottleneck_before,
         bottleneck_after=recommendation.bottleneck_after,
         tuning_s=number(recommendation.cost.tuning_s),
@@ -202,8 +201,9 @@ def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision])
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
             tried.update({move.strategy for move in decision.moves})
-    unproven = recommendation.verdict is Verdict.UNCONFIRMED or not _is_speed(recommendation)
-    gains = {} if unproven else {part.strategy: number(part.gain) for part in recommendation.parts}
+    proven = recommendation.verdict in (Verdict.FASTER, Verdict.ENABLES_TRAINING) and _is_speed(recommendation)
+    known = [(part, contribution_of(recommendation, part)) for part in recommendation.parts] if proven else []
+    gains = {part.strategy: number(speed.ratio) for part, speed in known if speed is not None}
     return [
         StrategyOutcomeRow(
             study_id=recommendation.study_id,

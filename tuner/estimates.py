@@ -107,6 +107,12 @@ def units_per_s(result: TrialResult) -> float:
     return math.exp(log_rate(result).mean)
 
 
+def step_time_ns(result: TrialResult) -> float:
+    """Nanoseconds of a step as training would see it, epoch restarts included: units of a step over their rate."""
+    windows = result.clean_windows
+    return 1e9 * sum(w.num_units for w in windows) / sum(w.num_steps for w in windows) / units_per_s(result)
+
+
 def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
     """Logarithm of a result's rate over the reference's, paired by round; None where they did not take turns."""
     return _log_ratio(_Results(result, reference)) if result.group == reference.group else None

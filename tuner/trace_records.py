@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite, KernelStats, Record
+from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite, Interval, KernelStats, Record
 
 
 class Gap(Record):
@@ -275,7 +275,15 @@ class Comparison(Record):
     categories: tuple[Difference, ...]
     """The largest change first; the changes sum to the step's."""
     measured: Difference | None = None
-    """Of two trials: the step as measured without the profiler, its interval by their windows."""
+    """Of two trials: the step as measured without the profiler, its interval by their windows; of configurations whose
+    speed a study states, as that says.
+    """
+    stated: Interval | None = None
+    """Of the ratio of speeds, where a study states it."""
+    stated_how: str = ""
+    """How that was measured; empty where no study states it."""
+    trusted: bool = True
+    """Both profiles can be trusted; else the difference of categories is no verdict."""
     kernels: tuple[KernelDifference, ...] = ()
     """The largest change first."""
     gaps: tuple[GapDifference, ...] = ()

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptune.tuner.estimates import log_rate, log_ratio
+from steptune.tuner.estimates import log_rate, log_ratio, step_time_ns, units_per_s
 from steptune.tuner.records import TrialResult
 
 
@@ -15,8 +15,8 @@ class TrialFigures(NamedTuple):
     """Measurements of one trial over its clean windows.
 
     Attributes:
-        step_time_ns: Mean; None without clean windows.
-        units_per_s: Samples or tokens; None without clean windows.
+        step_time_ns: Epoch restarts included; None without clean windows.
+        units_per_s: Samples or tokens, epoch restarts included; None without clean windows.
         num_windows: Clean ones.
         gain: Speed over the reference's; None where either was not measured.
     """
@@ -34,14 +34,11 @@ def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialF
         references: Measured starts of the reference, those that took turns with it included.
     """
     windows = result.clean_windows
-    num_steps, num_units, duration_ns = (
-        sum(getattr(window, name) for window in windows) for name in ("num_steps", "num_units", "duration_ns")
-    )
     level = statistics.fmean(log_rate(r).mean for r in references) if references else math.nan
     gain = gain_over(result, references, level)
     return TrialFigures(
-        step_time_ns=duration_ns / num_steps if duration_ns and num_steps else None,
-        units_per_s=num_units * 1e9 / duration_ns if duration_ns else None,
+        step_time_ns=step_time_ns(result) if windows else None,
+        units_per_s=units_per_s(result) if windows else None,
         num_windows=len(windows),
         gain=gain if math.isfinite(gain) else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 SIMILARITY = 0.7
@@ -12,6 +13,28 @@ SIMILARITY = 0.7
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 trial`, `20 trials`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+LEAST_RATIO, MOST_RATIO = 0.01, 100.0
+"""Ends of an interval are not told beyond these."""
+
+
+def ratio(value: float, sign: str = "×") -> str:
+    """`2.42×`; near one with a third decimal, where the second says little.
+
+    Args:
+        sign: Put behind the number: "x" where a text is ASCII.
+    """
+    if not math.isfinite(value):
+        return "unknown"
+    return f"{value:.3f}{sign}" if abs(value - 1) < 0.095 else f"{value:.2f}{sign}"
+
+
+def ratio_range(low: float, high: float, sign: str = "×") -> str:
+    """`0.990× to 1.20×`; of two blocks that differ much `<0.01× to >100×`, whose digits would say nothing."""
+    lower = f"<{LEAST_RATIO:g}{sign}" if low < LEAST_RATIO else ratio(low, sign)
+    upper = f">{MOST_RATIO:g}{sign}" if high > MOST_RATIO else ratio(high, sign)
+    return f"{lower} to {upper}"
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:

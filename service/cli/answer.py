@@ -15,6 +15,7 @@ from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.console import short_name
 from steptune.service.studies import Results
 from steptune.tuner.records import Recommendation, Study, StudyState, Verdict, choice_label
+from steptune.tuner.speeds import contribution_of
 
 SCREEN_LINES = 23
 """A terminal of 24 lines less the prompt that follows."""
@@ -109,7 +110,9 @@ def _changes(console: Console, recommendation: Recommendation | None, room: int)
     parts = recommendation.parts
     num_shown = len(parts) if len(parts) <= room - len(lines) else max(1, room - len(lines) - 1)
     for part in parts[:num_shown]:
-        change = f"{units.ratio(part.gain):>6}  {part.strategy}: {choice_label(part.choice)}"
+        known = contribution_of(recommendation, part)
+        gain = "" if known is None or len(parts) == 1 else units.ratio(known.ratio)
+        change = f"{gain:>6}  {part.strategy}: {choice_label(part.choice)}"
         lines.append(Text(INDENT + _fitting(change, console.width - len(INDENT))))
     if num_shown < len(parts):
         lines.append(Text(f"{INDENT}and {len(parts) - num_shown} more", style="dim"))

@@ -69,7 +69,8 @@ def _of_trials(before: str, after: str, top: int, database: str | None) -> Compa
     from steptune.service.comparing import compared
 
     with opened_store(settings_with(database)) as store:
-        return compared(_trial(store, before), _trial(store, after), top=top)
+        first = _trial(store, before)
+        return compared(first, _trial(store, after), store.recommendation(first[0].study_id), top=top)
 
 
 def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:

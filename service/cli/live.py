@@ -93,7 +93,10 @@ def draw(view: StudyView) -> RenderableType:
     if view.best_gain is not None:
         facts.add_row(
             "best so far",
-            Text(f"{view.best_gain:+.1%}  {view.best_label}", style="green" if view.best_gain > 0 else ""),
+            Text(
+                f"{units.ratio(1 + view.best_gain)} by the search's estimate  {view.best_label}",
+                style="green" if view.best_gain > 0 else "",
+            ),
         )
     if view.findings:
         facts.add_row("finding", Text(view.findings[0].message))
@@ -118,7 +121,5 @@ def _trials(view: StudyView) -> str:
 
 
 def decision_text(decision: Decision) -> str:
-    """`accepted  optimizer_implementation: implementation=fused  +9.1 %`"""
-    changed = units.moves_label(decision.moves) or decision.stage
-    gain = f"  {decision.measured_gain:+.1%}" if decision.measured_gain is not None else ""
-    return f"{units.words(decision.verdict):<14} {changed}{gain}"
+    """`accepted  optimizer_implementation: implementation=fused`"""
+    return f"{units.words(decision.verdict):<14} {units.moves_label(decision.moves) or decision.stage}"

@@ -14,7 +14,7 @@ from steptune.service.cli.options import AsJson
 from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from steptune.service.client import Client
 from steptune.service.messages import StudyDetail, StudySummary
-from steptune.tuner.records import StudyState
+from steptune.tuner.records import StudyState, Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -81,6 +81,8 @@ def _about(study: StudySummary) -> Text:
     from steptune.dashboards import units
 
     text = Text(study.state.value)
-    if study.gain is not None:
+    if study.verdict is Verdict.FASTER and study.gain is not None:
         text.append(f", {units.ratio(study.gain)}")
+    elif study.verdict is not None:
+        text.append(f", {units.words(study.verdict.value)}")
     return text.append(f"\n{study.title or short_name(study.workload)}", style="dim")

@@ -13,12 +13,14 @@ from rich.text import Text
 
 from steptune.dashboards import units
 from steptune.dashboards.breakdown import CategoryTime, get_breakdown_info
+from steptune.dashboards.effects import Effects
 from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.story import NotTriedRow, TriedRow, get_not_tried_info, get_tried_info
 from steptune.dashboards.theme import category_colour
 from steptune.service.cli.console import plain_table, short_name
-from steptune.tuner.records import Part, Recommendation, choice_label
+from steptune.tuner.records import Recommendation, choice_label
+from steptune.tuner.speeds import contribution_of
 
 BAR_WIDTH = 48
 SHADES = "█▓▒░"
@@ -36,7 +38,7 @@ def print_summary(console: Console, source: TrialSource, study_id: str) -> None:
         console.print(_breakdown(breakdown, coloured=console.color_system is not None and not console.no_color))
     if recommendation is not None and recommendation.parts:
         console.print(_parts(recommendation))
-    tried = get_tried_info(source, study_id)
+    tried = get_tried_info(source, study_id, Effects(source.trials(study_id), recommendation))
     if tried:
         console.print(_tried(tried))
     left_out = get_not_tried_info(source, study_id)
@@ -92,11 +94,13 @@ def _breakdown(info: Sequence[CategoryTime], *, coloured: bool) -> RenderableTyp
 
 
 def _parts(recommendation: Recommendation) -> RenderableType:
-    table = _figures("own gain", "95 % interval", "numerics", "change, and why", title="Recommended changes")
+    table = _figures("contribution", "95 % interval", "numerics", "change, and why", title="Recommended changes")
     for part in recommendation.parts:
+        known = contribution_of(recommendation, part)
+        interval = "" if known is None or known.interval is None else units.ratio_interval(known.interval)
         change = Text(f"{part.strategy}: {choice_label(part.choice)}", style="bold")
         change.append(f"\n{part.reason}", style="dim not bold")
-        table.add_row(units.ratio(part.gain), _interval(part), part.numerics.value, change)
+        table.add_row("" if known is None else units.ratio(known.ratio), interval, part.numerics.value, change)
     return Group(Text(), table)
 
 
@@ -108,18 +112,14 @@ def _figures(*names: str, title: str) -> Table:
     return table
 
 
-def _interval(part: Part) -> str:
-    return units.ratio_interval(part.interval) if part.interval else ""
-
-
 def _tried(info: Sequence[TriedRow]) -> RenderableType:
-    table = _figures("verdict", "measured", "could gain", "change, and why", title="What was tried")
+    table = _figures("verdict", "speed", "could gain", "change, and why", title="What was tried")
     for row in info:
         verdict = Text(units.words(row.verdict), style=_VERDICTS.get(row.verdict, ""))
-        measured = "" if math.isnan(row.gain) else units.ratio(row.gain)
+        speed = "" if math.isnan(row.gain) else units.ratio(row.gain)
         limit = "" if math.isnan(row.limit) else f"≤ {units.ratio(row.limit)}"
         change = Text(row.changed).append(f"\n{row.reason}" if row.reason else "", style="dim")
-        table.add_row(verdict, measured, limit, change)
+        table.add_row(verdict, speed, limit, change)
     return Group(Text(), table)
 
 

@@ -338,10 +338,15 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     step = comparison.measured or comparison.step
     ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
     verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
-    if step.low_ns is not None and not step.significant:
+    if comparison.measured is None and not comparison.trusted:
+        verdict = "no verdict: a profile cannot be trusted"
+    elif step.low_ns is not None and not step.significant:
         verdict += f"; no difference beyond the noise of the {'windows' if comparison.measured else 'steps'}"
     console.print(Text(verdict, style="bold"))
-    if comparison.measured is not None:
+    if comparison.stated_how:
+        interval = f", 95 % interval {units.ratio_interval(comparison.stated)}" if comparison.stated else ""
+        console.print(Text(f"as the study states it: {comparison.stated_how}{interval}", style="dim"))
+    elif comparison.measured is not None:
         console.print(Text(f"measured without the profiler{_interval(step, ', change ')}", style="dim"))
     step = comparison.step
     console.print(Text(f"from {comparison.before} ({units.counted(comparison.num_steps[0], 'step')})", style="dim"))
@@ -354,7 +359,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         column.no_wrap, column.justify = True, "right"
     for row in (*comparison.categories, step):
         if row.before_ns or row.after_ns:
-            certain = row.significant or row.low_ns is None
+            certain = comparison.trusted and (row.significant or row.low_ns is None)
             table.add_row(
                 Text("step" if row is step else category_title(row.name), style="bold" if row is step else ""),
                 units.short_time(row.before_ns),

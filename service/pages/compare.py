@@ -78,7 +78,8 @@ def _version(service: Services, principal: Principal, reference: str) -> Hashabl
 def _shown(service: Services, principal: Principal, site: Site, a: str, b: str) -> dict[str, object]:
     try:
         before, after = (_meant(service, principal, reference) for reference in (a, b))
-        comparison = compared(before, after, top=TOP, labels=("A", "B"))
+        answer = SqlStudyStore(service.engine).recommendation(before[0].study_id)
+        comparison = compared(before, after, answer, top=TOP, labels=("A", "B"))
     except (StoreError, ComparisonError) as error:
         text = str(error)
         return {"comparison": None, "problem": f"{text[:1].upper()}{text[1:]}."}

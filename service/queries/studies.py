@@ -197,7 +197,7 @@ def _summary(
         priority=priority or 0,
         worker_id=worker_id,
         verdict=None if verdict is None else Verdict(verdict),
-        gain=gain,
+        gain=gain if verdict == Verdict.FASTER.value else None,  # older versions wrote those of others too
     )
 
 

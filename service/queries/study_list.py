@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Engine, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Engine, Select, and_, case, func, or_, select
 
 from steptune.dashboards.studies_list import ListedStudy
 from steptune.service.connections import querying
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, RecommendationRow, StudyRow
 from steptune.service.queries.stored import iso
+from steptune.tuner.records import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ _COLUMNS = (
 )
 _SORT_VALUES: dict[str, Any] = {
     "newest": StudyRow.study_id,
-    "gain": func.coalesce(RecommendationRow.gain, -1.0),
+    "gain": func.coalesce(case((RecommendationRow.verdict == Verdict.FASTER.value, RecommendationRow.gain)), -1.0),
     "cost": func.coalesce(RecommendationRow.tuning_s, -1.0),
     "workload": func.lower(StudyRow.workload),
 }

@@ -36,6 +36,7 @@ from report_builders import (
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.breakdown import get_breakdown_info, get_comparison_info, mean_step_ms, plot_breakdown
+from steptune.dashboards.effects import Effects
 from steptune.dashboards.gains import get_gains_info, plot_gains
 from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.history import LOOKS, get_history_info, plot_history
@@ -210,10 +211,13 @@ class TestGains:
 
 class TestStory:
     def test_tried_changes_have_prediction_and_measurement_on_one_scale(self) -> None:
-        row = get_tried_info(complete_study(), STUDY_ID)[1]
+        store = complete_study()
+        row = get_tried_info(store, STUDY_ID, Effects(store.trials(STUDY_ID), store.recommendation(STUDY_ID)))[1]
         assert row.changed == "data_loading: num_workers=2, persistent_workers=on"
         assert row.limit == pytest.approx(2.70, abs=0.01)
-        assert row.low < row.gain == 1.915 < row.high < row.limit
+        assert row.gain == pytest.approx(1.915, rel=0.02)
+        assert row.low < row.gain < row.high < row.limit
+        assert row.method == "search estimate"
 
     def test_what_was_not_tried_is_listed_once_with_its_reason(self) -> None:
         """Decisions and certificate say the same; one reason for many choices is one row."""

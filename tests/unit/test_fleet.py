@@ -118,7 +118,7 @@ class TestComparison:
         headline = get_comparison_headline(comparison)
         assert (headline.tone, headline.title) == ("good", "B is faster than A")
         assert headline.figure == "2.42×"
-        assert "as measured without the profiler" in headline.sentence
+        assert "one run each, without the profiler" in headline.sentence
 
     def test_noise_is_no_difference(self) -> None:
         step = Difference(name="step", before_ns=100.0, after_ns=99.0, low_ns=-3.0, high_ns=1.0)

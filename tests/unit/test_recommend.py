@@ -32,7 +32,7 @@ def designer():
     return searched(SMALL, seed=0, trials=12, noise_sd=0.005)
 
 
-def answer(designer, finalists=(), **changes):
+def answer(designer, finalists=(), confirming=(), **changes):
     study = sample_study(
         facts=fake_workload(), environment=fake_environment(), settings=StudySettings(num_ranks=2), **changes
     )
@@ -46,6 +46,7 @@ def answer(designer, finalists=(), **changes):
         tuning_s=100.0,
         num_trials=20,
         version="1",
+        confirming=confirming,
     )
 
 
@@ -57,12 +58,35 @@ class TestVerdict:
         assert found.units_per_s == pytest.approx(BASE_RATE * found.gain.ratio)
 
     def test_an_unproven_finalist_is_no_gain_and_the_baseline_is_the_answer(self, designer):
-        found = answer(designer, [finalist(BEST, -0.3, 0.3, 0.01)])
+        found = answer(designer, [finalist(BEST, -0.03, 0.03, 0.01)])
         assert found.verdict is Verdict.NO_SIGNIFICANT_GAIN
         assert found.candidate.is_baseline
         assert found.gain is None
         assert found.unproven_gain.interval.low < 1 < found.unproven_gain.interval.high
         assert found.units_per_s == found.baseline_units_per_s == pytest.approx(BASE_RATE)
+
+    @pytest.mark.parametrize("log_ratios", [(-0.9, 0.9, 0.1), (0.9, 1.5, 2.9)])
+    def test_a_wide_interval_is_inconclusive_whether_or_not_it_excludes_one(self, designer, log_ratios):
+        """What is proven faster, by whatever it may be, is still what to use."""
+        found = answer(designer, [finalist(BEST, *log_ratios)])
+        gain = found.gain or found.unproven_gain
+        assert gain.interval.high > 4 * gain.interval.low
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert found.candidate.is_baseline == (gain.interval.low <= 1)
+
+    def test_the_finalist_of_an_unproven_gain_is_named(self, designer):
+        found = answer(designer, [finalist(BEST, -0.03, 0.03, 0.01)])
+        assert found.unproven_candidate == BEST
+        assert found.alternatives[0].confirmed == found.unproven_gain
+
+    def test_the_load_of_the_confirmation_counts(self, designer):
+        [start, *_] = designer.baseline_results()
+        busy = replace(start, windows=tuple(replace(w, foreign_cpu_share=0.4) for w in start.windows))
+        assert answer(designer).foreign_cpu_share < 0.1
+        assert answer(designer, confirming=[busy]).foreign_cpu_share == pytest.approx(0.4)
+        marked = replace(busy, windows=tuple(replace(w, marked="others used the cores") for w in busy.windows))
+        unsure = [finalist(BEST, -0.3, 0.3, 0.01)]
+        assert answer(designer, unsure, confirming=[marked]).verdict is Verdict.INCONCLUSIVE
 
     def test_without_a_confirmation_the_best_is_named_as_unconfirmed(self, designer):
         found = answer(designer, [])

@@ -56,6 +56,11 @@ def importance_of(store: MemoryStudyStore):
     return get_importance_info(store, STUDY_ID, Effects(store.trials(STUDY_ID)))
 
 
+def convergence_of(store: MemoryStudyStore):
+    effects = Effects(store.trials(STUDY_ID), store.recommendation(STUDY_ID))
+    return get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID), effects)
+
+
 def of_results(*results) -> MemoryStudyStore:
     return stored(make_study(state=StudyState.RUNNING), make_trials(list(results)))
 
@@ -198,7 +203,7 @@ class TestImportance:
 class TestConvergence:
     def test_the_line_is_what_was_accepted_and_time_adds_up(self) -> None:
         store = complete_study()
-        rows = get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID))
+        rows = convergence_of(store)
         info = table(rows)
         assert info["best"].iloc[0] == 1.0
         assert info["best"].dropna().is_monotonic_increasing
@@ -211,7 +216,7 @@ class TestConvergence:
     def test_a_lucky_trial_that_was_not_accepted_does_not_count(self) -> None:
         lucky = make_result("b", WINNER, 2e6)
         store = of_results(make_result("a", BASELINE, 1e7, purpose=Purpose.BASELINE), lucky)
-        rows = get_convergence_info(store, STUDY_ID, get_history_info(store, STUDY_ID))
+        rows = convergence_of(store)
         info = table(rows)
         assert info["gain"].iloc[1] == pytest.approx(5.0, rel=0.05)
         assert info["best"].iloc[1] == 1.0

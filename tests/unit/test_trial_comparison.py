@@ -16,12 +16,14 @@ MATMUL, DATA = "compute_matmul", "data_wait"
 
 
 def trial(durations_ns=(100, 110, 105), *, kernels=(), gaps=(), steps=({MATMUL: 60, DATA: 40},) * 2, **fields):
-    """Windows of ten steps each."""
+    """Windows of ten steps each, and no epoch restarts."""
     windows = tuple(
         sample_window(number, num_steps=10, duration_ns=10 * duration) for number, duration in enumerate(durations_ns)
     )
     profile = TrialProfile(kernels=kernels, gap_sites=gaps)
-    return sample_result(windows=windows, breakdowns=(make_breakdown(list(steps)),), profile=profile, **fields)
+    return sample_result(
+        windows=windows, breakdowns=(make_breakdown(list(steps)),), profile=profile, epoch_restart_ns=None, **fields
+    )
 
 
 def test_the_step_is_measured_by_the_windows_with_welchs_interval():
@@ -39,6 +41,12 @@ def test_long_windows_count_for_more():
     windows = (sample_window(0, num_steps=30, duration_ns=3000), sample_window(1, num_steps=10, duration_ns=2000))
     compared = compare_trials(replace(trial(), windows=windows), trial())
     assert compared.measured.before_ns == pytest.approx(125)
+
+
+def test_epoch_restarts_are_part_of_the_measured_step():
+    restarting = replace(trial(), epoch_restart_ns=600, steps_per_epoch=10)
+    compared = compare_trials(restarting, trial())
+    assert compared.measured.before_ns == pytest.approx(compared.measured.after_ns + 60)
 
 
 def test_a_void_window_does_not_count():

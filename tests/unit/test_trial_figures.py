@@ -25,15 +25,21 @@ def start(name: str, *, step_ns: float = BEFORE, group: str = "", **changes) -> 
 
 
 class TestFigures:
-    def test_they_are_sums_over_clean_windows(self) -> None:
+    def test_they_are_of_clean_windows(self) -> None:
         result = start("a")
         first, *others = result.windows
         figures = figures_of(replace(result, windows=(replace(first, void="others"), *others)), [])
         total_ns, steps = (sum(getattr(w, name) for w in others) for name in ("duration_ns", "num_steps"))
         assert figures.num_windows == len(others)
-        assert figures.step_time_ns == total_ns / steps
-        assert figures.units_per_s == pytest.approx(sum(w.num_units for w in others) / total_ns * 1e9)
+        assert figures.step_time_ns == pytest.approx(total_ns / steps, rel=0.01)
+        assert figures.units_per_s == pytest.approx(sum(w.num_units for w in others) / total_ns * 1e9, rel=0.01)
+        assert figures.units_per_s * figures.step_time_ns == pytest.approx(1e9 * others[0].num_units / 20)
         assert figures.gain is None
+
+    def test_epoch_restarts_are_part_of_the_step(self) -> None:
+        plain = figures_of(start("a"), [])
+        restarting = figures_of(start("a", epoch_restart_ns=60_000_000, steps_per_epoch=6), [])
+        assert restarting.step_time_ns == pytest.approx(plain.step_time_ns + 1e7, rel=1e-3)
 
     def test_without_windows_there_are_none(self) -> None:
         assert figures_of(start("a", windows=()), [start("b")]) == (None, None, 0, None)

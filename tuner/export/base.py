@@ -14,6 +14,8 @@ from typing import ClassVar
 
 from steptune.tuner.objectives import PLAIN, parse_objective
 from steptune.tuner.records import Recommendation, Verdict
+from steptune.tuner.speeds import answer_of, proven_gain
+from steptune.tuner.wording import ratio, ratio_range
 
 
 class Exporter(ABC):
@@ -65,20 +67,22 @@ class Exporter(ABC):
 
 def headline(recommendation: Recommendation) -> str:
     """What the recommendation claims, in half a sentence."""
-    gain = recommendation.gain
-    if recommendation.verdict is Verdict.FASTER and gain is not None:
-        interval = gain.interval
-        return (
-            f"{gain.ratio:.2f}x {_claim(recommendation)} "
-            f"({interval.level:.0%} interval {interval.low:.2f}x to {interval.high:.2f}x)"
-        )
+    speed = answer_of(recommendation)
+    interval = ""
+    if speed.interval is not None:
+        told = ratio_range(speed.interval.low, speed.interval.high, "x")
+        interval = f"{speed.interval.level:.0%} interval {told}"
+    if proven_gain(recommendation) is not None:
+        return f"{ratio(speed.ratio, 'x')} {_claim(recommendation)} ({interval})"
+    if recommendation.verdict is Verdict.INCONCLUSIVE and not recommendation.candidate.is_baseline:
+        return f"inconclusive: the gain of these settings is known no better than its {interval}"
     better = parse_objective(recommendation.objective).better
     return {
         Verdict.FASTER: f"{better} than today's settings",
         Verdict.NO_SIGNIFICANT_GAIN: "no significant gain was found; these are today's settings or as fast as them",
         Verdict.ENABLES_TRAINING: "makes training fit, which today's settings do not",
         Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
-        Verdict.INCONCLUSIVE: "the machine was too busy to tell gains; these are today's settings",
+        Verdict.INCONCLUSIVE: "gains could not be told from none; these are today's settings",
         Verdict.NOT_SEARCHED: "no candidate was tried; these are today's settings",
     }[recommendation.verdict]
 

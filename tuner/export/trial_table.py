@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import MissingDependency
+from steptune.tuner.estimates import step_time_ns, units_per_s
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Trial, TrialResult
 
@@ -79,12 +80,11 @@ def _choices(trial: Trial) -> dict[str, Any]:
 
 def _outcome(result: TrialResult | None) -> dict[str, Any]:
     windows = result.clean_windows if result else ()
-    duration_ns = sum(window.duration_ns for window in windows)
     failure, guard = (result.failure, result.guard) if result else (None, None)
     breakdown = result.breakdowns[0] if result and result.breakdowns else None
     return {
-        "units_per_s": sum(w.num_units for w in windows) * 1e9 / duration_ns if duration_ns else None,
-        "step_time_ns": duration_ns / sum(w.num_steps for w in windows) if duration_ns else None,
+        "units_per_s": units_per_s(result) if result and windows else None,
+        "step_time_ns": step_time_ns(result) if result and windows else None,
         "num_windows": len(windows),
         "num_void_windows": len(result.windows) - len(windows) if result else 0,
         "peak_memory_bytes": (result.peak_memory_bytes or None) if result else None,

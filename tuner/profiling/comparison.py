@@ -108,9 +108,12 @@ def compare_breakdowns(
         notes.append(NO_INTERVAL)
     elif min(counts) == 1:
         notes.append(NO_INTERVAL_ONE_SIDE.format(side=labels[counts.index(1)]))
-    for label, side in zip(labels, (before, after), strict=True):
-        problems = dict.fromkeys(problem for b in side for problem in b.quality.problems)
-        notes += [f"{label} cannot be trusted: {problem}" for problem in problems]
+    distrust = [
+        f"{label} cannot be trusted: {problem}"
+        for label, side in zip(labels, (before, after), strict=True)
+        for problem in dict.fromkeys(problem for b in side for problem in b.quality.problems)
+    ]
+    notes += distrust
     return Comparison(
         before=labels[0],
         after=labels[1],
@@ -118,6 +121,7 @@ def compare_breakdowns(
         step=difference(STEP, *totals),
         categories=tuple(sorted(categories, key=lambda d: -abs(d.change_ns))),
         notes=tuple(notes),
+        trusted=not distrust,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
+from steptune.tuner.estimates import restart_s_per_step
 from steptune.tuner.profiling.comparison import (
     AS_PROFILED,
     STEP,
@@ -77,13 +78,15 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 def _step_times(trial: TrialResult) -> list[float]:
     """A value a window, whose mean is the time of all windows over their steps, and whose scatter is that of the ratio
     (Cochran, "Sampling Techniques", chapter 6): a window of few steps says less. Of equal windows, their step times.
+    Epoch restarts are included, as everywhere.
     """
     windows = trial.clean_windows
     if not windows:
         return []
+    restart_ns = 1e9 * restart_s_per_step(trial)
     num_steps = sum(window.num_steps for window in windows) / len(windows)
     mean = sum(window.duration_ns for window in windows) / (num_steps * len(windows))
-    return [mean + (window.duration_ns - mean * window.num_steps) / num_steps for window in windows]
+    return [restart_ns + mean + (window.duration_ns - mean * window.num_steps) / num_steps for window in windows]
 
 
 def _samples_per_step(trial: TrialResult) -> float:

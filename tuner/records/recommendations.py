@@ -17,7 +17,8 @@ class Verdict(StrEnum):
 
     `no_significant_gain`: candidates were judged, and none is proven faster. `unconfirmed`: a faster candidate was
     seen, and there was no time to confirm it. `not_searched`: the study ended before any candidate was judged.
-    `inconclusive`: the machine was busy, and a gain that is worthwhile could not be told from none.
+    `inconclusive`: the interval of the gain is wide, or the machine was busy and a gain that is worthwhile could not be
+    told from none. `enables_training`: today's settings ran out of memory when they were run alone.
     """
 
     FASTER = "faster"
@@ -75,7 +76,8 @@ class Part(Record):
     strategy: str
     choice: Choice
     gain: float
-    """Own gain as a ratio, from the trials that differ in it."""
+    """Own gain as a ratio, from the trials that differ in it: an estimate of the search, which says something only
+    where `interval` excludes 1. Where a part is the only one, the gain of the answer is its gain."""
     interval: Interval | None
     bound: float | None
     reason: str
@@ -116,6 +118,8 @@ class Alternative(Record):
         peak_memory_bytes: Of its hungriest rank.
         numerics: What it does to the numbers.
         guard: What the guard said.
+        interval: Of `gain`, by the trials of the search; None in older records.
+        confirmed: Its gain by the confirmation, which goes before `gain`; None where it was no finalist.
     """
 
     candidate: Candidate
@@ -123,6 +127,8 @@ class Alternative(Record):
     peak_memory_bytes: int
     numerics: Numerics
     guard: str
+    interval: Interval | None = None
+    confirmed: Gain | None = None
 
 
 class Cost(Record):
@@ -205,6 +211,10 @@ class Recommendation(Record):
     baseline_peak_memory_bytes: int = 0
     unproven_gain: Gain | None = None
     """Of the best finalist, where the confirmation proved none faster: it is not recommended."""
+    unproven_candidate: Candidate | None = None
+    """The finalist of `unproven_gain`; None in older records."""
+    search_interval: Interval | None = None
+    """Of the ratio of the rates, by the trials of the search, where nothing confirmed it."""
     no_time_for: tuple[str, ...] = ()
     """Parts of the study that an interrupt or the budget left out, each as a phrase."""
     needed_budget_s: float | None = None
@@ -218,6 +228,7 @@ class Recommendation(Record):
     prospect: str = ""
     """The probable gain of more time, as a sentence; empty where the search did not end by its budget."""
     foreign_cpu_share: float = 0.0
-    """Median share of the cores that other programs used while the baseline was measured."""
+    """Median share of the cores that other programs used while the baseline was measured, or during the confirmation:
+    the larger one."""
     schema_version: int = SCHEMA_VERSION
     steptune_version: str = ""

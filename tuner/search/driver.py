@@ -183,6 +183,7 @@ class StudyDriver:
             num_trials=self._ledger.num_trials,
             version=steptune.__version__,
             no_time_for=run.no_time_for() if run else (),
+            confirming=[result for block in run.blocks for result in block.values()] if run else (),
         )
         decisions = [*designer.decisions, *(run.decisions(judged) if run else [])]
         self.view.best_label = recommendation.candidate.label

@@ -30,6 +30,7 @@ from steptune.tuner.search.designer import BUDGET_SPENT, Designer
 from steptune.tuner.search.effects import Difference
 from steptune.tuner.search.knowledge import WORTHWHILE
 from steptune.tuner.search.prospect import prospect
+from steptune.tuner.speeds import is_wide
 from steptune.tuner.strategies.composition import environment_variables
 
 
@@ -67,6 +68,7 @@ def recommend(
     num_trials: int,
     version: str,
     no_time_for: Sequence[str] = (),
+    confirming: Sequence[TrialResult] = (),
 ) -> Recommendation:
     """Puts the answer together.
 
@@ -75,6 +77,7 @@ def recommend(
     Args:
         log_rates: Of a candidate, as the objective counts them or as they were measured.
         no_time_for: What the confirmation left out for lack of time.
+        confirming: Results of the confirmation, of all that it compared.
     """
     assert study.facts is not None
     assert study.environment is not None
@@ -82,7 +85,8 @@ def recommend(
     confirmed = any(f.gain is not None for f in finalists)
     candidate = chosen.candidate if chosen else designer.reference if confirmed else designer.best()
     verdict = _verdict(designer, candidate, chosen, confirmed)
-    if verdict is Verdict.NO_SIGNIFICANT_GAIN and _is_blurred(designer, finalists):
+    unproven = None if chosen else next((f for f in finalists if f.gain is not None), None)
+    if _is_inconclusive(verdict, designer, chosen or unproven, finalists, confirming):
         verdict = Verdict.INCONCLUSIVE
     results = designer.knowledge.results.get(candidate.key, [])
     baseline_results = designer.knowledge.results.get(designer.reference.key, [])
@@ -118,7 +122,9 @@ def recommend(
         objective_before="" if is_plain else figure(counted_rate),
         objective_after="" if is_plain else figure(counted_rate * ratio),
         gain=chosen.gain if chosen else None,
-        unproven_gain=None if chosen else next((f.gain for f in finalists if f.gain is not None), None),
+        unproven_gain=unproven.gain if unproven else None,
+        unproven_candidate=unproven.candidate if unproven else None,
+        search_interval=_searched(designer, candidate) if verdict is Verdict.UNCONFIRMED else None,
         no_time_for=(*designer.no_time_for(), *no_time_for),
         needed_budget_s=_needed_budget_s(study, designer, verdict),
         parts=_parts(designer, candidate),
@@ -130,10 +136,10 @@ def recommend(
         certificate=designer.certificate(),
         prospect=prospect(designer),
         cost=_cost(results, baseline_rate, speed, tuning_s, num_trials, study.facts.units_per_batch),
-        alternatives=_alternatives(designer, candidate),
+        alternatives=_alternatives(designer, candidate, finalists),
         peak_memory_bytes=max((r.peak_memory_bytes for r in results), default=0),
         baseline_peak_memory_bytes=max((r.peak_memory_bytes for r in baseline_results), default=0),
-        foreign_cpu_share=_foreign_share(baseline_results),
+        foreign_cpu_share=max(_foreign_share(baseline_results), _foreign_share(confirming)),
         steptune_version=version,
     )
 
@@ -164,11 +170,27 @@ def _verdict(designer: Designer, candidate: Candidate, chosen: Finalist | None, 
     return Verdict.NO_SIGNIFICANT_GAIN if designer.has_searched else Verdict.NOT_SEARCHED
 
 
-def _is_blurred(designer: Designer, finalists: Sequence[Finalist]) -> bool:
-    """Whether the machine was busy in most windows of the baseline, and a worthwhile gain is not excluded."""
-    results = designer.knowledge.results.get(designer.reference.key, [])
-    windows = [window for result in results for window in result.clean_windows]
-    if 2 * sum(window.marked is not None for window in windows) <= len(windows):
+def _is_inconclusive(
+    verdict: Verdict,
+    designer: Designer,
+    judged: Finalist | None,
+    finalists: Sequence[Finalist],
+    confirming: Sequence[TrialResult],
+) -> bool:
+    """Whether the interval of what is claimed is wide, or a busy machine hides a gain that is worthwhile."""
+    if verdict not in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
+        return False
+    if judged is not None and judged.gain is not None and is_wide(judged.gain.interval):
+        return True
+    return verdict is Verdict.NO_SIGNIFICANT_GAIN and _is_blurred(designer, finalists, confirming)
+
+
+def _is_blurred(designer: Designer, finalists: Sequence[Finalist], confirming: Sequence[TrialResult]) -> bool:
+    """Whether the machine was busy in most windows of the baseline or of the confirmation, and a worthwhile gain is not
+    excluded.
+    """
+    baseline = designer.knowledge.results.get(designer.reference.key, [])
+    if not (_mostly_marked(baseline) or _mostly_marked(confirming)):
         return False
     highs = [f.gain.interval.high for f in finalists if f.gain is not None]
     return max(highs, default=1 + designer.certificate().noise) > 1 + WORTHWHILE
@@ -180,6 +202,11 @@ def _needed_budget_s(study: Study, designer: Designer, verdict: Verdict) -> floa
         return None
     prepared_s = study.settings.budget_s - designer.budget_s
     return max(prepared_s + designer.needed_s(), LEAST_INCREASE * study.settings.budget_s)
+
+
+def _mostly_marked(results: Sequence[TrialResult]) -> bool:
+    windows = [window for result in results for window in result.clean_windows]
+    return 2 * sum(window.marked is not None for window in windows) > len(windows)
 
 
 def _ratio(designer: Designer, candidate: Candidate, chosen: Finalist | None) -> float:
@@ -195,7 +222,8 @@ def _situation(designer: Designer, candidate: Candidate) -> Situation | None:
 
 
 def _shares(situation: Situation | None) -> dict[str, float]:
-    if situation is None:
+    """By category; empty without a profile that can be trusted."""
+    if situation is None or situation.breakdown.quality.problems:
         return {}
     return {name: value / situation.step_ns for name, value in situation.breakdown.per_step_ns.items()}
 
@@ -223,15 +251,23 @@ def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
                 strategy=name,
                 choice=choice,
                 gain=own.ratio,
-                interval=Interval(
-                    low=math.exp(own.mean - quantile * own.sd), high=math.exp(own.mean + quantile * own.sd)
-                ),
+                interval=_interval(own, quantile),
                 bound=decision.predicted_bound if decision else None,
                 reason=decision.reason if decision else "part of the best combination",
                 numerics=strategy.numerics(strategy.complete(choice, designer.space.workload)),
             )
         )
     return tuple(sorted(parts, key=lambda part: -part.gain))
+
+
+def _interval(difference: Difference, quantile: float) -> Interval:
+    low, high = (math.exp(difference.mean + sign * quantile * difference.sd) for sign in (-1, 1))
+    return Interval(low=low, high=high)
+
+
+def _searched(designer: Designer, candidate: Candidate) -> Interval:
+    """Interval of a candidate's ratio by the trials of the search."""
+    return _interval(designer.knowledge.difference(candidate, designer.reference), _quantile(designer))
 
 
 def _quantile(designer: Designer) -> float:
@@ -270,9 +306,10 @@ def _cost(
     )
 
 
-def _alternatives(designer: Designer, recommended: Candidate) -> tuple[Alternative, ...]:
+def _alternatives(designer: Designer, recommended: Candidate, finalists: Sequence[Finalist]) -> tuple[Alternative, ...]:
     """The next best candidates, with what they cost."""
     knowledge = designer.knowledge
+    confirmed = {finalist.candidate.key: finalist.gain for finalist in finalists}
     others = [c for c in knowledge.measured() if c != recommended]
     others.sort(key=lambda c: -knowledge.difference(c, designer.reference).mean)
     return tuple(
@@ -282,6 +319,8 @@ def _alternatives(designer: Designer, recommended: Candidate) -> tuple[Alternati
             peak_memory_bytes=max(r.peak_memory_bytes for r in knowledge.results[candidate.key]),
             numerics=designer.space.numerics(candidate),
             guard=guard.reason if (guard := _guard(knowledge.results[candidate.key])) else "not checked",
+            interval=_searched(designer, candidate),
+            confirmed=confirmed.get(candidate.key),
         )
         for candidate in others[:NUM_ALTERNATIVES]
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -55,7 +54,8 @@ class HardwareRow(NamedTuple):
     """The median of those found faster; NaN where there are none."""
     low: float
     high: float
-    """Quartiles of the gain."""
+    """The 95 % interval of the median; NaN below six studies."""
+    num_gains: int
     limit: str
     """What limits most of them before; empty where that is not known."""
     device_hours: float
@@ -81,6 +81,9 @@ class StrategyRow(NamedTuple):
     """Answers that it is part of."""
     gain: float
     """The median of what it gains there by itself; NaN where it is part of none."""
+    low: float
+    high: float
+    """The 95 % interval of the median; NaN below six answers."""
 
 
 def get_hardware_info(studies: Iterable[FleetStudies]) -> list[HardwareRow]:
@@ -97,7 +100,8 @@ def _hardware_row(hardware: str, groups: Sequence[FleetStudies]) -> HardwareRow:
     for group in groups:
         if group.bottleneck_before:
             limits[group.bottleneck_before] += group.num_studies
-    gain, low, high = _quantiles(_gains_of_faster(groups), 0.5, 0.25, 0.75)
+    gains = _gains_of_faster(groups)
+    gain, low, high = median_interval(gains)
     return HardwareRow(
         hardware,
         num_studies=sum(group.num_studies for group in groups),
@@ -106,6 +110,7 @@ def _hardware_row(hardware: str, groups: Sequence[FleetStudies]) -> HardwareRow:
         gain=gain,
         low=low,
         high=high,
+        num_gains=len(gains),
         limit=min(limits, key=lambda name: (-limits[name], name), default=""),
         device_hours=sum(group.device_seconds for group in groups) / 3600,
     )
@@ -115,9 +120,20 @@ def _gains_of_faster(groups: Iterable[FleetStudies]) -> list[float]:
     return [gain for group in groups if group.verdict == FASTER for gain in group.gains]
 
 
-def _quantiles(values: Sequence[float], *shares: float) -> list[float]:
-    """NaN where there are no values."""
-    return [float(value) for value in np.quantile(values, shares)] if len(values) else [math.nan] * len(shares)
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Median with its interval by order statistics, which assumes no distribution; NaN where there are too few values.
+
+    The interval is that of the k-th smallest and k-th largest value, with the largest k for which it holds (Hollander,
+    Wolfe and Chicken, "Nonparametric Statistical Methods", section 3.6).
+    """
+    ordered, below, rank = sorted(values), 0.0, 0
+    while rank < len(ordered):  # `below`: probability that fewer than `rank` of them lie below the true median
+        below += math.comb(len(ordered), rank) / 2 ** len(ordered)
+        if below > (1 - level) / 2:
+            break
+        rank += 1
+    middle = statistics.median(ordered) if ordered else math.nan
+    return (middle, ordered[rank - 1], ordered[-rank]) if rank else (middle, math.nan, math.nan)
 
 
 def get_limits_info(studies: Iterable[FleetStudies]) -> list[LimitRow]:
@@ -141,7 +157,7 @@ def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
     for cell, found in cells.items():
         gains = [gain for part in found for gain in part.gains]
         num_studies, num_tried = sum(part.num_studies for part in found), sum(part.num_tried for part in found)
-        rows.append(StrategyRow(*cell, num_studies, num_tried, len(gains), *_quantiles(gains, 0.5)))
+        rows.append(StrategyRow(*cell, num_studies, num_tried, len(gains), *median_interval(gains)))
     totals: Counter[str] = Counter()
     for row in rows:
         totals[row.strategy] += row.num_parts
@@ -236,7 +252,8 @@ def _cell_hover(cell: StrategyRow | None) -> str:
     tried = units.counted(cell.num_studies, "study", "studies")
     if not cell.num_parts:
         return f"tried in {tried}, part of no answer"
-    return f"<b>{units.ratio(cell.gain)}</b> median of {cell.num_parts}, tried in {tried}"
+    interval = "" if math.isnan(cell.low) else f", 95 % interval {units.ratio_range(cell.low, cell.high)}"
+    return f"<b>{units.ratio(cell.gain)}</b> median of {cell.num_parts}{interval}, tried in {tried}"
 
 
 def fleet_context(studies: Sequence[FleetStudies], parts: Sequence[FleetParts]) -> dict[str, Any]:
@@ -251,7 +268,8 @@ def fleet_context(studies: Sequence[FleetStudies], parts: Sequence[FleetParts]) 
         "num_studies": sum(row.num_studies for row in hardware),
         "num_answers": sum(row.num_answers for row in hardware),
         "num_faster": sum(row.num_faster for row in hardware),
-        "median_gain": _quantiles(_gains_of_faster(studies), 0.5)[0],
+        "median_gain": median_interval(gains := _gains_of_faster(studies)),
+        "num_gains": len(gains),
         "device_hours": sum(row.device_hours for row in hardware),
         "hardware": hardware,
         "limits": limits,

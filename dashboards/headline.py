@@ -250,7 +250,7 @@ def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
 
 def _bottleneck_fact(r: Recommendation) -> Fact:
     if r.bottleneck_before == r.bottleneck_after == "unknown":
-        return Fact("Bottleneck", "unknown", "no profile of it can be trusted")
+        return Fact("Bottleneck", "unknown", "there is no profile that can be trusted")
     return Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}")
 
 

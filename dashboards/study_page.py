@@ -144,6 +144,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         else site.url(f"/compare?a={study_id}:baseline&b={study_id}:{'recommended' if recommendation else 'best'}"),
         "configurations": list(dict.fromkeys(row.configuration for row in breakdown)),
         "breakdown": breakdown_rows(breakdown),
+        "profiled": any(r.breakdowns for r in results(source.trials(study_id))),
         "findings": findings_by_configuration(source, study_id),
         "tried": get_tried_info(source, study_id, effects),
         "not_tried": get_not_tried_info(source, study_id),

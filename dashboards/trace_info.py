@@ -317,11 +317,13 @@ def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
 def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
     """One row a rank: its step and the shares of the groups, how long it waited, how often it came last.
 
-    `straggler`: the others wait for this rank more than it waits for them, by a share of the step.
+    `straggler`: the others wait for this rank more than it waits for them, by a share of the step; none where a capture
+    cannot be trusted.
     """
     waits = {wait.rank: wait for wait in analysis.waits}
     ordered = sorted(_wait_per_step(analysis, wait) for wait in analysis.waits)
     median = ordered[len(ordered) // 2] if ordered else 0.0
+    trusted = not any(b.quality.problems for b in all_breakdowns(analysis))
     rows = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:
@@ -333,7 +335,7 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
             }
             wait = waits.get(rank.rank)
             wait_ns = _wait_per_step(analysis, wait) if wait else None
-            straggler = wait_ns is not None and median - wait_ns > STANDS_OUT * step_ns
+            straggler = trusted and wait_ns is not None and median - wait_ns > STANDS_OUT * step_ns
             late = wait.late_share if wait else None
             rows.append((rank.rank, b.device, b.num_steps, step_ns, *shares.values(), wait_ns, late, straggler))
     columns = ["rank", "device", "num_steps", "step_ns", "compute", "communication", "input", "gaps", "wait_ns"]

@@ -113,11 +113,11 @@ def _figures(*names: str, title: str) -> Table:
 
 
 def _tried(info: Sequence[TriedRow]) -> RenderableType:
-    table = _figures("verdict", "speed", "could gain", "change, and why", title="What was tried")
+    table = _figures("verdict", "speed", "at most", "change, and why", title="What was tried")
     for row in info:
         verdict = Text(units.words(row.verdict), style=_VERDICTS.get(row.verdict, ""))
         speed = "" if math.isnan(row.gain) else units.ratio(row.gain)
-        limit = "" if math.isnan(row.limit) else f"≤ {units.ratio(row.limit)}"
+        limit = "" if math.isnan(row.limit) else units.ratio(row.limit)
         change = Text(row.changed).append(f"\n{row.reason}" if row.reason else "", style="dim")
         table.add_row(verdict, speed, limit, change)
     return Group(Text(), table)

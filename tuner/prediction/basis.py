@@ -88,6 +88,7 @@ def basis_of(
     results = [t.result for t in trials if t.result is not None]
     assumptions: list[str] = []
     contention, is_measured = _contention(environment, results, contention, assumptions)
+    assumptions += (f"the profile that it begins with cannot be trusted: {p}" for p in _problems(result))
     if backward_share(result.breakdowns[0]) is None:
         assumptions.append(NO_PHASES)
     choices = complete_choices(result.candidate, facts)
@@ -129,6 +130,10 @@ def _profiled(study: Study, trial: Trial) -> tuple[WorkloadFacts, Environment, T
             "--from"
         )
     return facts, environment, result
+
+
+def _problems(result: TrialResult) -> Sequence[str]:
+    return result.breakdowns[0].quality.problems
 
 
 def why_not_predicted(choices: Mapping[str, Choice]) -> str:

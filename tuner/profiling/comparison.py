@@ -114,11 +114,14 @@ def compare_breakdowns(
         for problem in dict.fromkeys(problem for b in side for problem in b.quality.problems)
     ]
     notes += distrust
+    step = difference(STEP, *totals)
+    if distrust:
+        step, *categories = (structs.replace(d, low_ns=None, high_ns=None) for d in (step, *categories))
     return Comparison(
         before=labels[0],
         after=labels[1],
         num_steps=counts,
-        step=difference(STEP, *totals),
+        step=step,
         categories=tuple(sorted(categories, key=lambda d: -abs(d.change_ns))),
         notes=tuple(notes),
         trusted=not distrust,

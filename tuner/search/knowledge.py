@@ -114,7 +114,7 @@ class Knowledge:
     def _look_at_profile(self, result: TrialResult) -> None:
         choices = self.space.complete(result.candidate)
         situation = situation_of(result, self.space.workload, self.space.environment, choices)
-        if situation is not None:
+        if situation is not None and not situation.breakdown.quality.problems:
             self._situations[result.candidate.key] = situation
             self._profiled_in[result.candidate.key] = result.place
 
@@ -335,7 +335,7 @@ class Knowledge:
         return usual_start_s(self.results.get(candidate.key, []))
 
     def own_situation(self, candidate: Candidate) -> Situation | None:
-        """Of this very candidate, or None while it has no profile."""
+        """Of this very candidate, or None while it has no profile that can be trusted."""
         return self._situations.get(candidate.key)
 
     # --- bounds and noise ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptune.tuner.records import Recommendation, Study
+from steptune.tuner.records import Recommendation, Study, Verdict
 
 
 class EpochInfo(NamedTuple):
@@ -25,7 +25,14 @@ class EpochInfo(NamedTuple):
 
 
 def get_epoch_info(study: Study, recommendation: Recommendation) -> EpochInfo:
-    """Of a study with an answer."""
+    """Work out the epochs of a study with an answer.
+
+    Nothing is known of today's settings where they do not fit, of the recommended ones where their speed is
+    inconclusive, nor of what pays where nothing is proven.
+    """
+    fits = recommendation.verdict is not Verdict.ENABLES_TRAINING
+    is_known = recommendation.verdict is not Verdict.INCONCLUSIVE or recommendation.candidate.is_baseline
+    is_proven = recommendation.verdict is Verdict.FASTER
     facts = study.facts
     steps = facts.steps_per_epoch if facts else None
     per_epoch = steps * facts.units_per_batch if facts and steps and facts.units_per_batch else None
@@ -35,9 +42,9 @@ def get_epoch_info(study: Study, recommendation: Recommendation) -> EpochInfo:
 
     return EpochInfo(
         steps=steps,
-        before_h=hours(recommendation.baseline_units_per_s),
-        after_h=hours(recommendation.units_per_s),
+        before_h=hours(recommendation.baseline_units_per_s) if fits else None,
+        after_h=hours(recommendation.units_per_s) if is_known else None,
         tuning_h=recommendation.cost.tuning_s / 3600,
-        payback_steps=recommendation.cost.payback_tuning_steps,
+        payback_steps=recommendation.cost.payback_tuning_steps if is_proven else None,
         num_devices=len(recommendation.hardware.devices),
     )

@@ -264,9 +264,9 @@ def _memory_fact(r: Recommendation) -> Fact:
 def _cost_fact(r: Recommendation) -> Fact:
     cost = r.cost
     paid = []
-    if cost.payback_tuning_steps:
+    if cost.payback_tuning_steps and r.verdict is Verdict.FASTER:
         paid.append(f"paid back after {units.significant(cost.payback_tuning_steps)} steps")
-    if cost.payback_steps:
+    if cost.payback_steps and r.verdict is Verdict.FASTER:
         paid.append(f"compilation after {units.significant(cost.payback_steps)} steps")
     return Fact(
         "Cost of tuning", f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}", ", ".join(paid)

@@ -40,6 +40,7 @@ from steptune.tuner.records import (
     Study,
     StudyState,
     Trial,
+    Verdict,
     choice_label,
 )
 from steptune.tuner.speeds import Method, speed_of
@@ -209,6 +210,8 @@ def top_rows(r: Recommendation) -> list[TopRow]:
 def _speed(r: Recommendation, candidate: Candidate) -> tuple[float, Interval | None, str]:
     speed = speed_of(r, candidate)
     assert speed is not None, "the answer names this configuration"
+    if r.verdict is Verdict.ENABLES_TRAINING and speed.method is Method.REFERENCE:
+        return math.nan, None, "makes it fit"
     return speed.ratio, speed.interval, "" if speed.method is Method.REFERENCE else speed.told
 
 

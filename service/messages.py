@@ -49,7 +49,7 @@ class StudySummary(Record):
         priority: Higher ones of the same owner are run first.
         worker_id: Who runs it.
         verdict: What its recommendation claims; null until there is one.
-        gain: Rate of the recommendation over the baseline's; null unless it is proven.
+        gain: Rate of the recommendation over the baseline's; null unless the verdict is "faster".
     """
 
     study_id: str
@@ -149,10 +149,11 @@ class TrialSummary(Record):
         state: Where it is in its life.
         failure_kind: Why it failed; null where it did not.
         started_at: When it began (ISO 8601, UTC).
-        step_time_ns: Mean over its clean windows; null without any.
-        units_per_s: Samples or tokens per second over its clean windows; null without any.
+        step_time_ns: Over its clean windows, epoch restarts included; null without any.
+        units_per_s: Samples or tokens per second over its clean windows, epoch restarts included; null without any.
         num_windows: Its clean windows.
-        gain: Speed over the reference's when it completed, by rounds where they took turns; null if not measured.
+        gain: Deprecated as a figure of its configuration, whose speed the recommendation states: that of this run over
+            the reference's when it completed, by rounds where they took turns; null if not measured.
     """
 
     trial_id: str

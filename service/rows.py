@@ -45,7 +45,6 @@ from steptune.tuner.records import (
     TrialProfile,
     TrialResult,
     TrialState,
-    Verdict,
     WorkloadFacts,
 )
 from steptune.tuner.speeds import contribution_of, proven_gain
@@ -201,9 +200,9 @@ def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision])
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
             tried.update({move.strategy for move in decision.moves})
-    proven = recommendation.verdict in (Verdict.FASTER, Verdict.ENABLES_TRAINING) and _is_speed(recommendation)
-    known = [(part, contribution_of(recommendation, part)) for part in recommendation.parts] if proven else []
-    gains = {part.strategy: number(speed.ratio) for part, speed in known if speed is not None}
+    parts = recommendation.parts if _is_speed(recommendation) else ()
+    known = {part.strategy: contribution_of(recommendation, part) for part in parts}
+    gains = {name: number(speed.ratio) for name, speed in known.items() if speed is not None}
     return [
         StrategyOutcomeRow(
             study_id=recommendation.study_id,

@@ -48,7 +48,7 @@ class Speed(Record):
     def told(self) -> str:
         """The method in words, with its size."""
         if self.method is Method.CONFIRMED:
-            return f"confirmed in {counted(self.num_blocks, 'block')} of new runs"
+            return f"confirmed in {counted(self.num_blocks, 'block')}"
         return str(self.method.value)
 
 
@@ -96,10 +96,12 @@ def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | No
 
 def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
     """Speed with a part over the speed without it, everything else as recommended; None where its interval does not
-    exclude 1, or is not known.
+    exclude 1 or is not known, and where the answer claims nothing.
 
     An only part contributes what the answer gains.
     """
+    if recommendation.verdict not in (Verdict.FASTER, Verdict.ENABLES_TRAINING):
+        return None
     speed = (
         answer_of(recommendation)
         if len(recommendation.parts) == 1

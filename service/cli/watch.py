@@ -15,6 +15,7 @@ from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, conn
 from steptune.service.client import Client
 from steptune.tuner.errors import BaselineFailed
 from steptune.tuner.records import Decision, Event, Recommendation, StudyState, choice_label
+from steptune.tuner.speeds import answer_of, contribution_of, proven_gain
 
 if TYPE_CHECKING:
     from steptune.tuner.search.view import StudyView
@@ -69,14 +70,18 @@ def print_answer(console: Console, study_id: str, recommendation: Recommendation
     from steptune.dashboards import units
 
     headline = Text(units.words(recommendation.verdict.value), style="bold")
+    speed = answer_of(recommendation)
+    if proven_gain(recommendation) is not None:
+        headline.append(f"  {units.ratio(speed.ratio)}")
     if recommendation.gain is not None:
-        headline.append(f"  {units.ratio(recommendation.gain.ratio)}")
         headline.append(f"  ({units.ratio_interval(recommendation.gain.interval)})", style="not bold dim")
     console.print(headline)
     if recommendation.parts:
-        table = plain_table("gain", "change")
+        table = plain_table("contribution", "change")
         for part in recommendation.parts:
-            table.add_row(units.ratio(part.gain), f"{part.strategy}: {choice_label(part.choice)}")
+            known = contribution_of(recommendation, part)
+            gain = "" if known is None else units.ratio(known.ratio)
+            table.add_row(gain, f"{part.strategy}: {choice_label(part.choice)}")
         console.print(table)
     console.print(f"study    {study_id}  (`steptune export {study_id} --url …` writes it)", soft_wrap=True)
 

@@ -218,6 +218,7 @@ class Walk:
             "last": self.command("show", *own),
             "list": self.command("list", *own),
             "studies": self.command("studies", "--url", self.site.url),
+            "watch": self.command("watch", self.study_id, "--url", self.site.url),
         }
         if self.verdict in (Verdict.FASTER, Verdict.INCONCLUSIVE, Verdict.UNCONFIRMED):
             sides = f"{self.study_id}:baseline", f"{self.study_id}:recommended"
@@ -274,6 +275,7 @@ def test_every_surface_says_the_same_of_the_only_configuration(walk):
             "terminal show",
             "terminal show --all",
             "terminal list",
+            "terminal watch",
             "terminal compare",
             "page study",
             "page compare",

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import closing
+from html import unescape
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from command import CONTROL, TUNED
 from steptune.service.database import open_store
 from steptune.tuner.export import EXPORTERS, OWN
 from steptune.tuner.records import Recommendation
+from steptune.tuner.wording import ratio, ratio_range
 
 pytestmark = pytest.mark.xdist_group("tuned_study")
 
@@ -53,7 +55,8 @@ def test_all_of_it_has_the_claim_the_reasons_and_the_rejections(tuned_inside, re
     accepted = out.partition("Recommended changes")[2].partition("What was tried")[0]
     for part in recommendation["parts"]:
         assert f"{part['strategy']}:" in accepted
-        assert f"{part['gain']:.2f}×" in accepted
+    if len(recommendation["parts"]) == 1:
+        assert f"{recommendation['gain']['ratio']:.2f}×" in accepted, "an only part contributes what the answer gains"
     assert "left out by --only" in out.partition("What was not tried")[2]
 
 
@@ -62,6 +65,30 @@ def test_the_claim_is_supported_by_its_interval(recommendation):
     low, high = recommendation["gain"]["interval"]["low"], recommendation["gain"]["interval"]["high"]
     assert 1 < low < recommendation["gain"]["ratio"] < high
     assert recommendation["baseline_units_per_s"] < recommendation["units_per_s"]
+
+
+def test_every_command_and_file_has_one_speed_and_one_interval(tuning, tuned, tuned_inside, study_id, recommendation):
+    gain = recommendation["gain"]
+    interval = gain["interval"]["low"], gain["interval"]["high"]
+    sides = f"{study_id}:baseline", f"{study_id}:recommended"
+    texts = {
+        "tune": tuning.out,
+        "show": tuned_inside("show").out,
+        "show --all": tuned_inside("show", "--all").out,
+        "list": tuned_inside("list").out,
+        "compare": tuned_inside("compare", *sides).out,
+        "report": unescape((tuned.folder / "results" / "report.html").read_text()),
+    }
+    for name, text in texts.items():
+        flat = " ".join(text.split())
+        assert ratio(gain["ratio"]) in flat, name
+        assert ratio_range(*interval) in flat, name
+    script = (tuned.folder / "results" / "train_recommended.py").read_text()
+    assert f"{ratio(gain['ratio'], 'x')} the speed of today's settings" in script
+    assert ratio_range(*interval, "x") in script
+    said = {ratio(value) for value in (gain["ratio"], *interval)}
+    assert set(re.findall(r"[\d.]+×", texts["tune"])) == said
+    assert not re.findall(r"[\d.]+×|[+-][\d.]+ ?%", tuning.err), "progress states no gain"
 
 
 def test_progress_off_a_terminal_is_one_line_for_each_thing_that_happened(tuning):

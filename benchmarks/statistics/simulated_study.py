@@ -125,7 +125,7 @@ def confirmed(case: Case, noise: Noise, seed: int) -> tuple[list[Finalist], dict
     left_s = (case.blocks + 0.5) * MIN_CAP_S * len(groups)
     run = ConfirmationRun(search, machine, ledger(), settings, view(left_s), place="")  # type: ignore[arg-type]
     run.run()
-    return run.judged(search.baseline_results()), log_gains
+    return run.judged(), log_gains
 
 
 def ledger() -> Any:

@@ -1,16 +1,30 @@
 """The confirmation: is the winner of the search really faster?
 
-The search chose its winner because it measured well, so its own figures flatter it. The confirmation
-measures the finalists and the baseline again, in fresh processes, in blocks: every block has one start
-of each, in random order, taking turns where they fit together. Only these figures enter the interval.
+The search chose its winner because it measured well, so its own figures flatter it. The confirmation measures the
+finalists and the baseline again, in fresh processes, in blocks: every block has one start of each, taking turns where
+they fit together. The order is random in every other block and reversed in the next, so that a machine which slows down
+steadily favours nobody. Only ratios within these blocks enter the estimate.
 
-The number of blocks is fixed before the first one from the noise that the search saw. Intervals are
-those of Student over the blocks' log ratios, widened for the number of finalists (Bonferroni), so that
-they hold for all finalists at once and choosing the best of them is allowed.
+Blocks follow one after another until the gain is proven, cannot be proven any more, or as many as were planned are
+done. `spending.py` says how sure each end must be; no end by itself makes a gain look proven or an interval too narrow.
 
-Where a further confirmation would fall is said more carefully. Blocks taken within a minute do not see
-how a shared machine changes over an hour, and a machine that slows down seldom slows two configurations
-alike. So the scatter of the baseline over the whole study enters the prediction.
+How much starts differ is known from more than the blocks: from all starts of the same two configurations in the study.
+What selected the winner says how well it did, not how much its starts scatter, so the scatter may be pooled. Two
+blocks are worth something by that. Where the sides clearly differ each has a scatter of its own (Welch). Where
+the blocks' ratios scatter clearly more or clearly less than that, their own scatter counts: they see something else
+than single starts do, as a load that both sides of a block share.
+
+Intervals are those of Student, widened for the number of finalists (Bonferroni), so that they hold for all finalists at
+once and choosing the best of them is allowed.
+
+Where a further confirmation would fall is said more carefully. Blocks taken within a minute do not see how a shared
+machine changes over an hour, and a machine that slows down seldom slows two configurations alike. So the scatter of the
+baseline over the whole study enters the prediction.
+
+Sources: Welch, "The generalization of 'Student's' problem when several different population variances are involved",
+Biometrika 34 (1947); Viele et al., "Use of historical control data for assessing treatment effects in clinical trials",
+Pharmaceutical Statistics 13 (2014), for testing before pooling; Lan, Simon and Halperin, "Stochastically curtailed
+tests in long-term clinical trials", Sequential Analysis 1 (1982), for the end for futility.
 """
 
 from __future__ import annotations
@@ -18,11 +32,12 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from steptune.tuner.estimates import log_rate, log_ratio, plain_mean, student_quantile
+from steptune.tuner.estimates import log_rate, log_ratio, student_quantile
 from steptune.tuner.records import Candidate, Gain, Interval, TrialResult
+from steptune.tuner.search.spending import looks
 
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12
@@ -30,6 +45,15 @@ LEAST_BLOCKS, MAX_BLOCKS = 2, 12
 LONGEST_OVERRUN = 0.15
 """Of the budget, by which the fewest blocks may end late."""
 POWER = 0.8
+MORE, LESS = 0.05, 0.001
+"""Probabilities of the tests by which the blocks scatter more, or less, than single starts say. To scatter less makes
+the interval narrower: it takes more to believe it."""
+UNLIKE = 0.2
+"""Probability of the test by which the two sides have variances of their own."""
+HOPELESS = 0.1
+"""Probability of a proof in the blocks that are left from which on they are not run."""
+HOPE = 0.67
+"""Standard errors above its estimate at which a gain is taken to be for that: the upper quartile."""
 UNSHARED = 0.5
 """How much of a change of the machine's speed one configuration feels and another does not: between none of
 it (the ratio never changes) and all of it. benchmarks/repeatability.py shows whether a half is enough."""
@@ -44,25 +68,35 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Variance of logarithms, with the degrees of freedom that it is known by."""
+
+    variance: float
+    degrees: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """What the blocks showed of one finalist."""
+    """What the blocks showed of one finalist.
+
+    Attributes:
+        log_ratios: Over the baseline, by block.
+        gain: Its interval is that of a confirmation which ends here; None for fewer than two blocks.
+        standard_error: Of the mean log ratio.
+        is_proven: Whether it is proven faster so clearly that the confirmation may end early.
+        is_hopeless: Whether the blocks that are left would hardly prove it faster.
+    """
 
     candidate: Candidate
     log_ratios: tuple[float, ...]
-    """Over the baseline, by block."""
     gain: Gain | None
+    standard_error: float = 0.0
+    is_proven: bool = False
+    is_hopeless: bool = False
 
     @property
     def is_faster(self) -> bool:
         return self.gain is not None and self.gain.interval.low > 1.0
-
-    def proven_faster_than(self, other: Finalist) -> bool:
-        """By the differences within blocks."""
-        if self is other or len(self.log_ratios) != len(other.log_ratios):
-            return False
-        differences = [mine - theirs for mine, theirs in zip(self.log_ratios, other.log_ratios, strict=True)]
-        estimate = plain_mean(differences)
-        return estimate.mean - estimate.half_width(LEVEL) > 0
 
 
 def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_finalists: int) -> int:
@@ -77,13 +111,13 @@ def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_fina
 
 
 def plan_blocks(reference: Candidate, finalists: Sequence[Candidate], count: int, seed: int) -> list[Block]:
-    """Blocks in which every candidate starts once, in random order."""
+    """Blocks in which every candidate starts once: in random order, then in the reverse of it, and so on."""
     generator = random.Random(seed)
-    blocks = []
+    blocks: list[Block] = []
     for number in range(count):
         order = [reference, *finalists]
         generator.shuffle(order)
-        blocks.append(Block(number=number, order=tuple(order)))
+        blocks.append(Block(number=number, order=blocks[-1].order[::-1] if number % 2 else tuple(order)))
     return blocks
 
 
@@ -91,52 +125,178 @@ def judge(
     reference: Candidate,
     finalists: Sequence[Candidate],
     blocks: Sequence[dict[str, TrialResult]],
-    earlier: Sequence[TrialResult] = (),
+    earlier: Mapping[str, Sequence[TrialResult]] | None = None,
+    planned: int | None = None,
 ) -> list[Finalist]:
     """The gain of every finalist with its simultaneous interval.
 
     Args:
         blocks: Of each block, the good results by candidate key.
-        earlier: What the search saw of the reference.
+        earlier: Good results of the search by candidate key.
+        planned: Blocks after which the confirmation ends at the latest; None where these were to be all from the first,
+            and nobody looked before they were done.
 
     Returns:
         The finalists, the best first; those of fewer than two complete blocks have no gain.
     """
+    starts = _starts(earlier or {}, blocks)
+    levels = [rate for rates in _by_place(starts.get(reference.key, ())) for rate in _centred(rates)]
     judged = []
-    levels = _levels([*earlier, *(b[reference.key] for b in blocks if reference.key in b)])
     for candidate in finalists:
         both = [b for b in blocks if reference.key in b and candidate.key in b]
         ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
-        judged.append(Finalist(candidate=candidate, log_ratios=ratios, gain=gain_of(ratios, len(finalists), levels)))
+        sides = [_side(starts.get(key, ())) for key in (candidate.key, reference.key)]
+        judged.append(_judge_one(candidate, ratios, sides, len(finalists), levels, planned))
     judged.sort(key=lambda finalist: -(finalist.gain.ratio if finalist.gain else 0.0))
     return judged
 
 
-def _levels(results: Sequence[TrialResult]) -> list[float]:
-    """Log rates, less the mean of their place: how a machine changes, not how machines differ."""
+def early_end(judged: Sequence[Finalist]) -> str:
+    """Why no further block is needed; empty where one is."""
+    if judged and judged[0].is_proven:
+        return "the gain was proven"
+    if judged and all(finalist.is_hopeless for finalist in judged):
+        return "more blocks would hardly have proven a gain"
+    return ""
+
+
+def _judge_one(
+    candidate: Candidate,
+    log_ratios: tuple[float, ...],
+    sides: Sequence[Spread],
+    num_finalists: int,
+    levels: Sequence[float],
+    planned: int | None,
+) -> Finalist:
+    count = len(log_ratios)
+    if count < 2:
+        return Finalist(candidate=candidate, log_ratios=log_ratios, gain=None)
+    alpha = (1 - LEVEL) / max(1, num_finalists)
+    planned = count if planned is None else max(planned, count)
+    look = looks(count if planned == count else LEAST_BLOCKS, planned, alpha)[count]
+    spread = spread_of(log_ratios, *sides)
+    mean, error = statistics.fmean(log_ratios), math.sqrt(spread.variance / count)
+    return Finalist(
+        candidate=candidate,
+        log_ratios=log_ratios,
+        gain=gain_of(log_ratios, num_finalists, levels, spread=spread, alpha=look.last),
+        standard_error=error,
+        is_proven=mean > student_quantile(1 - look.early / 2, spread.degrees) * error,
+        is_hopeless=count < planned and _chance(mean, spread, count, planned, look.last) < HOPELESS,
+    )
+
+
+def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float) -> float:
+    """Conditional power: probability that all planned blocks prove a gain which is a little better than it looks."""
+    hoped = mean + HOPE * math.sqrt(spread.variance / count)
+    needed = student_quantile(1 - alpha / 2, spread.degrees + planned - count) * math.sqrt(spread.variance / planned)
+    expected = (count * mean + (planned - count) * hoped) / planned
+    error = math.sqrt(spread.variance * (planned - count)) / planned
+    return 0.5 * math.erfc((needed - expected) / error / math.sqrt(2)) if error else float(expected > needed)
+
+
+# --- how much starts differ -----------------------------------------------------------------------
+
+
+def spread_of(log_ratios: Sequence[float], one: Spread, other: Spread) -> Spread:
+    """Scatter of a block's log ratio, by all starts of both sides or by the blocks alone.
+
+    Args:
+        log_ratios: By block, two at least.
+        one: Of a start of the candidate.
+        other: Of a start of the baseline.
+    """
+    own = Spread(variance=statistics.variance(log_ratios), degrees=len(log_ratios) - 1)
+    if one.degrees < 1 or other.degrees < 1:
+        return own
+    both = _of_difference(one, other)
+    if own.variance > _f_quantile(1 - MORE, own.degrees, both.degrees) * both.variance:
+        return own
+    if both.variance > _f_quantile(1 - LESS, both.degrees, own.degrees) * own.variance:
+        return own
+    return both
+
+
+def _side(results: Sequence[TrialResult]) -> Spread:
+    """Spread of one side's log rates about the mean of their place."""
+    places = _by_place(results)
+    degrees = sum(len(rates) - 1 for rates in places)
+    squares = math.fsum(rate**2 for rates in places for rate in _centred(rates))
+    return Spread(variance=squares / degrees if degrees else 0.0, degrees=degrees)
+
+
+def _of_difference(one: Spread, other: Spread) -> Spread:
+    """Spread of a difference: with one variance for both sides where they do not differ clearly, else by Welch."""
+    degrees, total = one.degrees + other.degrees, one.variance + other.variance
+    if not total:
+        return Spread(variance=0.0, degrees=degrees)
+    low, high = (_f_quantile(share, one.degrees, other.degrees) for share in (UNLIKE / 2, 1 - UNLIKE / 2))
+    if low * other.variance < one.variance < high * other.variance:
+        mean = (one.degrees * one.variance + other.degrees * other.variance) / degrees
+        return Spread(variance=2 * mean, degrees=degrees)
+    uncertainty = one.variance**2 / one.degrees + other.variance**2 / other.degrees
+    return Spread(variance=total, degrees=total**2 / uncertainty)
+
+
+def _f_quantile(probability: float, degrees: float, other_degrees: float) -> float:
+    from scipy.special import fdtri
+
+    return float(fdtri(degrees, other_degrees, probability))
+
+
+def _starts(
+    earlier: Mapping[str, Sequence[TrialResult]], blocks: Sequence[dict[str, TrialResult]]
+) -> dict[str, list[TrialResult]]:
+    starts = {key: list(results) for key, results in earlier.items()}
+    for block in blocks:
+        for key, result in block.items():
+            starts.setdefault(key, []).append(result)
+    return starts
+
+
+def _by_place(results: Sequence[TrialResult]) -> list[list[float]]:
+    """Log rates by place: how a machine changes, not how machines differ."""
     by_place: dict[str, list[float]] = {}
     for result in results:
         by_place.setdefault(result.place, []).append(log_rate(result).mean)
-    return [rate - statistics.mean(rates) for rates in by_place.values() for rate in rates]
+    return list(by_place.values())
 
 
-def gain_of(log_ratios: Sequence[float], num_finalists: int, levels: Sequence[float] = ()) -> Gain | None:
+def _centred(rates: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(rates)
+    return [rate - mean for rate in rates]
+
+
+# --- intervals ------------------------------------------------------------------------------------
+
+
+def gain_of(
+    log_ratios: Sequence[float],
+    num_finalists: int,
+    levels: Sequence[float] = (),
+    *,
+    spread: Spread | None = None,
+    alpha: float | None = None,
+) -> Gain | None:
     """Ratio, simultaneous interval, and where a further confirmation of the same size would fall.
 
     Args:
         log_ratios: Over the baseline, by block.
         levels: Log rates of the baseline over the whole study, less the mean of their place.
+        spread: Of a block; None takes that of these blocks.
+        alpha: Two-sided error probability of this interval; None where nobody looked before.
     """
     if len(log_ratios) < 2:
         return None
-    estimate = plain_mean(log_ratios)
-    quantile = _quantile(len(log_ratios), num_finalists)
-    half = quantile * estimate.standard_error
+    mean = statistics.fmean(log_ratios)
+    spread = spread or Spread(variance=statistics.variance(log_ratios), degrees=len(log_ratios) - 1)
+    alpha = alpha or (1 - LEVEL) / max(1, num_finalists)
+    half = student_quantile(1 - alpha / 2, spread.degrees) * math.sqrt(spread.variance / len(log_ratios))
     drift = UNSHARED * _quantile(len(levels), num_finalists) * statistics.stdev(levels) if len(levels) > 1 else 0.0
     return Gain(
-        ratio=math.exp(estimate.mean),
-        interval=_interval(estimate.mean, half),
-        prediction=_interval(estimate.mean, math.hypot(half, half, drift)),
+        ratio=math.exp(mean),
+        interval=_interval(mean, half),
+        prediction=_interval(mean, math.hypot(half, half, drift)),
         num_blocks=len(log_ratios),
         num_finalists=num_finalists,
     )

@@ -11,6 +11,7 @@ from steptune.tuner.search.confirmation import (
     LONGEST_OVERRUN,
     Block,
     Finalist,
+    early_end,
     judge,
     num_blocks,
     plan_blocks,
@@ -28,7 +29,9 @@ CONFIRM_CAPS = 1.5
 
 
 class ConfirmationRun:
-    """Measures the finalists of a search and its reference again. What an interrupted one measured can be judged."""
+    """Measures the finalists of a search and its reference again, until the answer is clear or the planned blocks are
+    done. What an interrupted one measured can be judged.
+    """
 
     def __init__(
         self,
@@ -49,6 +52,10 @@ class ConfirmationRun:
         self._finalists: list[Candidate] = []
         self._short_of_time = False
         """There are fewer blocks than were asked for."""
+        self._planned = 0
+        """Blocks after which it ends at the latest."""
+        self._ended_early = ""
+        """Why no further block was needed."""
         self.blocks: list[dict[str, TrialResult]] = []
         """Good results of each block by candidate key, as the objective counts them."""
 
@@ -65,6 +72,7 @@ class ConfirmationRun:
             self._short_of_time = True
             return
         count = max(least, stored, min(self._num_wanted(), affordable))
+        self._planned = count
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
         longest_s = 0.0  # of the blocks so far
@@ -78,14 +86,19 @@ class ConfirmationRun:
             self.blocks.append(self._run_block(block, numbers[block.number]))
             self._view.num_trials = self._ledger.num_trials
             longest_s = max(longest_s, self._view.elapsed_s - began_s)
+            if block.number + 1 >= max(least, stored) and block.number + 1 < count:
+                self._ended_early = early_end(self.judged())
+                if self._ended_early:
+                    self._short_of_time = False
+                    break
 
-    def judged(self, baseline: Sequence[TrialResult]) -> list[Finalist]:
-        """The finalists, the best first; none before the first block.
-
-        Args:
-            baseline: What the search saw of the reference.
-        """
-        return judge(self.designer.reference, self._finalists, self.blocks, baseline) if self.blocks else []
+    def judged(self) -> list[Finalist]:
+        """The finalists, the best first; none before the first block."""
+        if not self.blocks:
+            return []
+        results = self.designer.knowledge.results
+        earlier = {c.key: [result for result in results.get(c.key, []) if result.ok] for c in self._all()}
+        return judge(self.designer.reference, self._finalists, self.blocks, earlier, self._planned)
 
     def decisions(self, judged: Sequence[Finalist]) -> list[Decision]:
         """One a finalist, after those of the search."""
@@ -105,12 +118,13 @@ class ConfirmationRun:
     def _how_confirmed(self, num_starts: int) -> str:
         wanted = self._settings.confirm_blocks
         short = f": not the {wanted} asked for, because the budget was spent" if self._short_of_time else ""
+        short = f": ended early, because {self._ended_early}" if self._ended_early else short
         return f"{num_starts} starts against the baseline in random order{short}"
 
     def no_time_for(self) -> list[str]:
         """Blocks that were asked for and not run."""
         missing = self._settings.confirm_blocks - len(self.blocks)
-        if not self._finalists or missing <= 0:
+        if not self._finalists or missing <= 0 or self._ended_early:
             return []
         return [f"{missing} of the {self._settings.confirm_blocks} blocks of the confirmation"]
 

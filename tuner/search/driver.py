@@ -172,7 +172,7 @@ class StudyDriver:
 
     def _finish(self, designer: Designer, state: StudyState) -> Recommendation:
         run = self._confirmation
-        judged = run.judged(designer.baseline_results()) if run else []
+        judged = run.judged() if run else []
         recommendation = recommend(
             self.study,
             designer,

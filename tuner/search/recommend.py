@@ -45,16 +45,34 @@ LEAST_INCREASE = 1.25
 """Of a budget that did not suffice, whatever the trials are expected to take."""
 
 
-def choose(finalists: Sequence[Finalist]) -> Finalist | None:
-    """The fastest finalist that is proven faster; one that changes less, unless it is proven slower than
-    that.
+class Searched(Protocol):
+    """What the search knows of a candidate's log rate over the reference's."""
+
+    def __call__(self, candidate: Candidate) -> Difference: ...
+
+
+def choose(finalists: Sequence[Finalist], searched: Searched | None = None) -> Finalist | None:
+    """The best, by all evidence, of the finalists that are proven faster; one that changes less, unless it is slower by
+    more than what is worthwhile.
+
+    Args:
+        searched: Weighs beside the confirmation, by its variance; None leaves the choice to the confirmation.
     """
-    proven = [f for f in finalists if f.is_faster]
-    if not proven:
-        return None
-    best = proven[0]
-    equals = [f for f in proven if not best.proven_faster_than(f)]
-    return min(equals, key=lambda f: (len(f.candidate.choices), proven.index(f)))
+    proven = {f.candidate.key: (f, _evidence(f, searched)) for f in finalists if f.is_faster}
+    best = max((evidence for _, evidence in proven.values()), default=0.0)
+    good = [pair for pair in proven.values() if pair[1] >= best - math.log1p(WORTHWHILE)]
+    good.sort(key=lambda pair: (len(pair[0].candidate.choices), -pair[1]))
+    return good[0][0] if good else None
+
+
+def _evidence(finalist: Finalist, searched: Searched | None) -> float:
+    """Mean of the log ratios of the confirmation and of the search, by inverse variances."""
+    confirmed = statistics.fmean(finalist.log_ratios)
+    if searched is None or not finalist.standard_error:
+        return confirmed
+    before = searched(finalist.candidate)
+    weight = before.sd**2 / (before.sd**2 + finalist.standard_error**2)
+    return weight * confirmed + (1 - weight) * before.mean
 
 
 def recommend(
@@ -81,7 +99,7 @@ def recommend(
     """
     assert study.facts is not None
     assert study.environment is not None
-    chosen = choose(finalists)
+    chosen = choose(finalists, lambda candidate: designer.knowledge.difference(candidate, designer.reference))
     confirmed = any(f.gain is not None for f in finalists)
     candidate = chosen.candidate if chosen else designer.reference if confirmed else designer.best()
     verdict = _verdict(designer, candidate, chosen, confirmed)

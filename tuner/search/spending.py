@@ -1,0 +1,102 @@
+"""Error probability that a confirmation spends block by block, so that it may end as soon as its answer is clear.
+
+Looking at the data after every block and ending at the first interval that excludes no gain would call far more than
+2.5 % of candidates without a gain faster. So the error is spent over the blocks: after a share t of the planned ones at
+most `alpha t^2` is gone, and what is left belongs to the last one, whenever that is. Levels are those of a test of
+normal variables with known variance; where the variance is estimated, the quantile of Student's t at the same nominal
+level takes their place.
+
+Sources: Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70 (1983); Kim and DeMets,
+"Design and analysis of group sequential tests based on the type I error spending rate function", Biometrika 74 (1987),
+for the power family; Armitage, McPherson and Rowe, "Repeated significance tests on accumulating data", J. R. Stat. Soc.
+A 132 (1969), for the recursion; Jennison and Turnbull, "Group Sequential Methods" (1999), section 4.4, for nominal
+levels under an unknown variance.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+POWER_OF_SPENDING = 3.0
+"""Of the share of the planned blocks. 1 spends evenly, 3 nearly all at the end."""
+NUM_POINTS = 257
+REACH = 8.0
+"""Standard deviations beyond which a normal density is nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Nominal two-sided levels of a test after a number of blocks.
+
+    Attributes:
+        early: Of ending here with a proven gain, although more blocks are planned.
+        last: Of the interval, if this block is the last one: all error that is left is spent.
+    """
+
+    early: float
+    last: float
+
+
+@functools.lru_cache(256)
+def looks(first: int, planned: int, alpha: float) -> dict[int, Look]:
+    """Levels by number of blocks, from the first look to the planned end.
+
+    Args:
+        first: Blocks at the first look.
+        planned: Blocks at the last one.
+        alpha: Two-sided error probability of the whole.
+    """
+    planned = max(first, planned)
+    found: dict[int, Look] = {}
+    points, weights, spent = np.zeros(1), np.ones(1), 0.0  # the sum of no block is 0
+    step = math.sqrt(first)
+    for count in range(first, planned + 1):
+        may_be_spent = alpha * (count / planned) ** POWER_OF_SPENDING
+        early, last = (_bound(points, weights, step, share) for share in (may_be_spent - spent, alpha - spent))
+        found[count] = Look(early=_level(early, count), last=_level(last, count))
+        points, weights = _going_on(points, weights, step, early)
+        spent, step = may_be_spent, 1.0
+    return found
+
+
+Floats = npt.NDArray[np.float64]
+
+
+def _bound(points: Floats, weights: Floats, step: float, probability: float) -> float:
+    """Bound that the next sum exceeds on either side with this probability, by bisection."""
+    low, high = 0.0, float(np.max(np.abs(points))) + 2 * REACH * step
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _beyond(points, weights, step, middle) > probability:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _beyond(points: Floats, weights: Floats, step: float, bound: float) -> float:
+    from scipy.special import ndtr
+
+    return float(weights @ (ndtr((points - bound) / step) + ndtr((-points - bound) / step)))
+
+
+def _going_on(points: Floats, weights: Floats, step: float, bound: float) -> tuple[Floats, Floats]:
+    """Sums inside the bound and their probabilities, by the trapezoidal rule."""
+    bound = min(bound, float(np.max(np.abs(points))) + REACH * step)
+    inside = np.linspace(-bound, bound, NUM_POINTS)
+    density = (
+        np.exp(-0.5 * ((inside[:, None] - points[None, :]) / step) ** 2) @ weights / (step * math.sqrt(2 * math.pi))
+    )
+    share = np.full(NUM_POINTS, inside[1] - inside[0])
+    share[[0, -1]] /= 2
+    return inside, density * share
+
+
+def _level(bound: float, count: int) -> float:
+    """Nominal two-sided level of a bound on the sum of so many standard normal variables."""
+    return math.erfc(bound / math.sqrt(2 * count))

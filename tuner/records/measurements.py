@@ -14,7 +14,7 @@ class MeasureSettings(Record):
     """
 
     window_s: float = 0.2
-    """Aimed-at length of one window of the slowest trial of the group."""
+    """Aimed-at length of one window of every trial of the group."""
     min_rounds: int = 5
     max_rounds: int = 60
     half_width: float = 0.01

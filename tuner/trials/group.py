@@ -3,7 +3,7 @@
 Machines are shared and their speed drifts within seconds, so figures taken one after the other
 differ by more than the effects that are looked for. Trials of a group are started one after the other
 and, once all are warm, measured in rounds: in each round every trial takes one window, in random
-order, while the others wait. What drifts more slowly than a round cancels in ratios within rounds.
+order and for the same time, while the others wait. What drifts more slowly than a round cancels in ratios within rounds.
 A group of one is an ordinary trial.
 """
 
@@ -189,10 +189,10 @@ class GroupRun:
             alive = self._alive()
             if len(alive) < min(2, len(self.members)):
                 return  # nothing is left to compare with
-            base = self._base_steps(alive)
+            steps = {member.spec.trial_id: self._num_steps(member) for member in alive}
             self._random.shuffle(alive)
             for member in alive:
-                self._take_window(member, number, base)
+                self._take_window(member, number, steps[member.spec.trial_id], stride=max(steps.values()))
             rounds = self._counted_rounds()
             if len(rounds) >= settings.min_rounds and self._precise(rounds):
                 return
@@ -213,18 +213,19 @@ class GroupRun:
         taken = [set(member.clean if clean else member.by_round) for member in self._alive()]
         return sorted(set.intersection(*taken)) if taken else []
 
-    def _base_steps(self, alive: Sequence[Member]) -> int:
-        """Steps of a window: the aimed-at length for the slowest, the same for all."""
-        slowest_ns = max(member.ready.step_time_ns for member in alive if member.ready)
-        return max(1, math.ceil(self._settings.window_s * 1e9 / max(1, slowest_ns)))
+    def _num_steps(self, member: Member) -> int:
+        """Steps of a window of the aimed-at length: equal times, so that no side of a ratio is known worse."""
+        assert member.ready is not None
+        return max(1, math.ceil(self._settings.window_s * 1e9 / max(1, member.ready.step_time_ns)))
 
-    def _take_window(self, member: Member, number: int, base: int) -> None:
+    def _take_window(self, member: Member, number: int, num_steps: int, *, stride: int) -> None:
+        """Times one window. Those of a round begin at the same batch, where no window of the last round has been."""
         assert member.ready is not None
         positions = member.ready.num_positions
-        position = number * base % positions if positions else -1
+        position = number * stride % positions if positions else -1
         self._say(member, f"window {number + 1}")
         limit = self._settings.foreign_cpu_share
-        command = TakeWindow(round=number, position=position, num_steps=base, foreign_limit=limit)
+        command = TakeWindow(round=number, position=position, num_steps=num_steps, foreign_limit=limit)
         self._request(member, command, WindowTaken)
 
     def _precise(self, rounds: Sequence[int]) -> bool:

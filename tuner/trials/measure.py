@@ -3,8 +3,8 @@
 A window is a stretch of whole steps, from the loader's `next()` to the end of the optimizer's step,
 with the profiler off and the device synchronised at its two edges only. It begins at a given batch of
 the study's fixed order: the loader is moved there and what it still holds of the old position is
-consumed first, untimed. So every candidate is timed on the same samples and with its queue in the
-state that it has in a running epoch.
+consumed first, untimed. So candidates are timed from the same sample on and with their queues in the
+state that they have in a running epoch.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Machines are shared and their speed drifts within seconds, so figures taken one after the other
 differ by more than the effects that are looked for. Trials of a group are started one after the other
 and, once all are warm, measured in rounds: in each round every trial takes one window, in random
-order and for the same time, while the others wait. What drifts more slowly than a round cancels in ratios within rounds.
-A group of one is an ordinary trial.
+order and for the same time, while the others wait. What drifts more slowly than a round cancels in
+ratios within rounds. A group of one is an ordinary trial.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class StudySettings(Record):
         device: "cpu" or "cuda"; None for CUDA where there is one.
         memory_limit_bytes: Most memory of a trial.
         remeasure_links: Whether links between ranks are measured that an earlier study has measured.
-        confirm_blocks: Paired comparisons of each finalist with the baseline, unless the answer is clear earlier; two at
-            least where time is short.
+        confirm_blocks: Paired comparisons of each finalist with the baseline, unless the answer is clear earlier; two
+            at least where time is short.
         num_finalists: Candidates that are compared at the end.
     """
 

@@ -68,7 +68,8 @@ class TestTheAnswer:
         _, answer = studied("energy", search)
         assert what_counts(answer) == FRUGAL
         assert answer.verdict is Verdict.FASTER
-        assert answer.gain.interval.low < 100 / 64 < answer.gain.interval.high
+        assert answer.gain.ratio == pytest.approx(100 / 64, rel=0.04), "four standard errors of two blocks"
+        assert answer.gain.prediction.low < 100 / 64 < answer.gain.prediction.high
         assert float(answer.objective_before.removesuffix(" J per sample")) == pytest.approx(10 / 32, rel=0.03)
         assert float(answer.objective_after.removesuffix(" J per sample")) == pytest.approx(6.4 / 32, rel=0.03)
 

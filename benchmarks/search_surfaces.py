@@ -42,6 +42,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.starts import warm_compile_s
+from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.base import Strategy
 from steptune.tuner.trials.fake import fake_environment, fake_workload, known_breakdown, known_window
 
@@ -52,6 +53,10 @@ NUM_WINDOWS = 3
 MOST_CONFIGURATIONS = 6000
 LEAST_GAIN, PROFESSIONAL_GAIN = 1.05, 1.3
 """Today's step over the best."""
+ACTS = 0.6
+"""How likely a choice acts on each of the categories that it declares, beside the one that it is drawn for."""
+ATTACKED = tuple(s.attacks for s in STRATEGIES if s.attacks and len(s.attacks) < len(Category))
+"""Categories that the product's strategies declare to act on: a parameter of a surface has one of these sets."""
 HARMLESS = 0.004
 """Largest logarithm of an effect on a plateau."""
 
@@ -438,7 +443,7 @@ def _drawn(family: Family, number: int, g: np.random.Generator) -> Surface:
         if size * num_levels > MOST_CONFIGURATIONS:
             break
         size *= num_levels
-        knobs.append(_knob(family, len(knobs), num_levels, categories, shares, g))
+        knobs.append(_knob(family, len(knobs), num_levels, categories, g))
     knobs = [_gated(family, k, knobs, g) for k in range(len(knobs))]
     joint = [_together(knobs, 2, len(categories), g) for _ in range(int(g.poisson(family.pairs * len(knobs))))]
     joint += [_together(knobs, 3, len(categories), g) for _ in range(int(g.poisson(family.triples * len(knobs))))]
@@ -457,20 +462,21 @@ def _drawn(family: Family, number: int, g: np.random.Generator) -> Surface:
     )
 
 
-def _knob(
-    family: Family, index: int, num_levels: int, categories: Any, shares: np.ndarray, g: np.random.Generator
-) -> Knob:
+def _knob(family: Family, index: int, num_levels: int, categories: Any, g: np.random.Generator) -> Knob:
     ordered = bool(num_levels > 2 and g.random() < 0.55)
-    attacked = g.choice(len(categories), size=1 + int(g.random() < 0.3), replace=False, p=shares / shares.sum())
+    sets = [found for attacks in ATTACKED if (found := [n for n, c in enumerate(categories) if c in attacks])]
+    declared = np.array(sets[int(g.integers(len(sets)))])
+    attacked = declared[(g.random(len(declared)) < ACTS) | (np.arange(len(declared)) == g.integers(len(declared)))]
     today = int(g.integers(num_levels)) if ordered else 0
     effects = _ordered(family, num_levels, g) if ordered else _unordered(family, num_levels, g)
     effects = effects - effects[today]
     table = np.zeros((num_levels, len(categories)))
-    table[:, attacked] = effects[:, None] * g.uniform(0.6, 1.0, len(attacked))
+    table[:, attacked] = effects[:, None] * g.uniform(0.4, 1.0, len(attacked))
     table[np.arange(num_levels) != today] += g.normal(0, 0.015, (num_levels - 1, len(categories))) * (
         g.random((num_levels - 1, len(categories))) < 0.25
     )
-    declared = attacked if g.random() >= family.wrong else g.choice(len(categories), size=len(attacked), replace=False)
+    if g.random() < family.wrong:
+        declared = np.array(sets[int(g.integers(len(sets)))])
     savings = []
     for level in range(num_levels):
         true = 1 - np.exp(np.minimum(0.0, table[level, declared]))

@@ -11,11 +11,11 @@ RANKS = np.linspace(0, 1, 5)
 
 
 def prior(mean=0.0):
-    widths = [np.zeros((n, 2)) for n in LEVELS]
+    acts = [np.zeros((n, 2), dtype=bool) for n in LEVELS]
     for parameter, category in enumerate((0, 1, 1)):
-        widths[parameter][1:, category] = 1.0
+        acts[parameter][1:, category] = True
     kernels = [level_kernel(n, RANKS if n == 5 else None) for n in LEVELS]
-    return Prior(kernels=kernels, widths=widths, means=[mean * width for width in widths])
+    return Prior(kernels=kernels, acts=acts, means=[mean * act for act in acts])
 
 
 def measured(*starts):

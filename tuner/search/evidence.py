@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.profiling.bounds import Situation
@@ -18,8 +19,6 @@ from steptune.tuner.search.knowledge import Knowledge
 
 SMALLEST = 0.004
 """Share of the step below which, in every profile, a category is left out."""
-NARROWEST = 0.5
-"""Least prior width of an effect that its bound calls small: a bound narrows, it never excludes."""
 PROMISES_NOTHING = 0.01
 """Expected logarithm of the factor of a change that its bound allows no gain: it rather costs."""
 MOST = 0.95
@@ -121,25 +120,25 @@ class Evidence:
 
     def prior(self, incumbent: Candidate) -> Prior:
         """By the bounds and expectations on the incumbent; on the reference for what the incumbent has changed."""
-        kernels, widths, means = [], [], []
+        kernels, acts, means = [], [], []
         for k, parameter in enumerate(self._grid.parameters):
             shape = (parameter.num_levels, len(self.categories))
-            width, mean = np.zeros(shape), np.zeros(shape)
+            act, mean = np.zeros(shape, dtype=bool), np.zeros(shape)
             changed = parameter.name in incumbent.choices
             situation = self._knowledge.situation(self._grid.reference if changed else incumbent)
             for level in range(1, parameter.num_levels):
-                width[level], mean[level] = self._expected(k, level, situation)
+                act[level], mean[level] = self._expected(k, level, situation)
             kernels.append(level_kernel(parameter.num_levels, parameter.ranks))
-            widths.append(width)
+            acts.append(act)
             means.append(mean)
-        return Prior(kernels=kernels, widths=widths, means=means)
+        return Prior(kernels=kernels, acts=acts, means=means)
 
-    def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[Floats, Floats]:
-        """Widths over the usual one, and expected logarithms of factors, by category."""
+    def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats]:
+        """Whether a choice acts, and the logarithm of the factor if its expected savings come true, by category."""
         parameter, space = self._grid.parameters[index], self._grid.space
-        width, mean = np.zeros(len(self.categories)), np.zeros(len(self.categories))
+        acts, mean = np.zeros(len(self.categories), dtype=bool), np.zeros(len(self.categories))
         if situation is None or self.categories == [WHOLE]:
-            return width + 1.0, mean
+            return ~acts, mean
         choice = space.strategy(parameter.name).complete(parameter.options[level], space.workload)
         savings = grouped(parameter.strategy.savings(situation, choice))
         shares = self._shares_of(situation)
@@ -149,10 +148,10 @@ class Evidence:
             if name not in declared:
                 continue
             part = min(1.0, savings.get(name, 0.0) / max(shares.get(name, 0.0), 1e-6))
-            width[c] = max(NARROWEST, part)
+            acts[c] = True
             saved = min(MOST, hoped * part) if hoped >= 0 else hoped
             mean[c] = math.log1p(-saved) if abs(saved) > 1e-9 else PROMISES_NOTHING
-        return width, mean
+        return acts, mean
 
     def _hoped(self, index: int, level: int, situation: Situation, bound: float) -> float:
         """Part of its bound that a choice is expected to realise; below 0 where it is expected to cost: then of what it

@@ -1,13 +1,18 @@
-"""A Gaussian model of a training step over configurations: the time of each category first, then the step as their sum.
+"""A Gaussian model of a training step over configurations: the time of each category, and the step as their sum.
 
-Effects multiply, so everything is in logarithms of times over the reference's. In a category an effect of a choice has
-a prior width: large on what the choice declares to act on, small elsewhere; choices interact in pairs; neighbours of an
-ordered parameter are alike. The step is the sum of the categories as they are at that configuration: an effect counts
-with the share that its category has there. What that leaves out is in two small terms on the step itself.
+Effects multiply, so everything is in logarithms of times over the reference's. In a category the effect of a strategy
+has a Student distribution: wide on what the strategy declares to act on, narrow elsewhere; its true size is learned.
+Choices interact in pairs; neighbours of an ordered parameter are alike. The expected savings move the mean by a common
+factor, which is learned too. The step is the sum of the categories as they are at that configuration: an effect counts
+with the share that its category has there.
+
+A profiled start is one observation of each category, and the errors of its profile leave its step as it was measured. A
+start without a profile is one observation of a sum, about the categories that are expected there.
 
 Everything here is NumPy on whole numbers (levels of parameters, 0 being the reference's); nothing knows of strategies.
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006); Duvenaud et al., "Additive Gaussian
-Processes" (2011); Astudillo and Frazier, "Bayesian Optimization of Composite Functions" (ICML 2019).
+Processes" (2011); Astudillo and Frazier, "Bayesian Optimization of Composite Functions" (ICML 2019); Tipping, "Sparse
+Bayesian Learning and the Relevance Vector Machine" (2001), for the sizes of effects.
 """
 
 from __future__ import annotations
@@ -21,50 +26,49 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy.linalg import cho_solve, solve_triangular
 from threadpoolctl import ThreadpoolController
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-WIDTH = 0.8
-"""Standard deviation of an effect on a category that its choice declares to act on, in logarithms."""
-SIDE = 0.1
-"""The same on the other categories."""
+WIDTH, SIDE = 0.35, 0.08
+"""Usual size of an effect on a category that its strategy declares to act on, and on another, in logarithms."""
+FREEDOM = 1.0
+"""Degrees of freedom of the sizes' distribution: the fewer, the further the data may move them."""
 PAIRS = 0.15
 """Variance of the interaction of two choices, over the product of their own variances."""
-SCATTER = 0.008
+SCATTER = 0.02
 """Standard deviation of what no choice explains in a category."""
+HOPE, HOPE_SD = 0.1, 0.15
+"""Part of the expected savings that comes true."""
 ALIKE = 0.7
 """Correlation of the effects of two unordered choices of one strategy."""
 LENGTH = 0.3
 """Over which effects of ordered choices stay alike, as a part of the range of ranks."""
 SMOOTH = 0.85
 """Part of an ordered choice's effect that its neighbours share."""
-PROFILE_NOISE = 0.05
+PROFILE_NOISE, LEAST_ERROR = 0.05, 0.003
 """Of the time of one category in one profile."""
-REFERENCE_ERROR = 0.06
-"""Standard deviation of the reference's own profile, which all others are held against."""
-REST_LOCAL, REST_LENGTH, REST_MAIN = 0.02, 1.5, 0.01
-"""What the sum of the categories leaves out: near configurations alike, and by choice."""
-BY_ITSELF = 0.002
+FLOOR = 0.004
+"""Part of the reference's step below which a category's time is not told apart from none."""
+BY_ITSELF = 0.0002
 """Logarithm of the factor of any change: of two configurations that seem alike, the one that changes less."""
-LEVEL = 0.1
-"""Standard deviation of the step of the reference, about its first measurement."""
+LEVEL = 1.0
+"""Standard deviation of a category's time at the reference, about its first measurement: the data decide."""
 NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
 """Standard deviations between starts that are compared."""
-USUAL_NOISE, NOISE_FACTOR = 0.02, 3.0
+USUAL_NOISE, NOISE_FACTOR = 0.015, 2.5
 CALM_PARTS = (1.0, 0.25)
 """Of that noise, what a step has that never waits for its host."""
 DRIFTS = (0.0, 0.006, 0.02)
 """Standard deviations of a machine's drift from one start to the next."""
-SCALES = {"width": (0.4, 1.0, 2.0), "pairs": (0.3, 1.0, 3.0), "side": (1.0, 4.0)}
-"""What the data may multiply the constants with."""
-HOPES = {0.0: 0.25, 0.3: 0.5, 1.0: 0.25}
-"""What may be true of the prior means, by how likely that is before anything was measured."""
+DRIFT_PENALTY = 1.5
 GROUP = 0.2
 """Standard deviation of what trials that take turns have in common: only their ratio counts."""
 PLACE = 0.5
+ROUNDS = 5
+"""Of learning the sizes of effects."""
 JITTER = 1e-9
 
 
@@ -106,101 +110,25 @@ class Prior:
 
     Attributes:
         kernels: By parameter: correlations of its levels.
-        widths: By parameter, of level and category: prior width over the usual one; 0 where the choice does not act.
-        means: By parameter, of level and category: expected logarithm of the factor.
+        acts: By parameter, of level and category: whether the choice declares to act there.
+        means: By parameter, of level and category: logarithm of the factor if the expected savings come true.
     """
 
     kernels: Sequence[Floats]
-    widths: Sequence[Floats]
+    acts: Sequence[NDArray[np.bool_]]
     means: Sequence[Floats]
+
+    @property
+    def num_categories(self) -> int:
+        return int(self.means[0].shape[1])
 
     def correlations(self, a: Ints, b: Ints) -> Floats:
         """Of every parameter (first axis), between two sets of configurations."""
         return np.stack([kernel[np.ix_(a[:, k], b[:, k])] for k, kernel in enumerate(self.kernels)])
 
-    def widths_at(self, levels: Ints, category: int) -> Floats:
-        """Of every parameter (first axis), at configurations."""
-        return np.stack([width[levels[:, k], category] for k, width in enumerate(self.widths)])
-
-    def mean_at(self, levels: Ints, category: int) -> Floats:
-        return np.asarray(np.sum([mean[levels[:, k], category] for k, mean in enumerate(self.means)], axis=0))
-
-
-@dataclass(frozen=True)
-class Scales:
-    width: float = 1.0
-    pairs: float = 1.0
-    side: float = 1.0
-
-    @property
-    def log_prior(self) -> float:
-        spread = math.log(self.width) ** 2 + math.log(self.pairs) ** 2 / 2 + math.log(self.side) ** 2 / 4
-        return -spread / 2
-
-
-EVERY_SCALE = [Scales(w, p, s) for w, p, s in itertools.product(SCALES["width"], SCALES["pairs"], SCALES["side"])]
-
-
-def category_covariance(correlations: Floats, widths_a: Floats, widths_b: Floats, scales: Scales) -> Floats:
-    """Prior covariance of one category: main effects, side effects, pairs, and the reference's own error."""
-    side = scales.side * SIDE
-    wide_a, wide_b = scales.width * WIDTH * widths_a, scales.width * WIDTH * widths_b
-    main = wide_a[:, :, None] * wide_b[:, None, :] * correlations
-    both = (wide_a + side)[:, :, None] * (wide_b + side)[:, None, :] * correlations
-    pairs = 0.5 * (both.sum(0) ** 2 - (both**2).sum(0))
-    total = main.sum(0) + side**2 * correlations.sum(0) + scales.pairs * PAIRS * pairs
-    return np.asarray(total + REFERENCE_ERROR**2)
-
-
-class CategoryModel:
-    """Posterior of the logarithm of one category's time over the reference's, from profiles."""
-
-    def __init__(self, prior: Prior, category: int, levels: Ints, values: Floats, noise: Floats) -> None:
-        self._prior, self._category, self._levels = prior, category, levels
-        self._widths = prior.widths_at(levels, category)
-        correlations, means = prior.correlations(levels, levels), prior.mean_at(levels, category)
-        same = np.all(levels[:, None, :] == levels[None, :, :], axis=2)
-        noise = noise + SCATTER**2 * same
-        best = -math.inf
-        for scales in EVERY_SCALE:
-            covariance = category_covariance(correlations, self._widths, self._widths, scales) + noise
-            factor = np.linalg.cholesky(covariance + JITTER * np.eye(len(levels)))
-            seen, hoped = solve_triangular(factor, np.stack([values, means], axis=1), lower=True).T
-            scores = {hope: math.log(p) - 0.5 * float(((seen - hope * hoped) ** 2).sum()) for hope, p in HOPES.items()}
-            score = max(scores.values()) - float(np.log(np.diag(factor)).sum()) + scales.log_prior
-            if score > best:
-                weights = {hope: math.exp(s - max(scores.values())) for hope, s in scores.items()}
-                self.hope = sum(hope * w for hope, w in weights.items()) / sum(weights.values())
-                best, self.scales, self._factor, self._white = score, scales, factor, seen - self.hope * hoped
-
-    def project(self, levels: Ints, correlations: Floats) -> tuple[Floats, Floats]:
-        """Posterior means of configurations, and what they share with the profiles.
-
-        Args:
-            correlations: Between the profiled configurations and these.
-        """
-        widths = self._prior.widths_at(levels, self._category)
-        cross = category_covariance(correlations, self._widths, widths, self.scales)
-        shared = solve_triangular(self._factor, cross, lower=True)
-        mean = self.hope * self._prior.mean_at(levels, self._category) + shared.T @ self._white
-        return mean, shared
-
-    def covariance(self, a: Ints, b: Ints, correlations: Floats, shared_a: Floats, shared_b: Floats) -> Floats:
-        """Posterior covariance between two sets of configurations."""
-        widths_a, widths_b = self._prior.widths_at(a, self._category), self._prior.widths_at(b, self._category)
-        same = np.all(a[:, None, :] == b[None, :, :], axis=2)
-        prior = category_covariance(correlations, widths_a, widths_b, self.scales) + SCATTER**2 * same
-        return np.asarray(prior - shared_a.T @ shared_b)
-
-    def variance(self, levels: Ints, shared: Floats) -> Floats:
-        """Posterior variances of configurations."""
-        correlations = np.stack([np.diag(kernel)[levels[:, k]] for k, kernel in enumerate(self._prior.kernels)])
-        widths = self.scales.width * WIDTH * self._prior.widths_at(levels, self._category)
-        side = self.scales.side * SIDE
-        both = (widths + side) ** 2 * correlations
-        pairs = 0.5 * (both.sum(0) ** 2 - (both**2).sum(0))
-        own = (widths**2 * correlations).sum(0) + side**2 * correlations.sum(0) + self.scales.pairs * PAIRS * pairs
-        return np.asarray(own + REFERENCE_ERROR**2 + SCATTER**2 - (shared**2).sum(0))
+    def mean(self, levels: Ints) -> Floats:
+        """Of configurations, by category."""
+        return np.asarray(sum(mean[levels[:, k]] for k, mean in enumerate(self.means)))
 
 
 @dataclass(frozen=True)
@@ -244,6 +172,7 @@ class Beliefs:
         levels: The configurations.
         mean: Of the logarithm of the seconds of a unit.
         variance: Of the same.
+        categories_s: Expected seconds by category, one row a configuration.
     """
 
     levels: Ints
@@ -251,120 +180,202 @@ class Beliefs:
     variance: Floats
     categories_s: Floats
     _shares: Floats
-    _shared: Sequence[Floats]
+    _hoped: Floats
     _white: Floats
+
+    @classmethod
+    def joined(cls, parts: Sequence[Beliefs]) -> Beliefs:
+        """Put what the same model said of several sets together."""
+        rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__}
+        return cls(**rows)
+
+
+@dataclass
+class _Rows:
+    """Observations: each the sum of the categories of one start by some weights.
+
+    Attributes:
+        starts: Of each row.
+        weights: Of the categories (second axis).
+        values: Logarithms over the reference's.
+        noise: Covariance of their own errors, without that of starts.
+    """
+
+    starts: Ints
+    weights: Floats
+    values: Floats
+    noise: Floats
 
 
 class StepModel:
-    """Posterior of the step time, from profiles and measured steps.
+    """Posterior of the step time, from profiles and measured steps."""
 
-    Args:
-        floor: Part of the reference's step below which a category's time is not told apart from none.
-    """
-
-    def __init__(self, prior: Prior, measured: Measured, floor: float = 0.005) -> None:
+    def __init__(self, prior: Prior, measured: Measured) -> None:
         self.measured, self._prior = measured, prior
-        reference = measured.profiles[0]
-        self._floor_s = floor * float(reference.sum())
-        self._reference = np.log(reference + self._floor_s)
-        self._profiled = measured.levels[measured.profiled]
-        self._models = self._fit_categories(drift=0.0)
-        self.unique, self._index = np.unique(measured.levels, axis=0, return_inverse=True)
-        self._index = self._index.reshape(-1)
-        self.noise_sd, self.calm_part, self.drift = self._fit_steps()
-        if self.drift > 0:
-            self._models = self._fit_categories(self.drift)
-            self._fit_steps()
+        self._floor_s = FLOOR * float(measured.profiles[0].sum())
+        self._reference = np.log(measured.profiles[0] + self._floor_s)
+        self._sizes = [np.where(acts, WIDTH, SIDE) for acts in prior.acts]
+        self._means = prior.mean(measured.levels)
+        self._rows = self._observed()
+        self._correlations = prior.correlations(measured.levels, measured.levels)
+        self._noise = (USUAL_NOISE, 1.0, 0.0)
+        for round_ in range(ROUNDS):
+            self._condition(choose_noise=round_ == 0)
+            self._learn_sizes()
+            self._look_again_at_sums()
+        self._condition(choose_noise=True)
 
-    def _fit_categories(self, drift: float) -> list[CategoryModel]:
-        profiled = self.measured.profiled
-        common = self.measured.common(drift)[np.ix_(profiled, profiled)]
-        values = np.log(self.measured.profiles + self._floor_s) - self._reference
-        times = self.measured.profiles
-        seen = times / (times + self._floor_s)
-        models = []
-        for c in range(times.shape[1]):
-            noise = np.diag((PROFILE_NOISE * seen[:, c]) ** 2 + USUAL_NOISE**2) + common * (drift > 0)
-            models.append(CategoryModel(self._prior, c, self._profiled, values[:, c], noise))
-        return models
+    # --- what was observed --------------------------------------------------------------------
 
-    # --- the sum of the categories ------------------------------------------------------------
+    def _observed(self) -> _Rows:
+        """A row for each category of every profiled start, then one for each other start."""
+        measured, count = self.measured, self._prior.num_categories
+        times = measured.profiles
+        shares = times / times.sum(1, keepdims=True)
+        others = np.setdiff1d(np.arange(len(measured.log_s)), measured.profiled)
+        starts = np.concatenate([np.repeat(measured.profiled, count), others])
+        weights = np.concatenate([np.tile(np.eye(count), (len(times), 1)), np.tile(shares[0], (len(others), 1))])
+        values = (np.log(times + self._floor_s) - self._reference).ravel()
+        noise = np.zeros((len(starts), len(starts)))
+        for n, share in enumerate(shares):
+            errors = np.diag((PROFILE_NOISE * times[n] / (times[n] + self._floor_s)) ** 2)
+            within = np.eye(count) - share  # what a category has too much, the others have too little
+            rows = slice(n * count, (n + 1) * count)
+            noise[rows, rows] = within @ errors @ within.T + LEAST_ERROR**2 * np.eye(count)
+        return _Rows(starts, weights, np.concatenate([values, np.zeros(len(others))]), noise)
 
-    def _look_at(self, levels: Ints) -> tuple[Floats, Floats, list[Floats]]:
-        """Seconds by category, shares of the step, and what is shared with the profiles."""
-        correlations = self._prior.correlations(self._profiled, levels)
-        seconds, shared = [], []
-        for model, reference in zip(self._models, self._reference, strict=True):
-            mean, part = model.project(levels, correlations)
-            seconds.append(np.maximum(np.exp(mean + reference) - self._floor_s, 1e-3 * self._floor_s))
-            shared.append(part)
-        times = np.stack(seconds)
-        return times, times / times.sum(0), shared
+    def _look_again_at_sums(self) -> None:
+        """Take the sums of starts without a profile about the categories that are expected there."""
+        count = len(self._rows.starts) - self.measured.profiles.size
+        if not count:
+            return
+        rows = slice(len(self._rows.starts) - count, None)
+        starts = self._rows.starts[rows]
+        about = self._categories(self.measured.levels[starts], self._means[starts])
+        times = np.exp(about + self._reference)
+        self._rows.weights[rows] = times / times.sum(1, keepdims=True)
+        off = self.measured.log_s[starts] - np.log(times.sum(1))
+        self._rows.values[rows] = off + (self._rows.weights[rows] * about).sum(1)
 
-    def _covariance(
-        self, a: Ints, b: Ints, shares_a: Floats, shares_b: Floats, shared_a: list[Floats], shared_b: list[Floats]
-    ) -> Floats:
-        """Of the step, given the profiles alone."""
-        correlations = self._prior.correlations(a, b)
-        total = LEVEL**2 + REST_MAIN**2 * correlations.sum(0)
-        total = total + REST_LOCAL**2 * np.exp(-(a[:, None, :] != b[None, :, :]).sum(2) / REST_LENGTH)
-        for c, model in enumerate(self._models):
-            own = model.covariance(a, b, correlations, shared_a[c], shared_b[c])
-            total = total + shares_a[c][:, None] * shares_b[c][None, :] * own
-        return np.asarray(total)
+    # --- the prior ----------------------------------------------------------------------------
 
-    def _variance(self, levels: Ints, shares: Floats, shared: list[Floats]) -> Floats:
-        """Of the step, given the profiles alone; categories are independent of one another."""
-        correlations = np.stack([np.diag(kernel)[levels[:, k]] for k, kernel in enumerate(self._prior.kernels)])
-        total = LEVEL**2 + REST_LOCAL**2 + REST_MAIN**2 * correlations.sum(0)
-        for c, model in enumerate(self._models):
-            total = total + shares[c] ** 2 * model.variance(levels, shared[c])
-        return np.asarray(total)
+    def _wide(self, levels: Ints) -> Floats:
+        """Sizes of the effects of configurations: parameter, configuration, category."""
+        return np.stack([size[levels[:, k]] for k, size in enumerate(self._sizes)])
 
-    @staticmethod
-    def _sum(levels: Ints, times: Floats) -> Floats:
-        """Logarithm of the step that the categories make."""
-        return np.asarray(np.log(times.sum(0)) + BY_ITSELF * (levels > 0).sum(1))
+    def _covariance(self, a: Ints, b: Ints, correlations: Floats) -> Floats:
+        """Prior covariance of the categories between two sets of configurations: a, b, category."""
+        both = self._wide(a)[:, :, None] * self._wide(b)[:, None] * correlations[..., None]
+        same = np.all(a[:, None] == b[None], axis=2)[..., None]
+        return np.asarray(_with_pairs(both) + SCATTER**2 * same)
 
-    # --- the measured steps -------------------------------------------------------------------
+    def _variance(self, levels: Ints) -> Floats:
+        """Prior variance of the categories of configurations."""
+        own = np.stack([np.diag(kernel)[levels[:, k]] for k, kernel in enumerate(self._prior.kernels)])
+        return np.asarray(_with_pairs(self._wide(levels) ** 2 * own[..., None]) + SCATTER**2)
 
-    def _fit_steps(self) -> tuple[float, float, float]:
-        measured = self.measured
-        times, self._shares, self._shared = self._look_at(self.unique)
-        prior = self._covariance(self.unique, self.unique, self._shares, self._shares, self._shared, self._shared)
-        at_starts = prior[np.ix_(self._index, self._index)]
-        residual = measured.log_s - self._sum(self.unique, times)[self._index]
+    # --- the posterior ------------------------------------------------------------------------
+
+    def _condition(self, *, choose_noise: bool) -> None:
+        """Condition the model on what was observed; the noise by the largest posterior where it is to be chosen."""
+        rows, measured = self._rows, self.measured
+        covariance = self._covariance(measured.levels, measured.levels, self._correlations)
+        between = covariance[np.ix_(rows.starts, rows.starts)]
+        self._hoped = (rows.weights * self._means[rows.starts]).sum(1)
+        prior = np.einsum("ac,bc,abc->ab", rows.weights, rows.weights, between)
+        prior += HOPE_SD**2 * np.outer(self._hoped, self._hoped) + rows.noise + JITTER * np.eye(len(rows.starts))
+        residual = rows.values - HOPE * self._hoped
         best = -math.inf
-        calm_parts = CALM_PARTS if measured.calm.any() else CALM_PARTS[:1]
-        for noise, part, drift in itertools.product(NOISES, calm_parts, DRIFTS):
-            own = np.where(measured.calm, part * noise, noise) ** 2 + measured.errors**2
-            covariance = at_starts + np.diag(own) + measured.common(drift)
-            factor = np.linalg.cholesky(covariance + JITTER * np.eye(len(own)))
+        for noise in self._noises() if choose_noise else [self._noise]:
+            at_starts = self._noise_of_starts(*noise)[np.ix_(rows.starts, rows.starts)]
+            factor = np.linalg.cholesky(prior + at_starts)
             white = solve_triangular(factor, residual, lower=True)
-            score = -0.5 * float(white @ white) - float(np.log(np.diag(factor)).sum())
-            score -= 0.5 * (math.log(noise / USUAL_NOISE) / math.log(NOISE_FACTOR)) ** 2 + 1.5 * (drift > 0)
+            score = -0.5 * float(white @ white) - float(np.log(np.diag(factor)).sum()) + _log_prior(*noise)
             if score > best:
-                best, kept = score, (noise, part, drift)
-                self._factor, self._white = factor, white
-        return kept
+                best, self._noise, self._factor, self._residual = score, noise, factor, white
+        self._alpha = solve_triangular(self._factor, self._residual, lower=True, trans="T")
+
+    def _noises(self) -> list[tuple[float, float, float]]:
+        calm_parts = CALM_PARTS if self.measured.calm.any() else CALM_PARTS[:1]
+        return list(itertools.product(NOISES, calm_parts, DRIFTS))
+
+    def _noise_of_starts(self, noise: float, calm_part: float, drift: float) -> Floats:
+        """Covariance of what starts have beside their configuration."""
+        own = np.where(self.measured.calm, calm_part * noise, noise) ** 2 + self.measured.errors**2
+        return np.diag(own) + self.measured.common(drift)
+
+    def _learn_sizes(self) -> None:
+        """Move the size of every strategy's effect on every category towards what the data say of it.
+
+        A variational step for effects with a Student prior: the expected square of the effects, in units of their usual
+        size, replaces the usual one as far as `FREEDOM` lets it.
+        """
+        rows, levels = self._rows, self.measured.levels[self._rows.starts]
+        inverse = cho_solve((self._factor, True), np.eye(len(rows.starts)))
+        for k, kernel in enumerate(self._prior.kernels):
+            own = kernel[1:, 1:] + 1e-6 * np.eye(len(kernel) - 1)
+            to_rows = kernel[1:, levels[:, k]]
+            for c in range(self._prior.num_categories):
+                usual = np.where(self._prior.acts[k][1:, c], WIDTH, SIDE)
+                size = self._sizes[k][1:, c]
+                cross = size[:, None] * to_rows * (self._sizes[k][levels[:, k], c] * rows.weights[:, c])
+                mean = cross @ self._alpha
+                spread = size[:, None] * own * size - cross @ inverse @ cross.T + np.outer(mean, mean)
+                square = float(np.trace(np.linalg.solve(usual[:, None] * own * usual, spread)))
+                grown = math.sqrt((FREEDOM + square) / (FREEDOM + len(own)))
+                self._sizes[k] = self._sizes[k].copy()
+                self._sizes[k][1:, c] = usual * grown
+
+    def _categories(self, levels: Ints, means: Floats) -> Floats:
+        """Posterior mean of the logarithm of every category over the reference's."""
+        correlations = self._prior.correlations(self.measured.levels, levels)
+        return self._project(self._covariance(self.measured.levels, levels, correlations), means)
+
+    def _project(self, covariance: Floats, means: Floats) -> Floats:
+        weighted = np.zeros((len(self.measured.levels), self._prior.num_categories))
+        np.add.at(weighted, self._rows.starts, self._alpha[:, None] * self._rows.weights)
+        hope = HOPE + HOPE_SD**2 * float(self._hoped @ self._alpha)
+        return np.asarray(np.einsum("sc,sqc->qc", weighted, covariance) + hope * means)
 
     def believe(self, levels: Ints) -> Beliefs:
         """Posterior of the step of configurations."""
-        times, shares, shared = self._look_at(levels)
-        cross = self._covariance(self.unique, levels, self._shares, shares, self._shared, shared)[self._index]
+        rows, means = self._rows, self._prior.mean(levels)
+        correlations = self._prior.correlations(self.measured.levels, levels)
+        covariance = self._covariance(self.measured.levels, levels, correlations)
+        about = np.exp(self._project(covariance, means) + self._reference)
+        times = np.maximum(about - self._floor_s, 1e-3 * self._floor_s)
+        shares = times / times.sum(1, keepdims=True)
+        hoped = (shares * means).sum(1)
+        cross = np.zeros((len(rows.starts), len(levels)))
+        for c in range(self._prior.num_categories):
+            cross += rows.weights[:, c, None] * covariance[rows.starts, :, c] * shares[:, c]
+        cross += HOPE_SD**2 * np.outer(self._hoped, hoped)
         white = solve_triangular(self._factor, cross, lower=True)
-        mean = self._sum(levels, times) + white.T @ self._white
-        variance = np.maximum(self._variance(levels, shares, shared) - (white**2).sum(0), 1e-10)
-        return Beliefs(levels, mean, variance, times, shares, shared, white)
+        own = (shares**2 * self._variance(levels)).sum(1) + HOPE_SD**2 * hoped**2
+        variance = np.maximum(own - (white**2).sum(0), 1e-10)
+        mean = np.log(times.sum(1)) + BY_ITSELF * (levels > 0).sum(1)
+        return Beliefs(levels, mean, variance, times, shares, hoped, white.T)
 
     def covariance(self, a: Beliefs, b: Beliefs) -> Floats:
         """Posterior covariance between the steps of two sets of configurations."""
-        prior = self._covariance(a.levels, b.levels, a._shares, b._shares, list(a._shared), list(b._shared))
-        return np.asarray(prior - a._white.T @ b._white)
+        prior = self._covariance(a.levels, b.levels, self._prior.correlations(a.levels, b.levels))
+        total = np.einsum("ac,bc,abc->ab", a._shares, b._shares, prior) + HOPE_SD**2 * np.outer(a._hoped, b._hoped)
+        return np.asarray(total - a._white @ b._white.T)
 
     def start_noise(self, calm: bool) -> float:
         """Standard deviation between starts."""
-        return self.noise_sd * (self.calm_part if calm else 1.0)
+        noise, calm_part, _ = self._noise
+        return noise * (calm_part if calm else 1.0)
+
+
+def _with_pairs(both: Floats) -> Floats:
+    """Main effects (by parameter on the first axis) and their pairs, and the reference's own level."""
+    main = both.sum(0)
+    return np.asarray(main + 0.5 * PAIRS * (main**2 - (both**2).sum(0)) + LEVEL**2)
+
+
+def _log_prior(noise: float, calm_part: float, drift: float) -> float:
+    return -0.5 * (math.log(noise / USUAL_NOISE) / math.log(NOISE_FACTOR)) ** 2 - DRIFT_PENALTY * (drift > 0)
 
 
 def draws(mean: Floats, covariance: Floats, count: int, generator: np.random.Generator) -> Floats:

@@ -115,7 +115,7 @@ class Look:
         wanted += [self._random() for _ in range(NUM_RANDOM)]
         parts = [self._model.believe(_rows(self._fresh(wanted), self._width))]
         for _ in range(ROUNDS):
-            pool = _joined(parts)
+            pool = Beliefs.joined(parts)
             if not len(pool.levels):
                 break
             liked = np.argsort(-self.improvement(pool))[:NUM_NEIGHBOURHOODS]
@@ -124,7 +124,7 @@ class Look:
             if not fresh:
                 break
             parts.append(self._model.believe(_rows(fresh, self._width)))
-        return _joined(parts)
+        return Beliefs.joined(parts)
 
     @property
     def _width(self) -> int:
@@ -210,7 +210,7 @@ class Look:
         categories = self._history.evidence.categories
         if categories == [WHOLE]:
             return ""
-        saved = self._best_beliefs.categories_s[:, 0] - pool.categories_s[:, row]
+        saved = self._best_beliefs.categories_s[0] - pool.categories_s[row]
         most = int(np.argmax(saved))
         return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
 
@@ -262,15 +262,3 @@ def _key(row: Floats) -> Levels:
 
 def _rows(levels: Sequence[Levels], width: int) -> np.ndarray:
     return np.array(levels, dtype=np.int64).reshape(len(levels), width)
-
-
-def _joined(parts: Sequence[Beliefs]) -> Beliefs:
-    return Beliefs(
-        levels=np.concatenate([part.levels for part in parts]),
-        mean=np.concatenate([part.mean for part in parts]),
-        variance=np.concatenate([part.variance for part in parts]),
-        categories_s=np.concatenate([part.categories_s for part in parts], axis=1),
-        _shares=np.concatenate([part._shares for part in parts], axis=1),
-        _shared=[np.concatenate(same, axis=1) for same in zip(*(part._shared for part in parts), strict=True)],
-        _white=np.concatenate([part._white for part in parts], axis=1),
-    )

@@ -57,6 +57,8 @@ ACTS = 0.6
 """How likely a choice acts on each of the categories that it declares, beside the one that it is drawn for."""
 ATTACKED = tuple(s.attacks for s in STRATEGIES if s.attacks and len(s.attacks) < len(Category))
 """Categories that the product's strategies declare to act on: a parameter of a surface has one of these sets."""
+EXPERIENCE = 0.7
+"""Standard deviation of the logarithm of what a strategy is said to realise usually, about what it does here."""
 HARMLESS = 0.004
 """Largest logarithm of an effect on a plateau."""
 
@@ -498,9 +500,20 @@ def _knob(family: Family, index: int, num_levels: int, categories: Any, g: np.ra
         effects=table,
         savings=tuple(savings),
         memory=tuple(float(n) for n in needs),
-        usual_realisation=float(np.clip(0.3 * np.exp(g.normal(0, 0.6)), 0.05, 0.9)),
+        usual_realisation=_usual(table, savings, categories, g),
         recompiles=bool(g.random() < 0.35),
     )
+
+
+def _usual(
+    table: np.ndarray, savings: Sequence[Mapping[Category, float]], categories: Any, g: np.random.Generator
+) -> float:
+    """The part of its bound that such a choice usually realises: what this one does, as far as experience can tell."""
+    true = 1 - np.exp(np.minimum(0.0, table))
+    parts = [
+        true[n, categories.index(c)] / most for n, own in enumerate(savings) for c, most in own.items() if most > 0
+    ]
+    return float(np.clip(np.mean(parts or [0.0]) * np.exp(g.normal(0, EXPERIENCE)), 0.05, 0.9))
 
 
 def _unordered(family: Family, num_levels: int, g: np.random.Generator) -> np.ndarray:

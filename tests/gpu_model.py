@@ -67,6 +67,7 @@ class Step:
         whole_s: What compiling the model takes, first.
         regional_s: What compiling its blocks takes.
         prepare_s: What looking at the workload takes.
+        today: What is trained with today, beside the defaults.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Step:
     mask_refusal: str = "masks of its own"
     num_ranks: int = 1
     num_hosts: int = 1
+    today: Mapping[str, Choice] = field(default_factory=dict)
 
     def topology(self, hardware: HardwareProfile) -> Topology | None:
         """The links between its ranks."""
@@ -92,7 +94,7 @@ class Step:
 
     def current(self) -> dict[str, Choice]:
         """What is trained with today, beside the defaults."""
-        return {}
+        return dict(self.today)
 
     def facts(self) -> WorkloadFacts:
         facts = sample_facts(

@@ -74,3 +74,17 @@ LARGE_LANGUAGE_MODEL = Step(
     num_block_kinds=1,
     modules={"Conv1D": 144, "LayerNorm": 73},
 )
+PROFESSIONAL = replace(
+    LARGE_LANGUAGE_MODEL,
+    name="a large language model in bf16, compiled",
+    today={"precision": {"level": "O1", "dtype": "bfloat16"}, "compile": {"mode": "default"}},
+)
+STEPS = {
+    "language model": LANGUAGE_MODEL,
+    "causal model": CAUSAL,
+    "convolutions": CONVOLUTIONS,
+    "vision": VISION,
+    "windows": WINDOWS,
+    "large language model": LARGE_LANGUAGE_MODEL,
+    "professional": PROFESSIONAL,
+}

@@ -7,12 +7,12 @@ from search_builders import NO_LIMIT_S, RECOMPILING, Machine, StudyRun, surface_
 
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.records import Purpose
+from steptune.tuner.records import Candidate, Purpose
 from steptune.tuner.search import searches
 from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.searches import OWN, make_search
-from steptune.tuner.trials.fake import SEPARABLE, WALL, FakeRunner, FakeStrategy
+from steptune.tuner.trials.fake import PAIR, SEPARABLE, WALL, FakeRunner, FakeStrategy
 
 TRIALS = 7
 
@@ -126,6 +126,20 @@ def test_the_model_ends_when_nothing_is_likely_left():
     certificate = designer.certificate()
     assert certificate.ended == "no bound above noise"
     assert certificate.probability_left < 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_answer_of_the_model_changes_nothing_that_brings_nothing(seed):
+    """Most strategies of this surface do nothing; the search tries several of them at once."""
+    designer = AskingDesigner(
+        surface_space(PAIR), search=make_search("model"), budget_s=NO_LIMIT_S, max_trials=20, seed=seed
+    )
+    tell(designer, FakeRunner(PAIR, noise_sd=0.001, seed=seed))
+    answer = designer.best()
+    assert not answer.is_baseline
+    for name in answer.choices:
+        without = Candidate(choices={other: choice for other, choice in answer.choices.items() if other != name})
+        assert PAIR.total_ms(without) > PAIR.total_ms(answer), name
 
 
 class Recompiling(FakeStrategy):

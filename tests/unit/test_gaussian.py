@@ -15,7 +15,7 @@ def prior(mean=0.0):
     for parameter, category in enumerate((0, 1, 1)):
         acts[parameter][1:, category] = True
     kernels = [level_kernel(n, RANKS if n == 5 else None) for n in LEVELS]
-    return Prior(kernels=kernels, acts=acts, means=[mean * act for act in acts])
+    return Prior(kernels=kernels, acts=acts, means=[mean * act for act in acts], most=[np.ones(n) for n in LEVELS])
 
 
 def measured(*starts):

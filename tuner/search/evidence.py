@@ -120,25 +120,28 @@ class Evidence:
 
     def prior(self, incumbent: Candidate) -> Prior:
         """By the bounds and expectations on the incumbent; on the reference for what the incumbent has changed."""
-        kernels, acts, means = [], [], []
+        kernels, acts, means, most = [], [], [], []
         for k, parameter in enumerate(self._grid.parameters):
             shape = (parameter.num_levels, len(self.categories))
-            act, mean = np.zeros(shape, dtype=bool), np.zeros(shape)
+            act, mean, bound = np.zeros(shape, dtype=bool), np.zeros(shape), np.zeros(shape[0])
             changed = parameter.name in incumbent.choices
             situation = self._knowledge.situation(self._grid.reference if changed else incumbent)
             for level in range(1, parameter.num_levels):
-                act[level], mean[level] = self._expected(k, level, situation)
+                act[level], mean[level], bound[level] = self._expected(k, level, situation)
             kernels.append(level_kernel(parameter.num_levels, parameter.ranks))
             acts.append(act)
             means.append(mean)
-        return Prior(kernels=kernels, acts=acts, means=means)
+            most.append(-np.log1p(-bound))
+        return Prior(kernels=kernels, acts=acts, means=means, most=most)
 
-    def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats]:
-        """Whether a choice acts, and the logarithm of the factor if its expected savings come true, by category."""
+    def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats, float]:
+        """Whether a choice acts and the logarithm of the factor if its expected savings come true, by category; and the
+        most that it can save, as a part of the step.
+        """
         parameter, space = self._grid.parameters[index], self._grid.space
         acts, mean = np.zeros(len(self.categories), dtype=bool), np.zeros(len(self.categories))
         if situation is None or self.categories == [WHOLE]:
-            return ~acts, mean
+            return ~acts, mean, 1 - 1e-9
         choice = space.strategy(parameter.name).complete(parameter.options[level], space.workload)
         savings = grouped(parameter.strategy.savings(situation, choice))
         shares = self._shares_of(situation)
@@ -151,7 +154,7 @@ class Evidence:
             acts[c] = True
             saved = min(MOST, hoped * part) if hoped >= 0 else hoped
             mean[c] = math.log1p(-saved) if abs(saved) > 1e-9 else PROMISES_NOTHING
-        return acts, mean
+        return acts, mean, min(MOST, sum(savings.values()))
 
     def _hoped(self, index: int, level: int, situation: Situation, bound: float) -> float:
         """Part of its bound that a choice is expected to realise; below 0 where it is expected to cost: then of what it

@@ -40,7 +40,7 @@ PAIRS = 0.15
 """Variance of the interaction of two choices, over the product of their own variances."""
 SCATTER = 0.02
 """Standard deviation of what no choice explains in a category."""
-HOPE, HOPE_SD = 0.1, 0.15
+HOPE, HOPE_SD = 0.3, 0.3
 """Part of the expected savings that comes true."""
 ALIKE = 0.7
 """Correlation of the effects of two unordered choices of one strategy."""
@@ -112,11 +112,13 @@ class Prior:
         kernels: By parameter: correlations of its levels.
         acts: By parameter, of level and category: whether the choice declares to act there.
         means: By parameter, of level and category: logarithm of the factor if the expected savings come true.
+        most: By parameter, of level: logarithm of the largest factor of the rate that its bound allows.
     """
 
     kernels: Sequence[Floats]
     acts: Sequence[NDArray[np.bool_]]
     means: Sequence[Floats]
+    most: Sequence[Floats]
 
     @property
     def num_categories(self) -> int:
@@ -211,7 +213,7 @@ class StepModel:
     """Posterior of the step time, from profiles and measured steps."""
 
     def __init__(self, prior: Prior, measured: Measured) -> None:
-        self.measured, self._prior = measured, prior
+        self.measured, self.prior = measured, prior
         self._floor_s = FLOOR * float(measured.profiles[0].sum())
         self._reference = np.log(measured.profiles[0] + self._floor_s)
         self._sizes = [np.where(acts, WIDTH, SIDE) for acts in prior.acts]
@@ -229,7 +231,7 @@ class StepModel:
 
     def _observed(self) -> _Rows:
         """A row for each category of every profiled start, then one for each other start."""
-        measured, count = self.measured, self._prior.num_categories
+        measured, count = self.measured, self.prior.num_categories
         times = measured.profiles
         shares = times / times.sum(1, keepdims=True)
         others = np.setdiff1d(np.arange(len(measured.log_s)), measured.profiled)
@@ -271,7 +273,7 @@ class StepModel:
 
     def _variance(self, levels: Ints) -> Floats:
         """Prior variance of the categories of configurations."""
-        own = np.stack([np.diag(kernel)[levels[:, k]] for k, kernel in enumerate(self._prior.kernels)])
+        own = np.stack([np.diag(kernel)[levels[:, k]] for k, kernel in enumerate(self.prior.kernels)])
         return np.asarray(_with_pairs(self._wide(levels) ** 2 * own[..., None]) + SCATTER**2)
 
     # --- the posterior ------------------------------------------------------------------------
@@ -312,11 +314,11 @@ class StepModel:
         """
         rows, levels = self._rows, self.measured.levels[self._rows.starts]
         inverse = cho_solve((self._factor, True), np.eye(len(rows.starts)))
-        for k, kernel in enumerate(self._prior.kernels):
+        for k, kernel in enumerate(self.prior.kernels):
             own = kernel[1:, 1:] + 1e-6 * np.eye(len(kernel) - 1)
             to_rows = kernel[1:, levels[:, k]]
-            for c in range(self._prior.num_categories):
-                usual = np.where(self._prior.acts[k][1:, c], WIDTH, SIDE)
+            for c in range(self.prior.num_categories):
+                usual = np.where(self.prior.acts[k][1:, c], WIDTH, SIDE)
                 size = self._sizes[k][1:, c]
                 cross = size[:, None] * to_rows * (self._sizes[k][levels[:, k], c] * rows.weights[:, c])
                 mean = cross @ self._alpha
@@ -328,26 +330,26 @@ class StepModel:
 
     def _categories(self, levels: Ints, means: Floats) -> Floats:
         """Posterior mean of the logarithm of every category over the reference's."""
-        correlations = self._prior.correlations(self.measured.levels, levels)
+        correlations = self.prior.correlations(self.measured.levels, levels)
         return self._project(self._covariance(self.measured.levels, levels, correlations), means)
 
     def _project(self, covariance: Floats, means: Floats) -> Floats:
-        weighted = np.zeros((len(self.measured.levels), self._prior.num_categories))
+        weighted = np.zeros((len(self.measured.levels), self.prior.num_categories))
         np.add.at(weighted, self._rows.starts, self._alpha[:, None] * self._rows.weights)
         hope = HOPE + HOPE_SD**2 * float(self._hoped @ self._alpha)
         return np.asarray(np.einsum("sc,sqc->qc", weighted, covariance) + hope * means)
 
     def believe(self, levels: Ints) -> Beliefs:
         """Posterior of the step of configurations."""
-        rows, means = self._rows, self._prior.mean(levels)
-        correlations = self._prior.correlations(self.measured.levels, levels)
+        rows, means = self._rows, self.prior.mean(levels)
+        correlations = self.prior.correlations(self.measured.levels, levels)
         covariance = self._covariance(self.measured.levels, levels, correlations)
         about = np.exp(self._project(covariance, means) + self._reference)
         times = np.maximum(about - self._floor_s, 1e-3 * self._floor_s)
         shares = times / times.sum(1, keepdims=True)
         hoped = (shares * means).sum(1)
         cross = np.zeros((len(rows.starts), len(levels)))
-        for c in range(self._prior.num_categories):
+        for c in range(self.prior.num_categories):
             cross += rows.weights[:, c, None] * covariance[rows.starts, :, c] * shares[:, c]
         cross += HOPE_SD**2 * np.outer(self._hoped, hoped)
         white = solve_triangular(self._factor, cross, lower=True)
@@ -358,7 +360,7 @@ class StepModel:
 
     def covariance(self, a: Beliefs, b: Beliefs) -> Floats:
         """Posterior covariance between the steps of two sets of configurations."""
-        prior = self._covariance(a.levels, b.levels, self._prior.correlations(a.levels, b.levels))
+        prior = self._covariance(a.levels, b.levels, self.prior.correlations(a.levels, b.levels))
         total = np.einsum("ac,bc,abc->ab", a._shares, b._shares, prior) + HOPE_SD**2 * np.outer(a._hoped, b._hoped)
         return np.asarray(total - a._white @ b._white.T)
 

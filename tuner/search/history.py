@@ -21,6 +21,9 @@ from steptune.tuner.search.grid import Grid, Levels
 from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.space import Space
 
+IDLE = 0.003
+"""Part of the step below which a difference is none: the configuration that changes less is the better one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
@@ -102,9 +105,10 @@ class History:
             return False
         return knowledge.will_not_fit(candidate) is None
 
-    def can_pay(self, candidate: Candidate) -> bool:
-        """Whether a start of a configuration, with its compilation, is expected to end in the time left."""
-        return self.num_left > 0 and self.cost_s(candidate) <= self.left_s
+    def can_pay(self, *candidates: Candidate) -> bool:
+        """Whether a start of each configuration, with its compilation, is expected to end in the time left."""
+        seconds = sum(self.cost_s(candidate) for candidate in candidates)
+        return self.num_left >= len(candidates) and seconds <= self.left_s
 
     # --- the model ----------------------------------------------------------------------------
 
@@ -144,7 +148,11 @@ class History:
         return np.array(levels, dtype=np.int64).reshape(len(levels), len(self.grid.parameters))
 
     def answer(self) -> Candidate:
-        """The measured configuration with the lowest expected step time."""
+        """The measured configuration with the lowest expected step time; of those that are as good, the one that
+        changes least.
+        """
         levels, beliefs = self.measured
-        found = self.grid.candidate(levels[int(np.argmin(beliefs.mean))])
+        good = [n for n, mean in enumerate(beliefs.mean) if mean < beliefs.mean.min() + IDLE]
+        best = min(good, key=lambda n: (np.count_nonzero(levels[n]), beliefs.mean[n]))
+        found = self.grid.candidate(levels[best])
         return self.grid.reference if found is None else found

@@ -20,9 +20,9 @@ from scipy.special import ndtr
 from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.records import Candidate, TrialResult
 from steptune.tuner.search.evidence import HOST, WHOLE
-from steptune.tuner.search.gaussian import Beliefs, Floats, draws
+from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, draws
 from steptune.tuner.search.grid import Levels
-from steptune.tuner.search.history import History, Proposal
+from steptune.tuner.search.history import IDLE, History, Proposal
 
 NUM_BASES = 3
 """Best configurations of which all single changes are looked at."""
@@ -32,8 +32,10 @@ ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
 """Of the local search, and how many configurations it goes on from in each."""
 SHORT = 0.15
 """Part of the time left that a start may cost before what it promises is weighed by the second."""
-NUM_PROPOSALS, NUM_LOOKED_AT = 12, 200
+NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
+LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
+"""What a bound is multiplied by, since some are wrong, what any change may gain beyond it, and what undoing one may."""
 WORTH = 0.02
 """Gain, of the step, that is worth going on for."""
 UNLIKELY = 0.05
@@ -70,15 +72,16 @@ class ModelSearch:
         generator = np.random.default_rng([history.seed, len(history.starts)])
         look = Look(history, generator)
         pool = look.pool()
-        if not len(pool.levels):
-            self.probability_left = 0.0
-            return look.repeats(0.0) if self._ends_below <= 0 else []
-        self.probability_left = look.probability_left(pool)
+        self.probability_left = look.probability_left(pool) if len(pool.levels) else 0.0
+        simpler = look.simpler()
         if self.probability_left < self._ends_below:
-            return []
-        found = look.proposals(pool)
+            return simpler
+        found = look.proposals(pool) if len(pool.levels) else []
         most = max((proposal.worth for proposal in found), default=0.0)
-        return [*look.repeats(most), *(proposal.made for proposal in found)]
+        proposals = [*look.repeats(most), *(proposal.made for proposal in found)]
+        if simpler and not (proposals and history.can_pay(proposals[0].candidate, simpler[0].candidate)):
+            return simpler
+        return proposals
 
 
 class _Worth:
@@ -172,8 +175,22 @@ class Look:
         return self._best_beliefs.mean[0] - beliefs.mean, np.sqrt(np.maximum(variance, 1e-8))
 
     def improvement(self, beliefs: Beliefs) -> Floats:
-        """Expected improvement, where it runs."""
-        return expected_improvement(*self._better(beliefs)) * self._history.runs(beliefs.levels)
+        """Expected improvement, up to what bounds allow, where it runs."""
+        (mean, sd), most = self._better(beliefs), self._most(beliefs.levels)
+        promised = expected_improvement(mean, sd) - expected_improvement(mean - most, sd)
+        return np.asarray(promised * self._history.runs(beliefs.levels))
+
+    def _most(self, levels: Ints) -> Floats:
+        """The most that configurations may gain over the best, by the bounds of what they change."""
+        total = np.zeros(len(levels))
+        for k, most in enumerate(self._model.prior.most):
+            now = self._known[self._best][k]
+            gain = LOOSE * most + SLACK
+            if now:
+                gain = gain + UNDONE
+            gain[now] = 0.0
+            total += gain[levels[:, k]]
+        return total
 
     def proposals(self, pool: Beliefs) -> list[_Worth]:
         """The best of the pool, what promises most for what it costs first."""
@@ -181,7 +198,7 @@ class Look:
         runs = self._history.runs(pool.levels)
         likely = ndtr(mean / sd) * runs
         found: list[tuple[float, _Worth]] = []
-        for row in np.argsort(-improvement)[:NUM_LOOKED_AT]:
+        for row in np.argsort(-improvement):
             candidate = self._grid.candidate(_key(pool.levels[row]))
             if candidate is None or not self._history.can_pay(candidate):
                 continue
@@ -213,6 +230,27 @@ class Look:
         saved = self._best_beliefs.categories_s[0] - pool.categories_s[row]
         most = int(np.argmax(saved))
         return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
+
+    def simpler(self) -> list[Proposal]:
+        """The answer without the choices that are expected to bring it nothing, where it has some and that is new."""
+        answer = self._grid.levels_of(self._history.answer())
+        assert answer is not None
+        for k in range(self._width):
+            without = self._grid.candidate((*answer[:k], 0, *answer[k + 1 :]))
+            levels = None if without is None else self._grid.levels_of(without)
+            if levels is not None and self._loses(levels) < IDLE:
+                answer = levels
+        candidate = self._grid.candidate(answer)
+        if candidate is None or answer in self._known or not self._history.may_work(candidate):
+            return []
+        if not self._history.can_pay(candidate):
+            return []
+        return [Proposal(candidate=candidate, reason="expected to be as fast, with fewer changes")]
+
+    def _loses(self, levels: Levels) -> float:
+        """Expected loss against the best, of the step."""
+        mean = self._model.believe(_rows([levels], self._width)).mean[0]
+        return float(mean - self._best_beliefs.mean[0])
 
     # --- again, or not at all -----------------------------------------------------------------
 

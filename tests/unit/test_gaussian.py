@@ -1,5 +1,7 @@
 """The Gaussian model of a step: what it learns from profiles and measured steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,3 +71,12 @@ def test_a_measured_configuration_is_less_uncertain_than_an_untried_one():
     model = StepModel(prior(), measured(((0, 0, 0), (5, 5)), ((1, 0, 0), (4, 5))))
     known, unknown = model.believe(np.array([(1, 0, 0), (0, 1, 0)])).variance
     assert known < unknown / 4
+
+
+def test_a_start_without_a_profile_counts_as_it_was_measured_however_much_faster_it_is():
+    """Times below what is told apart from none are no part of the step."""
+    fast = ((1, 1, 0), (0.3, 0.2))
+    told = measured(((0, 0, 0), (6, 4)), fast, fast)
+    model = StepModel(prior(), replace(told, profiles=told.profiles[:2], profiled=told.profiled[:2]))
+    assert expected(model, (1, 1, 0))[0] == pytest.approx(0.5, rel=0.02)
+    assert model.start_noise(calm=False) <= 0.012

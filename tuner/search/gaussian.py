@@ -221,10 +221,11 @@ class StepModel:
         self._rows = self._observed()
         self._correlations = prior.correlations(measured.levels, measured.levels)
         self._noise = (USUAL_NOISE, 1.0, 0.0)
+        self._put_sums_about(self._as_profiled())
         for round_ in range(ROUNDS):
             self._condition(choose_noise=round_ == 0)
             self._learn_sizes()
-            self._look_again_at_sums()
+            self._put_sums_about(self._categories(measured.levels, self._means))
         self._condition(choose_noise=True)
 
     # --- what was observed --------------------------------------------------------------------
@@ -246,18 +247,33 @@ class StepModel:
             noise[rows, rows] = within @ errors @ within.T + LEAST_ERROR**2 * np.eye(count)
         return _Rows(starts, weights, np.concatenate([values, np.zeros(len(others))]), noise)
 
-    def _look_again_at_sums(self) -> None:
-        """Take the sums of starts without a profile about the categories that are expected there."""
-        count = len(self._rows.starts) - self.measured.profiles.size
-        if not count:
-            return
-        rows = slice(len(self._rows.starts) - count, None)
+    def _put_sums_about(self, about: Floats) -> None:
+        """Linearise the sums of starts without a profile.
+
+        Args:
+            about: By start and category: logarithms over the reference's.
+        """
+        rows = slice(self.measured.profiles.size, None)
         starts = self._rows.starts[rows]
-        about = self._categories(self.measured.levels[starts], self._means[starts])
-        times = np.exp(about + self._reference)
-        self._rows.weights[rows] = times / times.sum(1, keepdims=True)
+        times, weights = self._seconds(about[starts])
+        self._rows.weights[rows] = weights
         off = self.measured.log_s[starts] - np.log(times.sum(1))
-        self._rows.values[rows] = off + (self._rows.weights[rows] * about).sum(1)
+        self._rows.values[rows] = off + (weights * about[starts]).sum(1)
+
+    def _seconds(self, about: Floats) -> tuple[Floats, Floats]:
+        """Times of categories, and what a change of each one's logarithm changes in the logarithm of their sum."""
+        above = np.exp(about + self._reference)
+        times = np.maximum(above - self._floor_s, 1e-3 * self._floor_s)
+        return times, above / times.sum(1, keepdims=True)
+
+    def _as_profiled(self) -> Floats:
+        """Categories of every start as a profile of its configuration showed them; the reference's without one."""
+        count = self.prior.num_categories
+        seen = self._rows.values[: self.measured.profiles.size].reshape(-1, count)
+        found = np.zeros((len(self.measured.levels), count))
+        for values, levels in zip(seen, self.measured.levels[self.measured.profiled], strict=True):
+            found[np.all(self.measured.levels == levels, axis=1)] = values
+        return found
 
     # --- the prior ----------------------------------------------------------------------------
 
@@ -344,9 +360,7 @@ class StepModel:
         rows, means = self._rows, self.prior.mean(levels)
         correlations = self.prior.correlations(self.measured.levels, levels)
         covariance = self._covariance(self.measured.levels, levels, correlations)
-        about = np.exp(self._project(covariance, means) + self._reference)
-        times = np.maximum(about - self._floor_s, 1e-3 * self._floor_s)
-        shares = times / times.sum(1, keepdims=True)
+        times, shares = self._seconds(self._project(covariance, means))
         hoped = (shares * means).sum(1)
         cross = np.zeros((len(rows.starts), len(levels)))
         for c in range(self.prior.num_categories):

@@ -148,16 +148,34 @@ class Study:
         batches: list[Any] | None = None,
         unit_roundoff: float = FP32,
         lossy: bool = False,
+        choices: dict[str, Choice] | None = None,
     ) -> dict[str, GuardCheck]:
         """Runs the protocol and compares, as a trial does."""
-        return {check.name: check for check in self.judged(job, batches, unit_roundoff, lossy=lossy).checks}
+        judged = self.judged(job, batches, unit_roundoff, lossy=lossy, choices=choices)
+        return {check.name: check for check in judged.checks}
 
     def judged(
-        self, job: TrainingJob, batches: list[Any] | None = None, unit_roundoff: float = FP32, *, lossy: bool = False
+        self,
+        job: TrainingJob,
+        batches: list[Any] | None = None,
+        unit_roundoff: float = FP32,
+        *,
+        lossy: bool = False,
+        choices: dict[str, Choice] | None = None,
     ) -> Judged:
+        """
+        Args:
+            choices: Those of the job that are not neutral; with them it has a twin.
+        """
         coordinator = Coordinator(0, 1, _Nobody(), self.files.directory, torch.device("cpu"))  # type: ignore[arg-type]
         judge = Judge(self.reference, self.files, coordinator)
-        return judge.judge(job, batches or self.batches, unit_roundoff=unit_roundoff, lossy=lossy)
+        return judge.judge(
+            job,
+            batches or self.batches,
+            unit_roundoff=unit_roundoff,
+            lossy=lossy,
+            choices=None if choices is None else neutral_choices(**choices),
+        )
 
     def failed(self, job: TrainingJob, **options: Any) -> list[str]:
         return [name for name, check in self.checks(job, **options).items() if not check.passed]
@@ -172,13 +190,19 @@ def make_study(
     choices: dict[str, Choice] | None = None,
     unit_roundoffs: tuple[float, ...] = (FP32, BF16),
     device: str = "cpu",
+    seed: int = 0,
 ) -> Study:
+    """
+    Args:
+        seed: Of the initial parameters, the order of samples and the guard's masks.
+    """
+    protocol = msgspec.structs.replace(protocol, seed=protocol.seed + 1000 * seed)
     workload, files = make_workload(), StudyFiles(directory)
     files.data.mkdir(parents=True)
-    torch.manual_seed(11)
+    torch.manual_seed(11 + seed)
     save_initial_state(workload.model(), files.initial_state)
     dataset = workload.dataset()
-    batches = draw_batches(workload, dataset, seed=7, limit=36)
+    batches = draw_batches(workload, dataset, seed=7 + seed, limit=36)
     save_batches(files.order_file, batches)
     files.save_guard_batches([torch.utils.data.default_collate([dataset[i] for i in batch]) for batch in batches[:24]])
     request = ReferenceRequest(

@@ -24,6 +24,11 @@ NUM_TOKENS, LENGTH = 24, 12
 NUM_CLASSES = 4
 
 
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In FP32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 class Training(Updated):
     """A subclass has a model, tensors, and a loss of its own.
 
@@ -245,7 +250,7 @@ class Regression(Training):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         samples, targets = batch
         output, hidden = model(samples)
-        return functional.mse_loss(output.float(), targets) + self.penalty * hidden.float().square().mean()
+        return functional.mse_loss(wide(output), targets) + self.penalty * wide(hidden).square().mean()
 
 
 class Recurrent(Training):
@@ -289,7 +294,7 @@ class Autoencoder(Training):
         return images, images.round()
 
     def criterion(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return functional.binary_cross_entropy_with_logits(output.float(), labels)
+        return functional.binary_cross_entropy_with_logits(wide(output), labels)
 
 
 class Recommender(Training):
@@ -314,7 +319,7 @@ class Recommender(Training):
         return pairs, (pairs.sum(1) % 3 == 0).float()
 
     def criterion(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return functional.binary_cross_entropy_with_logits(output.float(), labels)
+        return functional.binary_cross_entropy_with_logits(wide(output), labels)
 
 
 class Contrastive(Training):
@@ -325,7 +330,7 @@ class Contrastive(Training):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         samples, labels = batch
-        found = functional.normalize(model(samples).float(), dim=1)
+        found = functional.normalize(wide(model(samples)), dim=1)
         near = labels[:, None] == labels[None]
         scores = (found @ found.T / 0.5).masked_fill(torch.eye(len(labels), dtype=torch.bool, device=labels.device), -9)
         return -(scores.log_softmax(1) * near).sum() / near.sum()
@@ -370,7 +375,7 @@ class Experts(Training):
 
             def forward(self, samples: torch.Tensor) -> torch.Tensor:
                 x = functional.relu(self.up(samples))
-                odds = self.router(x).float().softmax(-1)
+                odds = wide(self.router(x)).softmax(-1)
                 best, chosen = odds.max(-1)
                 routed = torch.stack([expert(x) for expert in self.experts], 1)
                 picked = routed.gather(1, chosen[:, None, None].expand(-1, 1, routed.shape[-1])).squeeze(1)
@@ -558,8 +563,9 @@ def _smoothed(loss: Any, model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def _weighted(loss: Any, model: nn.Module, batch: Any) -> torch.Tensor:
-    weights = torch.tensor([1.0, 1.0, 1.0, 2.0], device=batch[1].device)
-    return functional.cross_entropy(model(batch[0]).float(), batch[1], weight=weights)
+    output = wide(model(batch[0]))
+    weights = torch.tensor([1.0, 1.0, 1.0, 2.0], device=output.device, dtype=output.dtype)
+    return functional.cross_entropy(output, batch[1], weight=weights)
 
 
 _GRADIENT: dict[str, Plant] = {

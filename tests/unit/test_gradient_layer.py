@@ -6,16 +6,25 @@ A short form of `benchmarks/guard_power.py`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from guarded import BF16, PROTOCOL, Study, WithInfinities, make_study
-from guarded_trainings import FAULTS, Causal, Masked, Training
+from guarded import BF16, FP32, PROTOCOL, Study, WithInfinities, make_study, neutral_choices
+from guarded_trainings import FAULTS, Causal, Masked, Regression, Training
 from msgspec.structs import replace
 
 from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
-from steptune.tuner.guard.masks import excess_of, measure_scatter
+from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
+from steptune.tuner.guard.masks import (
+    SHIFT_LIMIT,
+    excess_of,
+    excess_of_draws,
+    measure_draws,
+    measure_scatter,
+    shift_of_draws,
+)
+from steptune.tuner.trials.twin import audit, make_twin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,6 +84,45 @@ def test_faults_of_the_gradient_do_not_hide_behind_16_bits(masked: Study, fault:
     assert "gradients" in checks["gradients"].detail or "only one of the two" in checks["gradients"].detail
 
 
+@pytest.mark.parametrize("fault", ["gradient of one tensor 10 % larger", "penalty left out"])
+@pytest.mark.parametrize("own", [False, True], ids=["FP32 to bf16", "bf16"])
+def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_back(
+    one_thread: None, tmp_path: Path, fault: str, own: bool
+) -> None:
+    short = replace(PROTOCOL, num_curve=0)
+    roundoffs = (BF16,) if own else (FP32, BF16)
+    study = make_study(
+        tmp_path / "study", Regression, protocol=short, unit_roundoffs=roundoffs, choices=O1 if own else {}
+    )
+    assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
+    failed = study.failed(study.job(planted(fault, Regression), **O1), unit_roundoff=BF16, choices=O1)
+    assert "gradients in FP32" in failed
+
+
+def test_a_twin_runs_in_fp32_and_leaves_the_candidate_s_workload_alone(masked: Study) -> None:
+    class Keeping(Masked):
+        """Knows the model that it made, and the dtypes of its products."""
+
+        def __init__(self) -> None:
+            self.seen: list[torch.dtype] = []
+
+        def model(self) -> torch.nn.Module:
+            self.made = super().model()
+            return self.made
+
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            assert model is self.made
+            self.seen.append(model(batch[0]).dtype)
+            return super().loss(model, batch)
+
+    job = masked.job(Keeping(), **O1)
+    twin = make_twin(job, neutral_choices(**O1), masked.files)
+    assert twin.workload.made is not job.workload.made
+    watch = audit(twin, masked.files, masked.batches, masked.reference.protocol)
+    assert len(watch.gradients) == masked.reference.protocol.num_audits
+    assert set(twin.workload.seen) == {torch.float32}
+
+
 def test_gradients_that_a_step_leaves_are_seen_though_a_loss_scaler_shrinks_them(masked: Study) -> None:
     """Under float16 they are scaled down again, and hardly move the next step's."""
     half = {"precision": {"level": "O1", "dtype": "float16"}}
@@ -86,6 +134,45 @@ def test_gradients_that_a_step_leaves_are_seen_though_a_loss_scaler_shrinks_them
 def test_another_rate_of_dropout_scatters_gradients_otherwise(causal: Study, fault: str) -> None:
     assert causal.failed(causal.job(**O1), unit_roundoff=BF16) == []
     assert "scatter of masks" in causal.failed(causal.job(planted(fault, Causal), **O1), unit_roundoff=BF16)
+
+
+@pytest.mark.parametrize("rate", [0.067, 0.133])
+def test_a_rate_of_dropout_that_is_a_third_off_is_counted(causal: Study, rate: float) -> None:
+    class Off(Causal):
+        dropout = rate
+
+    for choices in ({}, {"micro_batch": {"num_micro_batches": 2}}):
+        assert causal.failed(causal.job(**choices), unit_roundoff=BF16) == []
+        check = causal.checks(causal.job(Off(), **choices), unit_roundoff=BF16)["rate of masks"]
+        assert not check.passed
+        assert "dropout sets 0.0" in check.detail or "dropout sets 0.1" in check.detail
+
+
+def test_only_modules_that_set_inputs_to_zero_at_random_shares_are_masks(causal: Study) -> None:
+    names = set(causal.reference.masks)
+    assert names == {"blocks.0.dropout", "blocks.1.dropout"}
+    assert all(masks.scale == pytest.approx(1 / 0.9, rel=1e-3) for masks in causal.reference.masks.values())
+
+
+class TestMaskRates:
+    REFERENCE: ClassVar = {"drop": ModuleMasks(rates=(0.1, 0.11, 0.09, 0.1), scale=1.11, count=1000)}
+
+    def ratio(self, rates: tuple[float, ...], scale: float = 1.11) -> float:
+        found = worst_module(self.REFERENCE, {"drop": ModuleMasks(rates=rates, scale=scale, count=1000)})
+        assert found is not None
+        return found.ratio
+
+    def test_rates_within_the_spread_of_draws_pass_and_others_do_not(self) -> None:
+        assert self.ratio((0.11, 0.1, 0.1)) < 1
+        assert self.ratio((0.14, 0.15, 0.14)) > 1
+        assert self.ratio((0.0, 0.0, 0.0)) > 1
+
+    def test_a_scale_that_is_another_or_none_does_not_pass(self) -> None:
+        assert self.ratio((0.1, 0.1), scale=1.0) > 1
+        assert self.ratio((0.1, 0.1), scale=float("nan")) == float("inf")
+
+    def test_a_module_that_the_candidate_has_replaced_is_left_out(self) -> None:
+        assert worst_module(self.REFERENCE, {"fused": self.REFERENCE["drop"]}) is None
 
 
 class TestScores:
@@ -155,6 +242,33 @@ class TestScatter:
         assert reference is not None
         (run,) = self.runs(1, share, first=9)
         assert (abs(excess_of(reference, run)) <= reference.limit) is passes
+
+    def draws(self, count: int, share: float, *, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+        drawn = torch.Generator().manual_seed(seed)
+        return [
+            {"w": scale * (1 + share * torch.randn(200, generator=drawn, dtype=torch.float64))} for _ in range(count)
+        ]
+
+    @pytest.mark.parametrize(
+        ("share", "scale", "passes"),
+        [(0.3, 1.0, True), (0.0, 1.0, False), (0.9, 1.0, False), (0.3, 1.3, False)],
+        ids=["the same", "no masks", "more masks", "not rescaled"],
+    )
+    def test_draws_that_scatter_otherwise_or_around_another_mean_are_told(
+        self, share: float, scale: float, passes: bool
+    ) -> None:
+        reference = measure_draws(self.draws(16, 0.3))
+        assert reference is not None
+        draws = self.draws(7, share, scale=scale, seed=1)
+        scatters = abs(excess_of_draws(reference, draws)) <= reference.limit
+        assert (scatters and shift_of_draws(reference, draws) <= SHIFT_LIMIT) is passes
+
+    def test_rounding_may_scatter_draws_where_masks_hardly_do(self) -> None:
+        reference = measure_draws(self.draws(16, 0.02))
+        assert reference is not None
+        draws = self.draws(7, 0.03, seed=1)
+        assert excess_of_draws(reference, draws) > reference.limit
+        assert abs(excess_of_draws(reference, draws, {"w": 0.03 * 200**0.5})) <= reference.limit
 
     def test_nothing_is_measured_where_masks_do_nothing(self) -> None:
         assert measure_scatter(self.runs(4, 0.0)) is None

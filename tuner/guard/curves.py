@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steptune.tuner.guard.gradients import REPETITIONS
+from steptune.tuner.guard.mask_rates import ModuleMasks
 from steptune.tuner.guard.update_replay import RELATIVE, UpdateRule
 from steptune.tuner.records import Choice, GuardCheck, Record
 
@@ -42,6 +43,8 @@ class Protocol(Record):
     """Runs that are disturbed by each unit roundoff."""
     num_audits: int = 0
     """Steps that begin from the initial parameters again."""
+    num_draws: int = 0
+    """Steps of a candidate that begin from the initial parameters and draw masks, each anew, in place of the curve."""
 
     @property
     def exact(self) -> tuple[int, ...]:
@@ -99,6 +102,8 @@ class GuardReference(Record):
     """Unit roundoff of the arithmetic that it computes with itself; 0 in references from before it was noted."""
     eager: bool = False
     """Made without the compilation that its settings ask for."""
+    masks: dict[str, ModuleMasks] = {}  # noqa: RUF012
+    """Of modules that set a part of their input to zero."""
     peak_bytes: int = 0
     """Peak of device memory of the hungriest rank; 0 on a CPU."""
 
@@ -112,8 +117,13 @@ def deviations(
         gradient_norm=_relative(curve.gradient_norms, reference.gradient_norms),
         update_norm=_relative((curve.update_norm,), (reference.update_norm,))[0],
         update_direction=_turned(update, reference_update),
-        curve_loss=_relative((_mean(curve.curve_losses),), (_mean(reference.curve_losses),))[0],
+        curve_loss=_of_curves(curve.curve_losses, reference.curve_losses),
     )
+
+
+def _of_curves(losses: Sequence[float], references: Sequence[float]) -> float:
+    """Deviation of the mean loss, where both runs have that part."""
+    return _relative((_mean(losses),), (_mean(references),))[0] if losses and references else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -362,9 +372,11 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
     parts = {
         "update": f"update equal to {RELATIVE:g} in {steps} steps",
         "gradient": f"gradients within the rounding of {arithmetic}",
+        "twin": "gradients within the rounding of FP32 where its precision is taken back",
         "state": "statistics and other untrained state the same way",
         "pointwise": f"losses and their gradients' norm in {steps} steps",
-        "masks": f"masks by how they scatter gradients in {len(curve.curve_losses)} steps",
+        "masks": f"masks by how they scatter gradients and by their mean in {len(curve.curve_losses)} steps",
+        "mask rate": "masks by rate and scale, module by module",
         "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
         "loader": "order and content of samples",
     }

@@ -1,15 +1,19 @@
 """Comparing how much dropout and its kin scatter gradients, where a candidate draws other masks than the reference.
 
-The reference runs some steps with several seeds. At each step its gradients scatter around their mean by what masks do
-(and by what the masks of the steps before did to the parameters). One run of a candidate scatters around the same mean
-by as much, if it drops at the same rate; one that drops nothing hardly scatters, one that drops twice as much does so
-more. How far such a ratio is off by chance, the reference's own runs show, each against the others.
+Steps that begin from one place, on one batch, differ by the masks that they draw alone. The reference draws some, and
+its gradients scatter around their mean by what masks do. The candidate's draws must scatter around the same mean by as
+much: one that drops nothing hardly scatters, one that drops twice as much does so more, and one that does not rescale
+what it keeps has another mean. How far such figures are off by chance, the reference's own draws show, some of them
+against the others.
+
+On several ranks some candidates cannot be set back to one place. There steps run on freely, with several seeds, and
+scatter around the mean of each step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,9 +26,15 @@ FLOOR = 0.5
 """Least limit on the mean logarithm of the ratios: a scatter 1.65 times as strong passes in any case."""
 SPREADS = 3.0
 """Factor over what the reference's own runs are off by."""
+FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
+"""The same of draws from one place. Correct ones reach 0.6 of it (`benchmarks/results/guard_power.json`)."""
+SHIFT_LIMIT = 1.7
+"""Largest distance of mean gradients, in standard errors."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
 """Share of a gradient's square below which masks do not scatter it."""
+GROUP = 4
+"""Draws that are held against the others, to see what chance does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +42,91 @@ class Scatter:
     """Scatter of gradients over the reference's runs.
 
     Attributes:
-        means: Gradients of each step, averaged over the seeds.
-        energies: Variance of one run's gradients around them, summed over steps, by tensor.
+        means: Gradients of each step, averaged over the seeds; of draws one, as all of them are of one step.
+        energies: Variance of one run's gradients around them, by tensor, summed over steps; of draws, of one.
         num_seeds: How many runs that is of.
         spread: Root mean square of what each of its runs is off by.
+        is_of_draws: All steps began from one place.
     """
 
     means: Sequence[Tensors]
     energies: dict[str, float]
     num_seeds: int
     spread: float
+    is_of_draws: bool = False
 
     @property
     def limit(self) -> float:
+        """Largest absolute excess that passes."""
+        if self.is_of_draws:
+            return FLOOR_OF_DRAWS + SPREADS_OF_DRAWS * self.spread
         return FLOOR + SPREADS * self.spread
+
+
+# --- draws from one place ---------------------------------------------------------------------
+
+
+def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
+    """
+    Args:
+        draws: Gradients of steps that began from one place, on one batch, each with a seed of its own.
+
+    Returns:
+        None where there are too few, or where masks hardly move any gradient.
+    """
+    if len(draws) < 2 * GROUP:
+        return None
+    found = []
+    for start in range(0, len(draws), GROUP):
+        others = _of_draws([*draws[:start], *draws[start + GROUP :]], spread=0.0)
+        found.append(excess_of_draws(others, draws[start : start + GROUP]))
+    spread = math.sqrt(sum(value * value for value in found) / len(found))
+    scatter = _of_draws(draws, spread=spread)
+    return scatter if scatter.energies else None
+
+
+def excess_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
+    """Mean over the tensors of the logarithm of how much more a candidate's draws scatter than the reference's.
+
+    Args:
+        rounding: Norm of what rounding moves each tensor by, which may scatter it as well.
+    """
+    logs = []
+    for name, energy in reference.energies.items():
+        rounded = (rounding or {}).get(name, 0.0) ** 2
+        own = [step[name] for step in draws if name in step]
+        apart = sum(_square(gradient - reference.means[0][name]) for gradient in own) / max(1, len(own))
+        scattered = apart / (1 + 1 / reference.num_seeds)  # the mean is one of few
+        logs.append(math.log((scattered + rounded + 1e-6 * energy) / (energy + rounded)))
+    return sum(logs) / len(logs) if logs else 0.0
+
+
+def shift_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
+    """Distance of the mean of a candidate's draws from the reference's, in standard errors: root mean square over the
+    tensors.
+    """
+    squares = []
+    for name, energy in reference.energies.items():
+        own = [step[name] for step in draws if name in step]
+        if not own:
+            return math.inf
+        rounded = (rounding or {}).get(name, 0.0) ** 2
+        mean = sum(own[1:], own[0]) / len(own)
+        error = energy * (1 / len(own) + 1 / reference.num_seeds) + rounded
+        squares.append(_square(mean - reference.means[0][name]) / error)
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def _of_draws(draws: Sequence[Tensors], *, spread: float) -> Scatter:
+    count = len(draws)
+    names = [name for name in draws[0] if all(name in step for step in draws)]
+    mean = {name: sum((step[name] for step in draws[1:]), draws[0][name]) / count for name in names}
+    energies = {name: sum(_square(step[name] - mean[name]) for step in draws) / (count - 1) for name in names}
+    kept = {name: energy for name, energy in energies.items() if energy > NEGLIGIBLE * _square(mean[name])}
+    return Scatter(means=[mean], energies=kept, num_seeds=count, spread=spread, is_of_draws=True)
+
+
+# --- runs that go on --------------------------------------------------------------------------
 
 
 def measure_scatter(runs: Sequence[Sequence[Tensors]]) -> Scatter | None:

@@ -126,6 +126,11 @@ class Compared:
     steps: Sequence[Tensors]
     noise: dict[str, list[Noise]]
 
+    def at(self, places: Sequence[int], unit_roundoff: float) -> Compared:
+        """Some of the steps, with their noise at one roundoff."""
+        noise = self.noise_at(unit_roundoff)
+        return Compared(steps=[self.steps[k] for k in places], noise={unit_roundoff.hex(): [noise[k] for k in places]})
+
     def noise_at(self, unit_roundoff: float) -> list[Noise]:
         """Measured at this roundoff, or at the next coarser one that was."""
         measured = sorted((float.fromhex(key), noise) for key, noise in self.noise.items())
@@ -133,13 +138,28 @@ class Compared:
 
 
 class GradientReference:
-    """Gradients of the reference, with which candidates are compared, as the study's files have them."""
+    """Gradients of the reference, with which candidates are compared, as the study's files have them.
+
+    Attributes:
+        gradients: Of every step.
+        changes: Of what is not trained.
+        wide: Gradients of the audits in FP32, whatever the reference computes in; no steps where they are not known.
+        exact: Places of the steps that begin from the initial parameters.
+        scatter: By masks; None where there are none.
+    """
 
     def __init__(
-        self, *, gradients: Compared, changes: Compared, exact: Sequence[int], scatter: Scatter | None = None
+        self,
+        *,
+        gradients: Compared,
+        changes: Compared,
+        exact: Sequence[int],
+        wide: Compared | None = None,
+        scatter: Scatter | None = None,
     ) -> None:
         self.gradients = gradients
         self.changes = changes
+        self.wide = wide or Compared(steps=(), noise={})
         self.exact = tuple(exact)
         self.scatter = scatter
 
@@ -150,11 +170,10 @@ class GradientReference:
         repeated: GradientWatch,
         disturbed: dict[float, list[GradientWatch]],
         exact: Sequence[int],
+        wide: Compared | None,
         scatter: Scatter | None,
     ) -> GradientReference:
-        """From the reference's runs: the first, the same again, and those disturbed by each unit roundoff; and from
-        those over seeds.
-        """
+        """From the reference's runs: the first, the same again, and those disturbed by each unit roundoff."""
 
         def compared(part: Callable[[GradientWatch], Sequence[Tensors]]) -> Compared:
             noise = {
@@ -173,6 +192,7 @@ class GradientReference:
             gradients=compared(lambda watch: watch.gradients),
             changes=compared(lambda watch: watch.changes),
             exact=exact,
+            wide=wide,
             scatter=scatter,
         )
 
@@ -186,7 +206,9 @@ class GradientReference:
             for number, step in enumerate(compared.steps):
                 tensors.update({f"{part}/{number}/{name}": tensor for name, tensor in step.items()})
         if self.scatter is not None:
-            metadata["scatter"] = {name: getattr(self.scatter, name) for name in ("energies", "num_seeds", "spread")}
+            metadata["scatter"] = {
+                name: getattr(self.scatter, name) for name in ("energies", "num_seeds", "spread", "is_of_draws")
+            }
             for number, step in enumerate(self.scatter.means):
                 tensors.update({f"scatter/{number}/{name}": tensor for name, tensor in step.items()})
         save_tensors(path, tensors, metadata)
@@ -208,11 +230,11 @@ class GradientReference:
 
         parts = {}
         for part in _PARTS:
-            noise = msgspec.convert(metadata[part], dict[str, list[Noise]])
+            noise = msgspec.convert(metadata.get(part, {}), dict[str, list[Noise]])
             parts[part] = Compared(steps=steps(part), noise=noise)
         known = metadata.get("scatter")
         scatter = None if known is None else Scatter(means=steps("scatter"), **known)
         return cls(**parts, exact=metadata["exact"], scatter=scatter)
 
 
-_PARTS = ("gradients", "changes")
+_PARTS = ("gradients", "changes", "wide")

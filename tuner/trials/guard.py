@@ -6,11 +6,13 @@ same step function that is measured:
 1. *Pointwise*, with dropout and stochastic depth off: the loss and the gradient norm of every step,
    and the first update (its size, and its direction on a sample of elements). Each update is replayed from the
    gradients before it (`guard/update_replay.py`).
-2. *Curve*, with them on, for models that have any: other back ends draw other masks, so only the mean
-   loss of the following steps is compared, against the spread of reference runs over seeds and what
-   rounding does to it.
-3. *Audits*, with them off again: steps that begin from the initial parameters once more. Gradients of these and of
+2. *Audits*, with them off: steps that begin from the initial parameters once more. Gradients of these and of
    the pointwise steps are compared tensor by tensor (`guard/gradients.py`), and so is what a step changes beside them.
+   Where precision changes, a *twin* of the candidate, in FP32, is audited as well (`trials/twin.py`).
+3. *Draws*, with them on, for models that have any: steps from the initial parameters, on one batch. Other back ends
+   draw other masks, so what is compared is how masks scatter gradients (`guard/masks.py`). On several ranks, where not
+   every candidate can be set back, a *curve* of steps that run on: its mean loss is compared as well, against the
+   spread of reference runs over seeds and what rounding does to it.
 4. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have
    fallen about as far as the reference's.
 
@@ -25,7 +27,7 @@ own settings show is repetition, up to a bound. NaN never passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,16 +35,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from steptune.tuner.errors import SteptuneError
 from steptune.tuner.guard.curves import Curve, GuardReference, Tolerance, compare, compared, deviations, widest
 from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
-from steptune.tuner.guard.masks import Scatter, excess_of
+from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
+from steptune.tuner.guard.masks import SHIFT_LIMIT, Scatter, excess_of, excess_of_draws, shift_of_draws
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
-from steptune.tuner.records import GuardCheck, GuardVerdict, Scalar, TrialSpec
+from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Scalar, TrialSpec
 from steptune.tuner.strategies.knobs import PREFIX
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.coordination import Coordinator
-from steptune.tuner.trials.disturbance import rounds_bias_corrections
+from steptune.tuner.trials.disturbance import FP32_ROUNDOFF, rounds_bias_corrections
 from steptune.tuner.trials.gradient_watch import (
     GradientReference,
     GradientWatch,
@@ -50,9 +54,11 @@ from steptune.tuner.trials.gradient_watch import (
     why_not_compared,
 )
 from steptune.tuner.trials.guard_batches import check_samples, guard_batches
-from steptune.tuner.trials.guard_protocol import averaged, run_protocol
+from steptune.tuner.trials.guard_protocol import averaged, run_protocol, seeds_of_draws
 from steptune.tuner.trials.loader_check import check_loader
+from steptune.tuner.trials.mask_watch import MaskWatch, why_not_counted
 from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.twin import audit, has_twin, is_in_fp32, make_twin
 from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
 
 if TYPE_CHECKING:
@@ -95,15 +101,57 @@ def check_gradients(
     return checks
 
 
+def check_twin(reference: GradientReference, watch: GradientWatch, device: torch.device) -> GuardCheck:
+    """Check that a candidate's gradients are the reference's to within the rounding of FP32, precision left aside."""
+    found = scores(
+        reference.wide.steps,
+        reference.wide.noise_at(FP32_ROUNDOFF),
+        watch.gradients,
+        limits=limits_of(FP32_ROUNDOFF),
+        exact=range(len(reference.wide.steps)),
+    )
+    score, name = worst_of(found, KINDS), "gradients in FP32"
+    return _gated(name, "twin", score.ratio, 1.0, _told_score(score, name), device.type in GRADIENT_DEVICES)
+
+
+def check_draws(
+    reference: GradientReference, scatter: Scatter, watch: GradientWatch, *, unit_roundoff: float, device: torch.device
+) -> list[GuardCheck]:
+    """Check that masks scatter gradients by as much as the reference's do, and around the same mean."""
+    rounding = reference.gradients.noise_at(unit_roundoff)[0].residuals
+    excess = excess_of_draws(scatter, watch.gradients, rounding)
+    shift = shift_of_draws(scatter, watch.gradients, rounding)
+    gates = device.type in GRADIENT_DEVICES
+    detail = (
+        f"the mean gradient over {len(watch.gradients)} draws of masks is {shift:.2g} standard errors from the "
+        f"reference's, allowed {SHIFT_LIMIT:g}"
+    )
+    return [
+        _gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates),
+        _gated("mean over masks", "masks", shift, SHIFT_LIMIT, detail, gates),
+    ]
+
+
+def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torch.device) -> list[GuardCheck]:
+    """Check that modules mask at the reference's rates; nothing where none of the reference's does."""
+    found = worst_module(masks, watch.modules)
+    if found is None:
+        return []
+    return [_gated("rate of masks", "mask rate", found.ratio, 1.0, found.detail, device.type in GRADIENT_DEVICES)]
+
+
 def check_masks(scatter: Scatter, watch: GradientWatch, device: torch.device) -> GuardCheck:
     """Check that masks scatter gradients by as much as the reference's do."""
     excess = excess_of(scatter, watch.gradients)
-    detail = (
+    gates = device.type in GRADIENT_DEVICES
+    return _gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates)
+
+
+def _told_excess(excess: float, scatter: Scatter) -> str:
+    return (
         f"dropout and its kin scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
         f"{math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
-    gates = device.type in GRADIENT_DEVICES
-    return _gated("scatter of masks", "masks", abs(excess), scatter.limit, detail, gates)
 
 
 def _gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
@@ -149,12 +197,14 @@ class Judged:
     Attributes:
         notes: Why parts of it could not be judged.
         gradients: What was seen of them, where they were compared.
+        twin: The same of the candidate's twin.
     """
 
     curve: Curve
     checks: list[GuardCheck]
     notes: tuple[str, ...]
     gradients: GradientWatch | None
+    twin: GradientWatch | None
 
 
 class Judge:
@@ -176,9 +226,11 @@ class Judge:
         lossy: bool,
         is_reference: bool = False,
         uncompiled: bool = False,
+        choices: Mapping[str, Choice] | None = None,
     ) -> Judged:
         """
         Args:
+            choices: The candidate's settings, of which its twin is made; without them there is none.
             is_reference: The job has the reference's own settings: what it differs by is repetition.
             uncompiled: Steps without dropout run what is compiled as it is written.
         """
@@ -189,7 +241,9 @@ class Judge:
             no_gradients = "the reference was made without them"
         update_watch = None if no_replay or lossy else UpdateWatch(job)
         gradient_watch = None if no_gradients or lossy else GradientWatch(job)
-        mask_watch = GradientWatch(job) if gradient_watch is not None and protocol.num_curve else None
+        draws = seeds_of_draws(protocol, of_reference=False)
+        mask_watch = GradientWatch(job) if gradient_watch is not None and (protocol.num_curve or draws) else None
+        rate_watch = MaskWatch(job) if mask_watch is not None and draws and not why_not_counted(job) else None
         curve, update = run_protocol(
             job,
             batches,
@@ -199,13 +253,16 @@ class Judge:
             update_watch=update_watch,
             gradient_watch=gradient_watch,
             mask_watch=mask_watch,
+            rate_watch=rate_watch,
             restart=partial(set_initial_state, job, self._files.initial_state) if gradient_watch is not None else None,
+            draws=draws,
             uncompiled=uncompiled,
         )
         curve = averaged(curve, self._coordinator)
         if is_reference and curve.finite:
+            repeated = msgspec.structs.replace(curve, curve_losses=()) if draws else curve  # other masks than its
             self.reference = _with_repetition(
-                self.reference, deviations(curve, update, self.reference.curve, self._update)
+                self.reference, deviations(repeated, update, self.reference.curve, self._update)
             )
         checks = compare(
             self.reference,
@@ -218,14 +275,50 @@ class Judge:
         )
         if curve.finite and update_watch is not None and self.reference.rule is not None:
             checks.append(check_update(self.reference.rule, update_watch, job))
+        twin, no_twin = None, ""
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             checks += check_gradients(self._gradients, gradient_watch, unit_roundoff=unit_roundoff, device=job.device)
-        scatter = self._gradients.scatter if self._gradients is not None else None
-        if curve.finite and mask_watch is not None and scatter is not None:
-            checks.append(check_masks(scatter, mask_watch, job.device))
-        reasons = {"update not replayed": no_replay, "gradients not compared": no_gradients}
+            if mask_watch is not None:
+                checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
+            if rate_watch is not None:
+                checks += check_rates(self.reference.masks, rate_watch, job.device)
+            if choices is not None and self._needs_twin(job, choices):
+                twin, no_twin = self._audited_twin(job, choices, batches)
+            if twin is not None:
+                checks.append(check_twin(self._gradients, twin, job.device))
+        reasons = {
+            "update not replayed": no_replay,
+            "gradients not compared": no_gradients,
+            "gradients not compared in FP32": no_twin,
+        }
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
-        return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch)
+        return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin)
+
+    def _check_masks(
+        self, reference: GradientReference, watch: GradientWatch, unit_roundoff: float, device: torch.device
+    ) -> list[GuardCheck]:
+        scatter = reference.scatter
+        if scatter is None:
+            return []
+        if self.reference.protocol.num_draws:
+            return check_draws(reference, scatter, watch, unit_roundoff=unit_roundoff, device=device)
+        return [check_masks(scatter, watch, device)]
+
+    def _needs_twin(self, job: TrainingJob, choices: Mapping[str, Choice]) -> bool:
+        """True where precision is in question: where all is in FP32, gradients were compared in it already."""
+        known = self._gradients is not None and bool(self._gradients.wide.steps)
+        affordable = has_twin(job.device, self._coordinator.num_ranks, self.reference.protocol)
+        return known and affordable and not (is_in_fp32(choices) and is_in_fp32(self.reference.choices))
+
+    def _audited_twin(
+        self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
+    ) -> tuple[GradientWatch | None, str]:
+        """What was seen of the twin; None where other settings need the candidate's precision, and why."""
+        try:
+            twin = make_twin(job, choices, self._files)
+        except SteptuneError as error:
+            return None, str(error)
+        return audit(twin, self._files, batches, self.reference.protocol), ""
 
 
 def run_guard(
@@ -252,6 +345,7 @@ def run_guard(
         lossy=spec.lossy,
         is_reference=is_reference,
         uncompiled=uncompiled,
+        choices=spec.choices,
     )
     reference, curve, checks = judge.reference, judged.curve, judged.checks
     if is_reference and rank == 0:
@@ -261,15 +355,16 @@ def run_guard(
     regrouped = check_samples(job)
     if regrouped is not None:
         checks.append(regrouped)
-    num_audits = 0 if spec.lossy else reference.protocol.num_audits
+    num_audits = 0 if spec.lossy else reference.protocol.num_audits * (1 if judged.twin is None else 2)
+    num_steps = len(curve.losses) + len(curve.curve_losses) + len(curve.horizon_losses) + num_audits
     return GuardVerdict(
         passed=all(check.passed for check in checks),
-        num_steps=len(curve.losses) + len(curve.curve_losses) + len(curve.horizon_losses) + num_audits,
+        num_steps=num_steps,
         checks=tuple(checks),
         losses=(*curve.losses, *curve.curve_losses, *curve.horizon_losses),
         reference_losses=(
             *reference.curve.losses,
-            *reference.curve.curve_losses,
+            *reference.curve.curve_losses[: len(curve.curve_losses)],
             *(reference.curve.horizon_losses if spec.lossy else ()),
         ),
         skipped_steps=curve.skipped_steps,

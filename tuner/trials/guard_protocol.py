@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+from typing import Protocol as Interface
 
 import msgspec
 
@@ -13,6 +15,7 @@ from steptune.tuner.guard.curves import Curve, Protocol
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.gradient_watch import GradientWatch
+from steptune.tuner.trials.mask_watch import MaskWatch
 from steptune.tuner.trials.update_watch import UpdateWatch, sampled
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from steptune.tuner.training.job import TrainingJob
 
+NUM_REFERENCE_DRAWS = 16
 MAX_REPEATS = 20
 """Times that a step which the loss scaler skipped is repeated."""
 
@@ -34,7 +38,9 @@ def run_protocol(
     update_watch: UpdateWatch | None = None,
     gradient_watch: GradientWatch | None = None,
     mask_watch: GradientWatch | None = None,
+    rate_watch: MaskWatch | None = None,
     restart: Callable[[], None] | None = None,
+    draws: Sequence[int] = (),
     uncompiled: bool = False,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Runs the guarded steps on a freshly built job.
@@ -44,8 +50,10 @@ def run_protocol(
         horizon_seed: Of the longer horizon; None for a run that does not go on over it.
         update_watch: Of the pointwise part.
         gradient_watch: Of the pointwise part and of the audits.
-        mask_watch: Of the curve part.
-        restart: Sets parameters and buffers to those of the beginning; without it there are no audits.
+        mask_watch: Of the curve part, or of the draws.
+        rate_watch: Of the draws.
+        restart: Sets parameters and buffers to those of the beginning; without it there are no audits and no draws.
+        draws: Seeds of the steps that draw masks.
         uncompiled: Whether steps without dropout run what is compiled as it is written.
 
     Returns:
@@ -54,37 +62,38 @@ def run_protocol(
     import torch
 
     before = _sample(job)
-    source = _endless(batches)
     torch.manual_seed(protocol.seed)
-    steps = _WatchedSteps(job, protocol.randomness, uncompiled=uncompiled)
-    watches: list[UpdateWatch | GradientWatch] = [w for w in (update_watch, gradient_watch) if w is not None]
+    steps = WatchedSteps(job, protocol.randomness, uncompiled=uncompiled)
+    watches: list[Watch] = [w for w in (update_watch, gradient_watch) if w is not None]
+    masked: list[Watch] = [w for w in (mask_watch, rate_watch) if w is not None]
     update: dict[str, torch.Tensor] = {}
     for number in range(protocol.num_pointwise):
-        steps.step(next(source), watches)
+        steps.step(batches[number % len(batches)], watches)
         if number == 0:
             update = {name: after - before[name] for name, after in _sample(job).items()}
     update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))
     losses, norms = list(steps.losses), list(steps.norms)
     torch.manual_seed(seed)
-    drawing = _WatchedSteps(job, "none", uncompiled=False)
+    source = _endless(batches, protocol.num_pointwise)
+    drawing = WatchedSteps(job, "none", uncompiled=False)
     for _ in range(protocol.num_curve):
-        drawing.step(next(source), [mask_watch] if mask_watch is not None else [])
-    curve = drawing.losses
+        drawing.step(next(source), masked)
     horizon: list[float] = []
     if horizon_seed is not None:
         torch.manual_seed(horizon_seed)
         horizon = [_loss_of(job, next(source)) for _ in range(protocol.num_horizon)]
     if restart is not None:
-        torch.manual_seed(protocol.seed)
-        for _ in range(protocol.num_audits):
+        run_audits(steps, batches, protocol, restart, gradient_watch)
+        for draw in draws:
             restart()
-            steps.step(next(source), [gradient_watch] if gradient_watch is not None else [])
+            torch.manual_seed(draw)
+            drawing.step(batches[0], masked)
     return (
         Curve(
             losses=tuple(losses),
             gradient_norms=tuple(norms),
             update_norm=update_norm,
-            curve_losses=tuple(curve),
+            curve_losses=tuple(drawing.losses),
             horizon_losses=tuple(horizon),
             skipped_steps=job.skipped_steps,
         ),
@@ -92,7 +101,44 @@ def run_protocol(
     )
 
 
-class _WatchedSteps:
+def run_audits(
+    steps: WatchedSteps,
+    batches: Sequence[Any],
+    protocol: Protocol,
+    restart: Callable[[], None],
+    watch: GradientWatch | None,
+) -> None:
+    """Steps that begin from the initial parameters, on the batches that follow those of the pointwise part."""
+    import torch
+
+    torch.manual_seed(protocol.seed)
+    source = _endless(batches, protocol.num_pointwise)
+    for _ in range(protocol.num_audits):
+        restart()
+        steps.step(next(source), [watch] if watch is not None else [])
+
+
+def seeds_of_draws(protocol: Protocol, *, of_reference: bool) -> range:
+    """Seeds of the steps that draw masks: a candidate's are none of the reference's."""
+    first = protocol.seed + 1
+    if of_reference:
+        return range(first, first + (NUM_REFERENCE_DRAWS if protocol.num_draws else 0))
+    return range(first + NUM_REFERENCE_DRAWS, first + NUM_REFERENCE_DRAWS + protocol.num_draws)
+
+
+class Watch(Interface):
+    """Looks at guarded steps."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around a step; where the loss scaler repeats it, around all of its attempts."""
+        ...
+
+    def on_gradients(self) -> None:
+        """Called between unscaling and clipping."""
+        ...
+
+
+class WatchedSteps:
     """Steps with dropout and its kin off.
 
     Args:
@@ -110,7 +156,7 @@ class _WatchedSteps:
         self.losses: list[float] = []
         self.norms: list[float] = []
 
-    def step(self, batch: Any, watches: Sequence[UpdateWatch | GradientWatch]) -> None:
+    def step(self, batch: Any, watches: Sequence[Watch]) -> None:
         """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
         import torch
 
@@ -147,9 +193,9 @@ def _loss_of(job: TrainingJob, batch: Any) -> float:
     return float(job.step(map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf, batch)))
 
 
-def _endless(batches: Sequence[Any]) -> Iterator[Any]:
-    while True:
-        yield from batches
+def _endless(batches: Sequence[Any], first: int) -> Iterator[Any]:
+    for number in itertools.count(first):
+        yield batches[number % len(batches)]
 
 
 def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:

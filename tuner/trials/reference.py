@@ -9,7 +9,7 @@ does.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,9 @@ from steptune.tuner.guard.curves import (
     widened,
     widest,
 )
-from steptune.tuner.guard.masks import Scatter, measure_scatter
+from steptune.tuner.guard.gradients import measure_noise
+from steptune.tuner.guard.mask_rates import ModuleMasks
+from steptune.tuner.guard.masks import Scatter, measure_draws, measure_scatter
 from steptune.tuner.guard.update_replay import LIMIT, worst_deviation
 from steptune.tuner.records import Choice, Record
 from steptune.tuner.strategies.composition import make_plan
@@ -39,18 +41,27 @@ from steptune.tuner.training.plan import Plan, WrapArguments
 from steptune.tuner.training.sharding import holder_of_states
 from steptune.tuner.training.tensor_file import save_tensors
 from steptune.tuner.trials.coordination import Coordinator
-from steptune.tuner.trials.disturbance import Disturbance, corrects_biases, of_bias_corrections, rounds_bias_corrections
+from steptune.tuner.trials.disturbance import (
+    FP32_ROUNDOFF,
+    Disturbance,
+    corrects_biases,
+    of_bias_corrections,
+    rounds_bias_corrections,
+)
 from steptune.tuner.trials.gradient_watch import (
+    Compared,
     GradientReference,
     GradientWatch,
     set_initial_state,
     why_not_compared,
 )
-from steptune.tuner.trials.guard_protocol import averaged, run_protocol
+from steptune.tuner.trials.guard_protocol import averaged, run_protocol, seeds_of_draws
+from steptune.tuner.trials.mask_watch import MaskWatch, why_not_counted
 from steptune.tuner.trials.memory import limit_host_memory
 from steptune.tuner.trials.messages import Channel, TaskProgress
 from steptune.tuner.trials.rank_device import rank_device
 from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.twin import audit, has_twin, is_in_fp32, make_twin
 from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload
@@ -59,6 +70,8 @@ if TYPE_CHECKING:
     import torch
 
 NUM_SEEDS = 4
+NUM_DRAWS = 7
+"""Steps of a candidate that draw masks, where it can be set back to the initial parameters."""
 NUM_HORIZON_RUNS = 3
 
 
@@ -88,10 +101,11 @@ class ReferenceRequest(Record):
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
     """Runs the protocol on the reference configuration and writes what candidates are compared with.
 
-    Runs: once; once more with the same seed; disturbed by each unit roundoff, and in the
-    update's bias corrections where candidates may round them; over further seeds where
-    the model is random. Where lossy candidates are allowed, the first run and those disturbed by the coarsest
-    roundoff go on over the longer horizon. Every rank has the same result; rank 0 writes it.
+    Runs: once, with draws of masks where the model is random; once more with the same seed; disturbed by each unit
+    roundoff, and in the update's bias corrections where candidates may round them; the audits by its twin, where it
+    does not compute in FP32 itself; on several ranks over further seeds, in place of the draws. Where lossy candidates
+    are allowed, the first run and those disturbed by the coarsest roundoff go on over the longer horizon. Every rank
+    has the same result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
     limit_host_memory(request.memory_limit_bytes, request.device)
@@ -101,10 +115,12 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
     plan = reference_plan(request.choices, eager=request.eager)
     job = _build(workload, plan, files, device, rank, num_ranks)
+    if num_ranks == 1 and not why_not_compared(job):
+        request = msgspec.structs.replace(request, protocol=with_draws(request.protocol))
     runs = _Runs(job, files, request, coordinator)
     no_rule = why_not_replayed(job) or ""
     watch = None if no_rule else UpdateWatch(job)
-    first = runs.run(horizon=True, update_watch=watch)
+    first = runs.run(horizon=True, update_watch=watch, draws=True)
     reference = first.curve
     rule = watch.rule() if watch is not None and reference.finite else None
     if rule is not None and watch is not None:
@@ -134,12 +150,12 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         why_no_rule=no_rule,
         own_roundoff=request.own_roundoff,
         eager=request.eager,
+        masks={name: masks for name, masks in first.rates.items() if masks.is_mask},
         peak_bytes=int(coordinator.most([_peak_bytes(device)])[0]),
     )
     if rank == 0:
         save_tensors(files.reference_update, first.update, {})
-        scatter = measure_scatter([run.masked.gradients for run in seeds if run.masked is not None])
-        _save_gradients(files, first, again, disturbed, request.protocol, scatter)
+        _save_gradients(files, first, again, disturbed, request.protocol, _scatter(first, seeds), runs.in_fp32())
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
 
@@ -151,6 +167,7 @@ def _save_gradients(
     disturbed: dict[float, list[_Run]],
     protocol: Protocol,
     scatter: Scatter | None,
+    wide: Compared | None,
 ) -> None:
     """Save the gradients for candidates, where those of the reference can be compared."""
     if first.gradients is None or again.gradients is None:
@@ -159,8 +176,22 @@ def _save_gradients(
     watches = {
         roundoff: [run.gradients for run in runs if run.gradients is not None] for roundoff, runs in disturbed.items()
     }
-    measured = GradientReference.measured(first.gradients, again.gradients, watches, protocol.exact, scatter)
+    measured = GradientReference.measured(first.gradients, again.gradients, watches, protocol.exact, wide, scatter)
+    if wide is None and FP32_ROUNDOFF in disturbed:  # it is in FP32 itself
+        measured.wide = measured.gradients.at(protocol.exact[1:], FP32_ROUNDOFF)
     measured.save(files.reference_gradients)
+
+
+def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
+    if first.masked is not None and not seeds:
+        return measure_draws(first.masked.gradients)
+    return measure_scatter([run.masked.gradients for run in seeds if run.masked is not None])
+
+
+def with_draws(protocol: Protocol) -> Protocol:
+    """Such that masks are drawn at steps from the initial parameters, not by runs of their own over seeds."""
+    num_draws = min(NUM_DRAWS, protocol.num_curve)
+    return msgspec.structs.replace(protocol, num_curve=0, num_draws=num_draws)
 
 
 def compiles(choices: Mapping[str, Choice]) -> bool:
@@ -206,13 +237,15 @@ class _Run:
     Attributes:
         update: The first one, sampled.
         gradients: None where they cannot be compared.
-        masked: Gradients of the curve part.
+        masked: Gradients of the curve part, or of the draws.
+        rates: Of masks, by module.
     """
 
     curve: Curve
     update: dict[str, torch.Tensor]
     gradients: GradientWatch | None
     masked: GradientWatch | None
+    rates: dict[str, ModuleMasks]
 
     def deviations_from(self, other: _Run) -> Tolerance:
         return deviations(self.curve, self.update, other.curve, other.update)
@@ -250,6 +283,7 @@ class _Runs:
         horizon: bool = False,
         update_watch: UpdateWatch | None = None,
         audits: bool = True,
+        draws: bool = False,
     ) -> _Run:
         """One run; over the horizon as well where that is asked for and needed."""
         protocol = self._request.protocol
@@ -264,7 +298,10 @@ class _Runs:
             horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
             comparable = not why_not_compared(self._job)
             gradient_watch = GradientWatch(self._job) if audits and comparable else None
-            mask_watch = GradientWatch(self._job) if comparable and not roundoff else None
+            is_masked = draws if protocol.num_draws else not roundoff
+            mask_watch = GradientWatch(self._job) if comparable and is_masked else None
+            counted = draws and comparable and not why_not_counted(self._job)
+            rate_watch = MaskWatch(self._job) if counted else None
             curve, update = run_protocol(
                 self._job,
                 self._batches,
@@ -274,12 +311,15 @@ class _Runs:
                 update_watch=update_watch,
                 gradient_watch=gradient_watch,
                 mask_watch=mask_watch,
+                rate_watch=rate_watch,
                 restart=partial(set_initial_state, self._job, self._files.initial_state, disturb) if audits else None,
+                draws=seeds_of_draws(protocol, of_reference=True) if draws else (),
             )
         curve = averaged(curve, self._coordinator)
         if on:
             self._horizon_ends.append(last_quarter(curve.horizon_losses))
-        return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch)
+        rates = {} if rate_watch is None else rate_watch.modules
+        return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch, rates=rates)
 
     def disturbed(self) -> dict[float, list[_Run]]:
         """Runs disturbed by each unit roundoff; those by the coarsest go on over the horizon."""
@@ -303,10 +343,32 @@ class _Runs:
 
     def over_seeds(self, first: _Run) -> list[_Run]:
         """Runs of the curve part by seed; empty for a model without randomness."""
-        if not first.curve.curve_losses:
+        if not self._request.protocol.num_curve:
             return []
         seed = self._request.protocol.seed
         return [first, *(self.run(seed=seed + number, audits=False) for number in range(1, NUM_SEEDS))]
+
+    def in_fp32(self) -> Compared | None:
+        """Gradients of the audits by the reference's twin; None where it has none, and where it needs none."""
+        job, protocol, choices = self._job, self._request.protocol, self._request.choices
+        if is_in_fp32(choices) or not has_twin(job.device, self._coordinator.num_ranks, protocol):
+            return None
+        twin = make_twin(job, choices, self._files)
+        run = partial(audit, twin, self._files, self._batches, protocol)
+        reference, again = run(), run()
+        disturbed = []
+        for number in range(protocol.num_disturbed):
+            disturb = Disturbance(FP32_ROUNDOFF, seed=1 + number)
+            with disturb.of_outputs(unwrapped(twin.model)):
+                disturbed.append(run(disturb))
+        noise = measure_noise(
+            reference.gradients,
+            [watch.gradients for watch in disturbed],
+            again.gradients,
+            unit_roundoff=FP32_ROUNDOFF,
+            exact=range(protocol.num_audits),
+        )
+        return Compared(steps=reference.gradients, noise={FP32_ROUNDOFF.hex(): noise})
 
     def horizon_ends(self, coarsest: float) -> tuple[float, ...]:
         """Of the first run and of disturbed ones, of which there are more runs where there were too few."""

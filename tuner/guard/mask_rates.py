@@ -1,0 +1,80 @@
+"""Comparing masks module by module: how much of its input a module sets to zero, and by what it scales the rest.
+
+Dropout that is a third too strong hardly scatters gradients more, but thousands of elements say what its rate is. A
+module masks where its output is its input times zero or times one constant. Rates of the same steps differ from draw to
+draw by what the reference's own differ by, and at least by what independent elements would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from steptune.tuner.records import Record
+
+RATE_LIMIT = 5.0
+"""Largest distance between mean rates that passes, in standard errors."""
+SCALE_LIMIT = 0.02
+"""Largest relative difference between scales that passes."""
+FEWEST_DRAWS = 4
+
+
+class ModuleMasks(Record):
+    """Masks of one module.
+
+    Attributes:
+        rates: Share of the elements that are set to zero, by draw.
+        scale: Factor of the others; NaN where they are not all scaled alike.
+        count: Elements of a draw that were looked at.
+    """
+
+    rates: tuple[float, ...]
+    scale: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        return sum(self.rates) / len(self.rates)
+
+    @property
+    def variance(self) -> float:
+        """Of one draw's rate."""
+        mean = self.mean
+        seen = sum((rate - mean) ** 2 for rate in self.rates) / max(1, len(self.rates) - 1)
+        return max(seen, mean * (1 - mean) / max(1, self.count), 1 / max(1, self.count) ** 2)
+
+    @property
+    def is_mask(self) -> bool:
+        return len(self.rates) >= FEWEST_DRAWS and 0 < self.mean < 1 and not math.isnan(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskDeviation:
+    """The module whose masks differ most; `ratio` is of the limit, `detail` says how."""
+
+    ratio: float = 0.0
+    detail: str = ""
+
+
+def worst_module(reference: Mapping[str, ModuleMasks], found: Mapping[str, ModuleMasks]) -> MaskDeviation | None:
+    """The largest deviation over the modules that both have; None where no module of the reference masks."""
+    deviations = [*_deviations(reference, found)]
+    return max(deviations, key=lambda deviation: deviation.ratio) if deviations else None
+
+
+def _deviations(reference: Mapping[str, ModuleMasks], found: Mapping[str, ModuleMasks]) -> Iterator[MaskDeviation]:
+    for name, wanted in reference.items():
+        own = found.get(name)
+        if own is None or not own.rates or not wanted.is_mask:
+            continue
+        error = math.sqrt(wanted.variance * (1 / len(wanted.rates) + 1 / len(own.rates)))
+        yield MaskDeviation(
+            ratio=abs(own.mean - wanted.mean) / error / RATE_LIMIT,
+            detail=f"{name} sets {own.mean:.3g} of its input to zero, the reference {wanted.mean:.3g}",
+        )
+        apart = abs(own.scale / wanted.scale - 1) if wanted.scale else 0.0
+        yield MaskDeviation(
+            ratio=math.inf if math.isnan(apart) else apart / SCALE_LIMIT,
+            detail=f"{name} scales what it keeps by {own.scale:.3g}, the reference by {wanted.scale:.3g}",
+        )

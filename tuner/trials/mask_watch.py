@@ -1,0 +1,106 @@
+"""Recording what modules set to zero and how they scale the rest, while guarded steps draw masks in a rank."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.guard.mask_rates import SCALE_LIMIT, ModuleMasks
+from steptune.tuner.training.job import unwrapped
+
+if TYPE_CHECKING:
+    import torch
+
+    from steptune.tuner.training.job import TrainingJob
+
+SAMPLED_ELEMENTS = 4096
+"""Of each output, evenly spread."""
+FEW = 0.01
+"""Share of elements that may be scaled otherwise, where a 16-bit format hardly tells small numbers apart."""
+
+
+def why_not_counted(job: TrainingJob) -> str | None:
+    """The reason for which a job's masks cannot be counted by module; None where they can."""
+    compiled = any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in job.model.modules())
+    return "modules of a compiled model cannot be watched" if compiled or job.plan.step.captured else None
+
+
+class MaskWatch:
+    """Looks at what every innermost module makes of its input, draw by draw."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._model = unwrapped(job.model)
+        self._rates: dict[str, list[float]] = {}
+        self._counts: dict[str, int] = {}
+        self._scales: dict[str, list[float]] = {}
+        self._draw: dict[str, tuple[int, int]] = {}
+
+    @property
+    def modules(self) -> dict[str, ModuleMasks]:
+        """What was seen, by the name of the module."""
+        return {
+            name: ModuleMasks(rates=tuple(rates), scale=_middle(self._scales[name]), count=self._counts[name])
+            for name, rates in self._rates.items()
+        }
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Watch one draw, however many micro-batches it has."""
+        self._draw = {}
+        innermost = [(name, m) for name, m in self._model.named_modules() if next(m.children(), None) is None]
+        handles = [m.register_forward_hook(self._hook(name)) for name, m in innermost]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, (count, zeros) in self._draw.items():
+            self._rates.setdefault(name, []).append(zeros / count)
+            self._counts[name] = count
+
+    def on_gradients(self) -> None:
+        """Nothing: masks are seen in the forward pass."""
+
+    def _hook(self, name: str) -> Any:
+        def look(module: Any, arguments: Any, output: Any) -> None:
+            if not arguments or not _alike(arguments[0], output):
+                return
+            given = arguments[0]
+            before, after = _sampled(given), _sampled(output)
+            live = before != 0
+            count, zeros = self._draw.get(name, (0, 0))
+            if bool(live.any()):
+                self._draw[name] = count + int(live.sum()), zeros + int((live & (after == 0)).sum())
+                kept = live & (after != 0)
+                self._scales.setdefault(name, []).append(_scale(after[kept] / before[kept]))
+
+        # A function that the user compiles may call the module: its graph ends here.
+        return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
+
+
+def _alike(given: Any, output: Any) -> bool:
+    import torch
+
+    both = isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor)
+    return both and given.shape == output.shape and given.is_floating_point() and output.is_floating_point()
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLED_ELEMENTS)][:SAMPLED_ELEMENTS].float().cpu()
+
+
+def _scale(ratios: torch.Tensor) -> float:
+    """The one factor of all elements; 1 where nothing was kept, NaN where they differ."""
+    if not ratios.numel():
+        return 1.0
+    scale = ratios.median()
+    other = ((ratios - scale).abs() > SCALE_LIMIT * scale.abs()).float().mean()
+    return math.nan if float(other) > FEW else float(scale)
+
+
+def _middle(values: list[float]) -> float:
+    return math.nan if any(math.isnan(value) for value in values) else sorted(values)[len(values) // 2]

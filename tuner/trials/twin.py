@@ -1,0 +1,76 @@
+"""A candidate's twin: its settings with the precision taken back, so that everything else is compared in FP32.
+
+Under 16 bits a penalty that is missing or a gradient that is 10 % too large may be no larger than rounding. Neither has
+to do with the precision. So a few steps are run once more by a job of the same settings in FP32, whose gradients are
+held to the reference's in FP32, at the limits of FP32. What only 16 bits do wrong is left to the comparison under them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.guard.curves import Protocol
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.precision import Precision
+from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.initial_state import build_initialised
+from steptune.tuner.trials.disturbance import Disturbance
+from steptune.tuner.trials.gradient_watch import GradientWatch, set_initial_state
+from steptune.tuner.trials.guard_protocol import WatchedSteps, run_audits
+from steptune.tuner.trials.study_files import StudyFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from steptune.tuner.training.job import TrainingJob
+
+
+def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
+    return choices.get("precision", Precision.defaults)["level"] == Precision.defaults["level"]
+
+
+def has_twin(device: torch.device, num_ranks: int, protocol: Protocol) -> bool:
+    """True where a second job is affordable and its comparison rejects: on the CPU, on one rank."""
+    return device.type == "cpu" and num_ranks == 1 and protocol.num_audits > 0
+
+
+def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles) -> TrainingJob:
+    """Build a job of the same settings in FP32, uncompiled.
+
+    Raises:
+        SteptuneError: Other settings of the candidate need its precision.
+    """
+    plan = make_plan({**choices, "precision": Precision.defaults})
+    plan.block_compilation.clear()
+    plan.whole_compilation.clear()
+    workload = copy.copy(job.workload)  # what it keeps of the model that it makes is the twin's
+    return assemble(
+        workload,
+        plan,
+        device=job.device,
+        make_model=lambda: build_initialised(workload.model, files.initial_state),
+        make_dataset=lambda: job.loader.dataset,
+        batch_sampler=files.order(0, 1),
+    )
+
+
+def audit(
+    twin: TrainingJob,
+    files: StudyFiles,
+    batches: Sequence[Any],
+    protocol: Protocol,
+    disturb: Disturbance | None = None,
+) -> GradientWatch:
+    """Run the audits of a protocol, each from the initial parameters, disturbed where asked."""
+    watch = GradientWatch(twin)
+    run_audits(
+        WatchedSteps(twin, protocol.randomness, uncompiled=False),
+        batches,
+        protocol,
+        lambda: set_initial_state(twin, files.initial_state, disturb),
+        watch,
+    )
+    return watch

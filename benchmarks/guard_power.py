@@ -6,9 +6,12 @@ thing wrong, and with changes that leave the training what it is. Faults and tra
 gradients are fitted on correct changes of the first half of the trainings; the second half serves no fitting.
 
 A fault is material where it moves weights or statistics in ten steps by more than the precision does. One that changes
-nothing at all (gradients that clipping never reaches, not clipped) is none.
+nothing (gradients that clipping never reaches, not clipped; outputs that are larger, before they are normalised) is
+none: ten steps in FP64 end where those of the training end. Correct changes are tried with further seeds as well.
 
-    python benchmarks/guard_power.py --rows rows.bin    # writes results/guard_power.json; 20 minutes on two cores
+The third block has trainings and faults that are in neither half (`tests/guarded_unseen.py`).
+
+    python benchmarks/guard_power.py --rows rows.bin    # writes results/guard_power.json; half an hour on one core
     python benchmarks/guard_power.py --from rows.bin    # judges the same scores by the limits of today
     python benchmarks/guard_power.py --from rows.bin --only Causal Patches --rows rows.bin    # runs some anew
 """
@@ -22,7 +25,8 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +37,20 @@ from stamp import RESULTS, hardware, stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from guarded import BF16, FP32, PROTOCOL, Study, make_study
-from guarded_trainings import FAULTS, TRAININGS, Training
+from guarded_trainings import FAULTS, TRAININGS, Fault, Training
+from guarded_unseen import UNSEEN
 
 from steptune.tuner.errors import SteptuneError
+from steptune.tuner.guard.averages import LIMIT as AVERAGE_LIMIT
 from steptune.tuner.guard.gradients import KINDS, Limits, limits_of, scores
+from steptune.tuner.guard.masks import FLOOR_OF_DRAWS, SHIFT_LIMIT, SPREADS_OF_DRAWS
 from steptune.tuner.guard.update_replay import LIMIT
 from steptune.tuner.hardware import describe_environment
 from steptune.tuner.records import Record
+from steptune.tuner.training.initial_state import build_initialised
+from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.structure import map_structure
-from steptune.tuner.trials.gradient_watch import GradientReference, set_initial_state
+from steptune.tuner.trials.gradient_watch import Compared, GradientReference, set_initial_state
 
 OUTPUT = RESULTS / "guard_power.json"
 FP16 = 2.0**-11
@@ -71,8 +80,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "checkpointing": {"activation_checkpointing": {"every": 1}},
     "channels last": {"memory_format": {"layout": "channels_last"}},
 }
-COUPLED = ("Convolutional", "Contrastive")
+COUPLED = ("Convolutional", "Contrastive", "Queued")
 """Samples of a batch depend on one another: micro-batches are another training."""
+RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches")
+NO_EFFECT = 1e-9
+"""What the rounding of FP64 moves parameters by in ten steps, as a share, and more."""
+SIXTEEN_BITS = "16 bits"
+"""Part of faults that only a model in 16 bits has."""
 
 
 class Run(Record):
@@ -85,7 +99,16 @@ class Run(Record):
         update: Score of the replayed update.
         gradients: Scores by kind, in units of the measured noise.
         state: Residual of what is not trained.
+        average: Of averages of weights, in roundings.
+        twin: Scores of the twin's gradients, in units of the noise of FP32.
+        excess: Logarithm of how much more masks scatter.
+        spread: What that is off by for the reference's own masks.
+        shift: Of the mean over masks, in standard errors.
+        rate: Of masks by module, of the limit.
         moves: By how much it moves weights or statistics in ten steps, in units of what the precision does.
+        effect: The same in FP64, as a share of weights or statistics.
+        steps: Of the candidate.
+        seed: Of the training.
     """
 
     training: str
@@ -96,39 +119,81 @@ class Run(Record):
     update: float
     gradients: dict[str, float]
     state: float
+    average: float
+    twin: dict[str, float]
+    excess: float
+    spread: float
+    shift: float
+    rate: float
     moves: float = 0.0
+    effect: float = 0.0
+    steps: int = 0
+    seed: int = 0
 
     @property
     def rejected(self) -> bool:
-        limits = limits_of(CONTEXTS[self.context][2])
-        beyond = any(value > getattr(limits, kind) for kind, value in self.gradients.items())
-        return bool(self.others) or self.update > LIMIT or beyond or self.state > limits.residual
+        return bool(self.reasons)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Parts of the guard that reject it."""
+        limits, fine = limits_of(CONTEXTS[self.context][2]), limits_of(FP32)
+        found = {
+            "curves": bool(self.others),
+            "update": self.update > LIMIT,
+            "gradients": any(value > getattr(limits, kind) for kind, value in self.gradients.items()),
+            "state": self.state > limits.residual,
+            "averages": self.average > AVERAGE_LIMIT,
+            "twin": any(value > getattr(fine, kind) for kind, value in self.twin.items()),
+            "masks": self.excess > FLOOR_OF_DRAWS + SPREADS_OF_DRAWS * self.spread or self.shift > SHIFT_LIMIT,
+            "mask rates": self.rate > 1,
+        }
+        return tuple(part for part, failed in found.items() if failed)
 
 
 class Bench:
-    """One training in all contexts."""
+    """One training in all contexts.
 
-    def __init__(self, training: type[Training], folder: Path) -> None:
+    Attributes:
+        steps: Of the references, by arithmetic.
+    """
+
+    def __init__(self, training: type[Training], folder: Path, seed: int = 0) -> None:
         self._training = training
-        random = training.__name__ in ("Causal", "Patches")
+        self._seed = seed
+        self._own_step = training().has_custom_step
+        self._is_coupled = training.__name__ in COUPLED
+        random = training.__name__ in RANDOM
         protocol = replace(PROTOCOL, num_pointwise=4, num_curve=8 if random else 0, num_horizon=0)
         self._studies: dict[str, tuple[Study, GradientReference]] = {}
+        self.steps: dict[str, int] = {}
         for name, choices, roundoffs in (("FP32", {}, (FP32, FP16, BF16)), ("bf16", O1, (BF16,))):
-            study = make_study(folder / name, training, protocol=protocol, choices=choices, unit_roundoffs=roundoffs)
+            with counted() as count:
+                study = make_study(
+                    folder / name, training, protocol=protocol, choices=choices, unit_roundoffs=roundoffs, seed=seed
+                )
+            # A further arithmetic takes as many runs as the disturbed ones of the first.
+            further = (len(roundoffs) - 1) * protocol.num_disturbed * (protocol.num_pointwise + protocol.num_audits)
+            self.steps[name] = count[0] - further
             gradients = GradientReference.load(study.files.reference_gradients)
             assert gradients is not None
             self._studies[name] = study, gradients
 
-    def runs(self) -> Iterator[Run]:
-        for context, (reference, choices, _) in CONTEXTS.items():
+    def runs(self, faults: Sequence[Fault]) -> Iterator[Run]:
+        """Every correct change, and every fault that means something to the training."""
+        for context, (reference, choices, roundoff) in CONTEXTS.items():
+            if roundoff == FP16 and self._own_step:  # its own optimizer would step by scaled gradients
+                continue
             try:
                 ends = self._ends(reference, choices)
             except RuntimeError:  # no kernel of this arithmetic
                 continue
             for name, change in CHANGES.items():
-                if not ("micro" in name and self._training.__name__ in COUPLED):
+                if not (
+                    (self._is_coupled and "micro" in name) or (self._own_step and ("micro" in name or "contig" in name))
+                ):
                     yield from self._run(context, name, "", self._training, {**choices, **change}, ends)
-            for fault in FAULTS:
+            for fault in faults:
                 planted = fault.plant(self._training)
                 if planted is not None:
                     yield from self._run(context, fault.name, fault.part, planted, choices, ends)
@@ -152,16 +217,19 @@ class Bench:
         reference, _, roundoff = CONTEXTS[context]
         study, known = self._studies[reference]
         try:
-            judged = study.judged(study.job(planted(), **choices), unit_roundoff=roundoff)
+            with counted() as count:
+                judged = study.judged(study.job(planted(), **choices), unit_roundoff=roundoff, choices=choices)
         except (SteptuneError, RuntimeError, TypeError):  # the optimizer has no such form, the CPU no such kernel
             return
         checks = {check.name: check for check in judged.checks}
-        gradients, state = dict.fromkeys(KINDS, 0.0), 0.0
+        gradients, twin, state = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), 0.0
         if judged.gradients is not None and "finite loss" not in checks:
-            seen = judged.gradients
-            gradients = _scores(known, roundoff, seen.gradients, changes=False)
-            state = _scores(known, roundoff, seen.changes, changes=True)["residual"]
-        own = ("replayed update", "gradients", "untrained state")
+            gradients = _scores(known.gradients, roundoff, judged.gradients.gradients, known.exact)
+            state = _scores(known.changes, roundoff, judged.gradients.changes, known.exact)["residual"]
+        if judged.twin is not None:
+            twin = _scores(known.wide, FP32, judged.twin.gradients, range(len(known.wide.steps)))
+        own = ("replayed update", "gradients", "untrained state", "averages", "gradients in FP32", *MASKS)
+        masks = [checks[mask].observed if mask in checks else 0.0 for mask in MASKS]
         yield Run(
             training=self._training.__name__,
             context=context,
@@ -171,13 +239,45 @@ class Bench:
             update=checks["replayed update"].observed if "replayed update" in checks else 0.0,
             gradients=gradients,
             state=state,
+            average=checks["averages"].observed if "averages" in checks else 0.0,
+            twin=twin,
+            excess=masks[0],
+            spread=known.scatter.spread if known.scatter is not None else 0.0,
+            shift=masks[1],
+            rate=masks[2],
             moves=_moves(_end(study, planted(), choices), ends) if part else 0.0,
+            effect=self._effect(study, planted) if part and context == "FP32" else 0.0,
+            steps=count[0],
+            seed=self._seed,
         )
 
+    def _effect(self, study: Study, planted: type[Training]) -> float:
+        plain, faulty = (_end_in_fp64(study, training()) for training in (self._training, planted))
+        apart = (float((faulty[name] - value).norm() / (value.norm() + 1e-30)) for name, value in plain.items())
+        return max(apart, default=0.0)
 
-def _scores(known: GradientReference, roundoff: float, found: Sequence[Any], *, changes: bool) -> dict[str, float]:
-    compared = known.changes if changes else known.gradients
-    by_kind = scores(compared.steps, compared.noise_at(roundoff), found, limits=UNITS, exact=known.exact)
+
+MASKS = ("scatter of masks", "mean over masks", "rate of masks")
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Counts the steps of all jobs, in the list's one element."""
+    count, step = [0], TrainingJob.step
+
+    def counting(job: TrainingJob, batch: Any) -> torch.Tensor:
+        count[0] += 1
+        return step(job, batch)
+
+    TrainingJob.step = counting  # type: ignore[method-assign]
+    try:
+        yield count
+    finally:
+        TrainingJob.step = step  # type: ignore[method-assign]
+
+
+def _scores(known: Compared, roundoff: float, found: Sequence[Any], exact: Sequence[int]) -> dict[str, float]:
+    by_kind = scores(known.steps, known.noise_at(roundoff), found, limits=UNITS, exact=exact)
     return {kind: score.ratio for kind, score in by_kind.items()}
 
 
@@ -188,6 +288,47 @@ def _end(study: Study, workload: Training, choices: dict[str, Any]) -> dict[str,
     for batch in study.batches[:STEPS]:
         job.step(map_structure(lambda leaf: leaf.clone(), batch))
     return {name: tensor.detach().double().clone() for name, tensor in job.state_dict().items()}
+
+
+class PlainJob:
+    """A training as one writes it down, in FP64."""
+
+    def __init__(self, study: Study, workload: Training) -> None:
+        self._workload = workload
+        self.model = build_initialised(workload.model, study.files.initial_state).double().train()
+        self.optimizer = workload.optimizer([(n, p) for n, p in self.model.named_parameters() if p.requires_grad])
+        self.scheduler = workload.scheduler(self.optimizer)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return self._workload.loss(self.model, batch)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def update(self) -> None:
+        if self._workload.max_grad_norm is not None:
+            clipped = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(clipped, self._workload.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def step(self, batch: Any) -> None:
+        if self._workload.has_custom_step:
+            self._workload.training_step(self, batch)  # type: ignore[arg-type]
+            return
+        self.backward(self.loss(self._workload.batch_transform(batch)))
+        self.update()
+
+
+def _end_in_fp64(study: Study, workload: Training) -> dict[str, torch.Tensor]:
+    """Parameters and buffers after ten steps."""
+    job = PlainJob(study, workload)
+    torch.manual_seed(1)
+    for batch in study.batches[:STEPS]:
+        job.step(map_structure(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf.clone(), batch))
+    return {name: tensor.detach().double().clone() for name, tensor in job.model.state_dict().items()}
 
 
 def _moves(end: dict[str, torch.Tensor], ends: list[dict[str, torch.Tensor]]) -> float:
@@ -212,10 +353,22 @@ def half_of(run: Run) -> str:
 
 
 def real_faults(runs: Iterable[Run]) -> list[Run]:
-    """Those that change anything: in FP32 a fault without effect ends where the training ends, to the last bit."""
+    """Those that change anything: in FP64 a fault without effect ends where the training ends; one of 16 bits has an
+    effect in these alone.
+    """
     runs = list(runs)
-    none = {(run.training, run.name) for run in runs if run.part and run.context == "FP32" and run.moves == 0.0}
-    return [run for run in runs if run.part and (run.training, run.name) not in none]
+    none = {
+        (run.training, run.name)
+        for run in runs
+        if run.part and run.context == "FP32" and run.effect < NO_EFFECT and run.part != SIXTEEN_BITS
+    }
+    return [
+        run
+        for run in runs
+        if run.part
+        and (run.training, run.name) not in none
+        and not (run.part == SIXTEEN_BITS and run.context == "FP32")
+    ]
 
 
 def _counts(faults: Sequence[Run]) -> dict[str, int]:
@@ -234,6 +387,7 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
     for context in CONTEXTS:
         own = [run for run in faults if run.context == context]
         correct = [run for run in runs if run.context == context and not run.part]
+        seeds = sorted({run.seed for run in correct})
         rows.append(
             {
                 "context": context,
@@ -241,9 +395,13 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
                     half: _counts([r for r in own if half_of(r) == half]) for half in ("first", "mixed", "second")
                 },
                 "parts": {part: _counts([r for r in own if r.part == part]) for part in sorted({r.part for r in own})},
-                "caught_before": sum(bool(run.others) or run.update > LIMIT for run in own),
+                "caught_by": dict(Counter(reason for run in own for reason in run.reasons)),
+                "caught_alone": dict(Counter(run.reasons[0] for run in own if len(run.reasons) == 1)),
                 "correct": {half: sum(half_of(r) == half for r in correct) for half in ("first", "second")},
-                "correct_rejected": [f"{r.training}: {r.name}" for r in correct if r.rejected],
+                "seeds_of_correct": len(seeds),
+                "correct_rejected": [
+                    f"{r.training}, seed {r.seed}: {r.name} by {r.reasons}" for r in correct if r.rejected
+                ],
             }
         )
     return rows
@@ -256,58 +414,131 @@ def largest_of_correct(runs: list[Run], half: str) -> dict[str, dict[str, float]
         own = [
             run for run in runs if not run.part and (CONTEXTS[run.context][2] == FP32) is fine and half_of(run) == half
         ]
+        if not own:
+            continue
         result[label] = {kind: max(run.gradients[kind] for run in own) for kind in KINDS}
         result[label] |= {"state": max(run.state for run in own), "update": max(run.update for run in own)}
+        result[label]["twin"] = max(run.twin[kind] / getattr(limits_of(FP32), kind) for run in own for kind in KINDS)
+        result[label]["excess"] = max(run.excess / (FLOOR_OF_DRAWS + SPREADS_OF_DRAWS * run.spread) for run in own)
+        result[label] |= {"shift": max(run.shift for run in own), "rate": max(run.rate for run in own)}
+        result[label]["average"] = max(run.average for run in own)
     return result
 
 
-def result_of(runs: list[Run]) -> dict[str, Any]:
-    faults = real_faults(runs)
+def result_of(runs: list[Run], steps: Mapping[str, int]) -> dict[str, Any]:
+    known = {training.__name__ for training in TRAININGS}
+    seen, unseen = [r for r in runs if r.training in known], [r for r in runs if r.training not in known]
+    faults = real_faults(seen)
     missed = Counter((run.name, run.context) for run in faults if run.moves > 1 and not run.rejected)
     return {
         "trainings": len(TRAININGS),
         "faults": len({run.name for run in faults}),
-        "correct_changes": len({(run.name, run.context) for run in runs if not run.part}),
+        "correct_changes": len({(run.name, run.context) for run in seen if not run.part}),
         "limits": {
             "update": LIMIT,
             "fine": msgspec.to_builtins(limits_of(FP32)),
             "coarse": msgspec.to_builtins(limits_of(BF16)),
+            "masks": {"floor": FLOOR_OF_DRAWS, "spreads": SPREADS_OF_DRAWS, "shift": SHIFT_LIMIT},
         },
         "margin": MARGIN,
-        "largest_of_correct": {half: largest_of_correct(runs, half) for half in ("first", "second")},
-        "rows": table(runs),
+        "steps": {
+            "candidate": max((run.steps for run in runs), default=0),
+            "candidate_without_masks": max((run.steps for run in runs if run.training not in RANDOM), default=0),
+            "reference": dict(steps),
+        },
+        "largest_of_correct": {half: largest_of_correct(seen, half) for half in ("first", "second")},
+        "rows": table(seen),
         "material_missed": [f"{name} ({context}): {count}" for (name, context), count in missed.items()],
+        "unseen": unseen_of(unseen),
     }
+
+
+def unseen_of(runs: list[Run]) -> dict[str, Any]:
+    """Of trainings and faults that no limit was fitted on, nor looked at before limits were fixed."""
+    faults = real_faults(runs)
+    correct = [run for run in runs if not run.part]
+    return {
+        "trainings": sorted({run.training for run in runs}),
+        "faults": len({(run.training, run.name) for run in faults}),
+        "rows": [{"context": context, **_counts([r for r in faults if r.context == context])} for context in CONTEXTS],
+        "missed": [
+            f"{r.training}, {r.context}: {r.name}{'' if r.moves > 1 else ' (immaterial)'}"
+            for r in faults
+            if not r.rejected
+        ],
+        "correct": len(correct),
+        "correct_rejected": [f"{r.training}, {r.context}: {r.name} by {r.reasons}" for r in correct if r.rejected],
+    }
+
+
+class Kept(Record):
+    """What a file of rows has.
+
+    Attributes:
+        steps: Largest number of a reference, by its arithmetic.
+    """
+
+    runs: list[Run]
+    steps: dict[str, int]
+
+
+def run_all(
+    chosen: Sequence[type[Training]], unseen: bool, seeds: Sequence[int], folder: Path
+) -> Iterator[tuple[list[Run], dict[str, int]]]:
+    """Runs and steps of one training after the other."""
+    for training in chosen:
+        for seed in seeds:
+            bench = Bench(training, folder / f"{training.__name__}-{seed}", seed)
+            yield list(bench.runs(FAULTS if seed == 0 else ())), bench.steps
+            print(training.__name__, seed, bench.steps, flush=True)
+    for training, faults in UNSEEN.items() if unseen else ():
+        bench = Bench(training, folder / training.__name__)
+        yield list(bench.runs(faults)), bench.steps
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--rows", type=Path, help="keep every run's scores there")
-    parser.add_argument("--from", dest="source", type=Path, help="scores of an earlier run")
-    parser.add_argument("--only", nargs="*", default=[], help="trainings that are run beside it")
+    parser.add_argument("--from", dest="source", type=Path, nargs="*", default=[], help="scores of earlier runs")
+    parser.add_argument(
+        "--only", nargs="*", default=None, help="trainings that are run; default all, or none beside --from"
+    )
+    parser.add_argument("--unseen", action="store_true", help="run the third block")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="above 0 correct changes alone are run")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    runs: list[Run] = []
-    chosen = [t for t in TRAININGS if t.__name__ in arguments.only or not (arguments.only or arguments.source)]
-    if arguments.source:
-        known = msgspec.msgpack.decode(arguments.source.read_bytes(), type=list[Run])
-        runs = [run for run in known if run.training not in {training.__name__ for training in chosen}]
+    wanted = (
+        arguments.only if arguments.only is not None else [] if arguments.source else [t.__name__ for t in TRAININGS]
+    )
+    chosen = [t for t in TRAININGS if t.__name__ in wanted]
+    kept = Kept(runs=[], steps={})
+    for source in arguments.source:
+        kept = _joined(kept, msgspec.msgpack.decode(source.read_bytes(), type=Kept))
     with tempfile.TemporaryDirectory() as folder:
-        for training in chosen:
-            runs += Bench(training, Path(folder) / training.__name__).runs()
-            print(training.__name__, len(runs), flush=True)
+        for runs, steps in run_all(chosen, arguments.unseen, arguments.seeds, Path(folder)):
+            kept = _joined(kept, Kept(runs=runs, steps=steps))
             if arguments.rows:
-                arguments.rows.write_bytes(msgspec.msgpack.encode(runs))
+                arguments.rows.write_bytes(msgspec.msgpack.encode(kept))
     result = {
-        **stamp("python benchmarks/guard_power.py", ("tuner", "tests", "benchmarks")),
+        **stamp("python benchmarks/guard_power.py --unseen --seeds 0 1 2", ("tuner", "tests", "benchmarks")),
         "hardware": hardware(describe_environment("cpu", Path(tempfile.gettempdir()), 1)),
-        **result_of(runs),
+        **result_of(kept.runs, kept.steps),
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     for row in result["rows"]:
         print(row)
+    print(result["steps"], result["material_missed"], result["unseen"], sep="\n")
+
+
+def _joined(first: Kept, second: Kept) -> Kept:
+    """Runs of both: those of the second replace the first's of the same training and seed."""
+    anew = {(run.training, run.seed, run.context) for run in second.runs}
+    own = [run for run in first.runs if (run.training, run.seed, run.context) not in anew]
+    names = {*first.steps, *second.steps}
+    steps = {name: max(first.steps.get(name, 0), second.steps.get(name, 0)) for name in sorted(names)}
+    return Kept(runs=own + second.runs, steps=steps)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from guarded import BF16, FP32, PROTOCOL, Study, make_study
+from guarded_trainings import Fault
+from guarded_unseen import UNSEEN, Pair
 from guarded_updates import FAULTS, PRECISIONS, TRAININGS, BySGD, Updated, WarmAdamW
 from msgspec.structs import replace
 
@@ -139,3 +141,70 @@ def test_a_schedule_is_that_of_the_reference(tmp_path: Path) -> None:
     assert rule is not None
     rates = [group.options["lr"] for groups in rule.steps for group in groups]
     assert rates == pytest.approx([1e-3 * step / 20 for step in (1, 2, 3, 4)])
+
+
+@pytest.fixture(scope="module")
+def pair(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return make_study(tmp_path_factory.mktemp("pair") / "study", Pair, protocol=replace(SHORT, num_disturbed=2))
+
+
+class TestSeveralOptimizers:
+    """A step of the workload's own, in which two optimizers step."""
+
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    def test_each_is_replayed_by_its_own_rule(self, pair: Study, precision: str) -> None:
+        rules = [pair.reference.rule, *pair.reference.further_rules]
+        assert sorted(rule.optimizer for rule in rules if rule is not None) == ["Adam", "RMSprop"]
+        choices = PRECISIONS[precision]
+        checks = pair.checks(pair.job(**choices), unit_roundoff=BF16 if choices else FP32, choices=choices or None)
+        assert [name for name, check in checks.items() if not check.passed] == []
+        assert checks[UPDATE].observed < LIMIT / 2
+
+    @pytest.mark.parametrize("fault", [fault for fault in UNSEEN[Pair] if fault.part == "update"], ids=lambda f: f.name)
+    def test_one_that_steps_otherwise_is_seen_under_16_bits(self, pair: Study, fault: Fault) -> None:
+        planted = fault.plant(Pair)
+        assert planted is not None
+        assert UPDATE in pair.failed(pair.job(planted(), **PRECISIONS["bf16"]), unit_roundoff=BF16)
+
+    def test_a_further_optimizer_and_a_further_update_are_seen(self, pair: Study) -> None:
+        class Another(Pair):
+            def training_step(self, job: Any, batch: Any) -> torch.Tensor:
+                loss = super().training_step(job, batch)
+                extra = torch.nn.Parameter(torch.ones(4))
+                extra.grad = torch.ones(4)
+                torch.optim.SGD([extra], lr=0.1).step()
+                return loss
+
+        class Twice(Pair):
+            def training_step(self, job: Any, batch: Any) -> torch.Tensor:
+                super().training_step(job, batch)
+                return super().training_step(job, batch)
+
+        assert "optimizers" in pair.checks(pair.job(Another()))[UPDATE].detail
+        assert UPDATE in pair.failed(pair.job(Twice()))
+
+    def test_the_reference_s_runs_begin_with_fresh_optimizers(self, pair: Study) -> None:
+        """Else it would not repeat itself, and everything would be noise."""
+        assert set(pair.reference.repetition.loss) == {0.0}
+
+    def test_a_state_that_clipping_precedes_is_replayed_with_it(self, tmp_path: Path) -> None:
+        class Unclipped(Clipping):
+            max_grad_norm = None
+
+        study = make_study(tmp_path / "study", Clipping, protocol=SHORT)
+        assert study.reference.rule is not None
+        assert study.reference.rule.max_grad_norm == Clipping.max_grad_norm
+        assert study.failed(study.job()) == []
+        assert UPDATE in study.failed(study.job(Unclipped(), **PRECISIONS["bf16"]), unit_roundoff=BF16)
+
+
+class Clipping(BySGD):
+    """In a step of its own."""
+
+    max_grad_norm = 0.05
+
+    def training_step(self, job: Any, batch: Any) -> torch.Tensor:
+        loss = job.loss(batch)
+        job.backward(loss)
+        job.update()
+        return loss  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from steptune.tuner.guard.averages import Average
 from steptune.tuner.guard.gradients import REPETITIONS
 from steptune.tuner.guard.mask_rates import ModuleMasks
 from steptune.tuner.guard.update_replay import RELATIVE, UpdateRule
@@ -97,11 +98,15 @@ class GuardReference(Record):
     """Settings of the reference."""
     rule: UpdateRule | None = None
     """How it updates parameters, where its own replay agrees with it."""
+    further_rules: tuple[UpdateRule, ...] = ()
+    """Of other optimizers that take part in a step of the workload's own."""
     why_no_rule: str = ""
     own_roundoff: float = 0.0
     """Unit roundoff of the arithmetic that it computes with itself; 0 in references from before it was noted."""
     eager: bool = False
     """Made without the compilation that its settings ask for."""
+    averages: tuple[Average, ...] = ()
+    """Buffers that average weights."""
     masks: dict[str, ModuleMasks] = {}  # noqa: RUF012
     """Of modules that set a part of their input to zero."""
     peak_bytes: int = 0
@@ -374,6 +379,7 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         "gradient": f"gradients within the rounding of {arithmetic}",
         "twin": "gradients within the rounding of FP32 where its precision is taken back",
         "state": "statistics and other untrained state the same way",
+        "average": "averages of weights by their recurrence",
         "pointwise": f"losses and their gradients' norm in {steps} steps",
         "masks": f"masks by how they scatter gradients and by their mean in {len(curve.curve_losses)} steps",
         "mask rate": "masks by rate and scale, module by module",

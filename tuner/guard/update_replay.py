@@ -108,8 +108,11 @@ def worst_deviation(rule: UpdateRule, steps: Sequence[SeenStep], *, in_fp32: boo
         in_fp32: The candidate computes bias corrections in FP32.
 
     Returns:
-        The largest deviation. A parameter that the reference updates and that has no gradient here deviates infinitely.
+        The largest deviation. A parameter that the reference updates and that has no gradient here deviates infinitely,
+        and so does an optimizer that steps more or less often.
     """
+    if len(rule.steps) != len(steps):
+        return Deviation(score=math.inf, step=min(len(rule.steps), len(steps)) + 1, name=f"{rule.optimizer} as a whole")
     found = list(_deviations(rule, steps, RELATIVE_IN_FP32 if in_fp32 else RELATIVE))
     return max(found, key=lambda deviation: deviation.score, default=Deviation(score=0.0, step=0, name=""))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from steptune.tuner.guard.averages import StateStep
 from steptune.tuner.guard.gradients import Noise, Tensors, measure_noise
 from steptune.tuner.guard.masks import Scatter
 from steptune.tuner.training.initial_state import named_state
@@ -66,21 +67,25 @@ class GradientWatch:
     Attributes:
         gradients: After unscaling, before clipping; of a step that updates more than once, of each update.
         changes: Of buffers and of parameters that are not trained.
+        states: The same before and after, beside the trained parameters.
     """
 
     job: TrainingJob
     gradients: list[Tensors] = field(default_factory=list)
     changes: list[Tensors] = field(default_factory=list)
+    states: list[StateStep] = field(default_factory=list)
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Watch one step; where the loss scaler repeats it, all of its attempts."""
         before = self._untrained()
         self._updates: list[Tensors] = []
-        yield
+        with self._of_other_optimizers():
+            yield
         after = self._untrained()
         before[LEFT_OVER] = after[LEFT_OVER] * 0
         self.changes.append({name: _change(value, after[name]) for name, value in before.items()})
+        self.states.append(self._state(before, after))
         self.gradients.append(
             {
                 name if number == 0 else f"{name} (update {number + 1})": gradient
@@ -93,10 +98,33 @@ class GradientWatch:
         """Call between unscaling and clipping."""
         import torch
 
-        if self.job.scaler:  # an attempt before this one was skipped
-            self._updates.clear()
         named = self.job.named_gradients()
         self._updates.append({name: sampled(whole(g)) for name, g in named if g.layout is torch.strided})
+
+    def on_repeat(self) -> None:
+        """Call before a step that the loss scaler skipped is repeated."""
+        self._updates.clear()
+
+    @contextmanager
+    def _of_other_optimizers(self) -> Iterator[None]:
+        """Gradients of other optimizers than the job's, as these step in a step of the workload's own."""
+        if not self.job.workload.has_custom_step:
+            yield
+            return
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        names = {parameter: name for name, parameter in self.job.master_parameters()}
+
+        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if optimizer is not self.job.optimizer:
+                own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+                self._updates.append({names[p]: sampled(p.grad) for p in own if p in names})
+
+        handle = register_optimizer_step_pre_hook(look)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _untrained(self) -> dict[str, torch.Tensor]:
         """Buffers, parameters that are not trained, and how many gradients a step left for the next one."""
@@ -107,6 +135,18 @@ class GradientWatch:
             if id(tensor) not in trained
         }
         return {**untrained, LEFT_OVER: self._left_over()}
+
+    def _state(self, before: Tensors, after: Tensors) -> StateStep:
+        import torch
+
+        floating = {name: t for name, t in named_state(unwrapped(self.job.model)) if t.is_floating_point()}
+        weights = {name: sampled(whole(t.detach())) for name, t in floating.items() if name not in before}
+        return StateStep(
+            before={name: before[name] for name in floating if name in before},
+            after={name: after[name] for name in floating if name in before},
+            weights=weights,
+            roundoffs={name: torch.finfo(t.dtype).eps for name, t in floating.items()},
+        )
 
     def _left_over(self) -> torch.Tensor:
         """A recorded step writes its gradients anew, whatever was there."""

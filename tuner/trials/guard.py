@@ -36,6 +36,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steptune.tuner.errors import SteptuneError
+from steptune.tuner.guard.averages import LIMIT as AVERAGE_LIMIT
+from steptune.tuner.guard.averages import Average, worst_average
 from steptune.tuner.guard.curves import Curve, GuardReference, Tolerance, compare, compared, deviations, widest
 from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
@@ -59,7 +61,7 @@ from steptune.tuner.trials.loader_check import check_loader
 from steptune.tuner.trials.mask_watch import MaskWatch, why_not_counted
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.twin import audit, has_twin, is_in_fp32, make_twin
-from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
+from steptune.tuner.trials.update_watch import UpdateWatch, watch_of_updates, why_not_replayed
 
 if TYPE_CHECKING:
     import torch
@@ -74,9 +76,15 @@ GRADIENT_DEVICES = ("cpu",)
 small trainings were measured."""
 
 
-def check_update(rule: UpdateRule, watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
-    """Check that the candidate's parameters are where the reference's rule brings them from its gradients."""
-    found = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
+def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
+    """Check that the candidate's parameters are where the reference's rules bring them from its gradients."""
+    in_fp32 = rounds_bias_corrections(job.optimizer)
+    tracks = [track.steps for track in watch.tracks]
+    if len(tracks) != len(rules):
+        found = Deviation(score=math.inf, step=1, name=f"one of {max(len(tracks), len(rules))} optimizers")
+    else:
+        deviations = [worst_deviation(rule, steps, in_fp32=in_fp32) for rule, steps in zip(rules, tracks, strict=True)]
+        found = max(deviations, key=lambda deviation: deviation.score)
     detail = _told(found) if found.name else ""
     return _gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in UPDATE_DEVICES)
 
@@ -112,6 +120,18 @@ def check_twin(reference: GradientReference, watch: GradientWatch, device: torch
     )
     score, name = worst_of(found, KINDS), "gradients in FP32"
     return _gated(name, "twin", score.ratio, 1.0, _told_score(score, name), device.type in GRADIENT_DEVICES)
+
+
+def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
+    """Check that buffers average weights by the reference's shares; nothing where none does."""
+    if not averages:
+        return []
+    found = worst_average(averages, watch.states)
+    detail = (
+        f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
+    )
+    gates = device.type in GRADIENT_DEVICES
+    return [_gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
 
 
 def check_draws(
@@ -239,7 +259,7 @@ class Judge:
         no_gradients = why_not_compared(job)
         if self._gradients is None:
             no_gradients = "the reference was made without them"
-        update_watch = None if no_replay or lossy else UpdateWatch(job)
+        update_watch = None if no_replay or lossy else watch_of_updates(job)
         gradient_watch = None if no_gradients or lossy else GradientWatch(job)
         draws = seeds_of_draws(protocol, of_reference=False)
         mask_watch = GradientWatch(job) if gradient_watch is not None and (protocol.num_curve or draws) else None
@@ -274,10 +294,12 @@ class Judge:
             rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
         )
         if curve.finite and update_watch is not None and self.reference.rule is not None:
-            checks.append(check_update(self.reference.rule, update_watch, job))
+            rules = (self.reference.rule, *self.reference.further_rules)
+            checks.append(check_update(rules, update_watch, job))
         twin, no_twin = None, ""
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             checks += check_gradients(self._gradients, gradient_watch, unit_roundoff=unit_roundoff, device=job.device)
+            checks += check_averages(self.reference.averages, gradient_watch, job.device)
             if mask_watch is not None:
                 checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
             if rate_watch is not None:

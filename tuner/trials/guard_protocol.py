@@ -137,6 +137,10 @@ class Watch(Interface):
         """Called between unscaling and clipping."""
         ...
 
+    def on_repeat(self) -> None:
+        """Called before a step that the loss scaler skipped is repeated."""
+        ...
+
 
 class WatchedSteps:
     """Steps with dropout and its kin off.
@@ -175,13 +179,15 @@ class WatchedSteps:
                 stack.enter_context(randomness_off(self._job.model, self._randomness))
                 for watch in watches:
                     stack.enter_context(watch.step())
-                self.losses.append(self._loss(batch))
+                self.losses.append(self._loss(batch, watches))
         finally:
             self._job.on_gradients = None
         self.norms += seen[-1:]
 
-    def _loss(self, batch: Any) -> float:
-        for _ in range(MAX_REPEATS):
+    def _loss(self, batch: Any, watches: Sequence[Watch]) -> float:
+        for attempt in range(MAX_REPEATS):
+            for watch in watches if attempt else ():
+                watch.on_repeat()
             skipped = self._job.skipped_steps
             loss = _loss_of(self._job, batch)
             if self._job.skipped_steps == skipped:

@@ -64,6 +64,9 @@ class MaskWatch:
     def on_gradients(self) -> None:
         """Nothing: masks are seen in the forward pass."""
 
+    def on_repeat(self) -> None:
+        """Nothing: masks of an attempt that was skipped are drawn like others."""
+
     def _hook(self, name: str) -> Any:
         def look(module: Any, arguments: Any, output: Any) -> None:
             if not arguments or not _alike(arguments[0], output):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from steptune.tuner.guard.averages import find_averages
 from steptune.tuner.guard.curves import (
     Curve,
     GuardReference,
@@ -31,7 +32,7 @@ from steptune.tuner.guard.curves import (
 from steptune.tuner.guard.gradients import measure_noise
 from steptune.tuner.guard.mask_rates import ModuleMasks
 from steptune.tuner.guard.masks import Scatter, measure_draws, measure_scatter
-from steptune.tuner.guard.update_replay import LIMIT, worst_deviation
+from steptune.tuner.guard.update_replay import LIMIT, UpdateRule, worst_deviation
 from steptune.tuner.records import Choice, Record
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.training.assemble import assemble
@@ -62,7 +63,7 @@ from steptune.tuner.trials.messages import Channel, TaskProgress
 from steptune.tuner.trials.rank_device import rank_device
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.twin import audit, has_twin, is_in_fp32, make_twin
-from steptune.tuner.trials.update_watch import UpdateWatch, why_not_replayed
+from steptune.tuner.trials.update_watch import OtherOptimizers, UpdateWatch, watch_of_updates, why_not_replayed
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload
 
@@ -119,14 +120,13 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         request = msgspec.structs.replace(request, protocol=with_draws(request.protocol))
     runs = _Runs(job, files, request, coordinator)
     no_rule = why_not_replayed(job) or ""
-    watch = None if no_rule else UpdateWatch(job)
+    watch = None if no_rule else watch_of_updates(job)
     first = runs.run(horizon=True, update_watch=watch, draws=True)
     reference = first.curve
-    rule = watch.rule() if watch is not None and reference.finite else None
-    if rule is not None and watch is not None:
-        own = worst_deviation(rule, watch.steps, in_fp32=rounds_bias_corrections(job.optimizer))
-        if own.score > LIMIT:
-            rule, no_rule = None, f"its replay differs from itself by {own.score:.2g} times what rounding allows"
+    rules: tuple[UpdateRule, ...] = ()
+    if watch is not None and reference.finite:
+        no_rule = _why_no_rule(watch, in_fp32=rounds_bias_corrections(job.optimizer))
+        rules = () if no_rule else watch.rules
     again = runs.run()
     repeated = again.deviations_from(first)
     disturbed = runs.disturbed()
@@ -146,10 +146,12 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         seed_means=tuple(sum(run.curve.curve_losses) / len(run.curve.curve_losses) for run in seeds),
         horizon_ends=runs.horizon_ends(max(request.unit_roundoffs)),
         choices=request.choices,
-        rule=rule,
+        rule=rules[0] if rules else None,
+        further_rules=rules[1:],
         why_no_rule=no_rule,
         own_roundoff=request.own_roundoff,
         eager=request.eager,
+        averages=find_averages(first.gradients.states) if first.gradients is not None and reference.finite else (),
         masks={name: masks for name, masks in first.rates.items() if masks.is_mask},
         peak_bytes=int(coordinator.most([_peak_bytes(device)])[0]),
     )
@@ -158,6 +160,14 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         _save_gradients(files, first, again, disturbed, request.protocol, _scatter(first, seeds), runs.in_fp32())
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
+
+
+def _why_no_rule(watch: UpdateWatch, *, in_fp32: bool) -> str:
+    """The reason for which the reference's own replay does not agree with it; empty where it does."""
+    if watch.why_no_rule or not watch.tracks:
+        return watch.why_no_rule or "no optimizer stepped"
+    own = max(worst_deviation(track.rule, track.steps, in_fp32=in_fp32).score for track in watch.tracks)
+    return f"its replay differs from itself by {own:.2g} times what rounding allows" if own > LIMIT else ""
 
 
 def _save_gradients(
@@ -270,6 +280,7 @@ class _Runs:
         self._optimizer = holder_of_states(job.optimizer)
         self._optimizer_state = copy.deepcopy(self._optimizer.state_dict())
         self._scheduler_state = copy.deepcopy(job.scheduler.state_dict()) if job.scheduler else None
+        self._others = OtherOptimizers(job)
         self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
         self._count = 0
         self._horizon_ends: list[float] = []
@@ -294,7 +305,8 @@ class _Runs:
         disturb = Disturbance(roundoff, seed=1 + disturbance) if roundoff else None
         self._restore(disturb)
         rank = self._coordinator.rank
-        with disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext():
+        disturbed = disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext()
+        with disturbed, self._others.seen():
             horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
             comparable = not why_not_compared(self._job)
             gradient_watch = GradientWatch(self._job) if audits and comparable else None
@@ -351,16 +363,17 @@ class _Runs:
     def in_fp32(self) -> Compared | None:
         """Gradients of the audits by the reference's twin; None where it has none, and where it needs none."""
         job, protocol, choices = self._job, self._request.protocol, self._request.choices
-        if is_in_fp32(choices) or not has_twin(job.device, self._coordinator.num_ranks, protocol):
+        own = is_in_fp32(choices) and not job.workload.has_custom_step  # whose updates gradients may depend on
+        if own or not has_twin(job.device, self._coordinator.num_ranks, protocol):
             return None
-        twin = make_twin(job, choices, self._files)
-        run = partial(audit, twin, self._files, self._batches, protocol)
+
+        def run(disturb: Disturbance | None = None) -> GradientWatch:
+            twin = make_twin(job, choices, self._files)  # anew, as a candidate's is
+            with disturb.of_outputs(unwrapped(twin.model)) if disturb else nullcontext():
+                return audit(twin, self._files, self._batches, protocol, disturb)
+
         reference, again = run(), run()
-        disturbed = []
-        for number in range(protocol.num_disturbed):
-            disturb = Disturbance(FP32_ROUNDOFF, seed=1 + number)
-            with disturb.of_outputs(unwrapped(twin.model)):
-                disturbed.append(run(disturb))
+        disturbed = [run(Disturbance(FP32_ROUNDOFF, seed=1 + number)) for number in range(protocol.num_disturbed)]
         noise = measure_noise(
             reference.gradients,
             [watch.gradients for watch in disturbed],
@@ -380,6 +393,7 @@ class _Runs:
         """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
         self._job.optimizer.zero_grad(set_to_none=True)
         self._optimizer.state.clear()  # before anything is disturbed, which needs memory for a while
+        self._others.restart()
         set_initial_state(self._job, self._files.initial_state, disturb)
         self._optimizer.load_state_dict(self._optimizer_state)
         for ours, restored in zip(self._job.optimizer.param_groups, self._optimizer.param_groups, strict=True):

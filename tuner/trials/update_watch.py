@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.guard.update_replay import FLAGS, RuleGroup, SeenStep, UpdateRule
@@ -20,17 +22,44 @@ SAMPLED_ELEMENTS = 512
 
 def why_not_replayed(job: TrainingJob) -> str | None:
     """The reason for which the update of a job cannot be replayed; None where it can."""
-    import torch
-
-    kind = type(job.optimizer)
     wrap = job.plan.wrap
-    if job.workload.has_custom_step:
-        return "the workload has a training_step of its own"
-    if getattr(torch.optim, kind.__name__, None) is not kind or kind.__name__ not in ELEMENT_WISE:
-        return f"{kind.__name__} is not one of torch's optimizers that treat every element alike"
     if job.mesh or wrap.shards_parameters or wrap.shards_optimizer or job.local_sgd:
         return "a rank holds only a part of the parameters or of the optimizer's state"
+    return _why_not_element_wise(job.optimizer)
+
+
+def _why_not_element_wise(optimizer: torch.optim.Optimizer) -> str | None:
+    import torch
+
+    kind = type(optimizer)
+    if getattr(torch.optim, kind.__name__, None) is not kind or kind.__name__ not in ELEMENT_WISE:
+        return f"{kind.__name__} is not one of torch's optimizers that treat every element alike"
     return None
+
+
+def watch_of_updates(job: TrainingJob) -> UpdateWatch:
+    """What watches the updates of a job whose update can be replayed."""
+    return OwnUpdateWatch(job) if job.workload.has_custom_step else UpdateWatch(job)
+
+
+@dataclass
+class Track:
+    """The updates of one optimizer.
+
+    Attributes:
+        max_grad_norm: The norm to which its gradients are clipped after they were seen; None where they are not.
+    """
+
+    optimizer: torch.optim.Optimizer
+    max_grad_norm: float | None
+    groups: list[tuple[RuleGroup, ...]] = field(default_factory=list)
+    steps: list[SeenStep] = field(default_factory=list)
+
+    @property
+    def rule(self) -> UpdateRule:
+        return UpdateRule(
+            optimizer=type(self.optimizer).__name__, max_grad_norm=self.max_grad_norm, steps=tuple(self.groups)
+        )
 
 
 class UpdateWatch:
@@ -40,36 +69,18 @@ class UpdateWatch:
         self._job = job
         self._gradients: dict[str, torch.Tensor] = {}
         self._norm = 0.0
-        self._groups: list[tuple[RuleGroup, ...]] = []
-        self.steps: list[SeenStep] = []
+        self.tracks = [Track(job.optimizer, job.workload.max_grad_norm)]
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around a step; where the loss scaler repeats it, around all of its attempts."""
-        import torch
-
         if self._job.captured:
             self._job.captured.settle()
-        before = self._parameters()
-        options = self._hyperparameters()
+        parameters = dict(self._job.master_parameters())
+        before, options = _values(parameters), self._hyperparameters()
         yield
-        dtypes = {p.dtype for _, p in self._job.master_parameters()}
-        self.steps.append(
-            SeenStep(
-                before=before,
-                gradients=self._gradients,
-                norm=self._norm,
-                after=self._parameters(),
-                states=self._states(),
-                roundoff=max(torch.finfo(dtype).eps for dtype in dtypes),
-            )
-        )
-        self._groups.append(
-            tuple(
-                RuleGroup(names=tuple(name for name in names if name in self._gradients), options=chosen)
-                for names, chosen in options
-            )
-        )
+        states = None if self._job.plan.optimizer.contiguous else _states(self._job.optimizer, parameters)
+        _add(self.tracks[0], options, before, parameters, states, self._gradients, self._norm)
         self._gradients = {}
 
     def on_gradients(self) -> None:
@@ -80,37 +91,177 @@ class UpdateWatch:
         self._gradients = {name: sampled(gradient) for name, gradient in named}
         self._norm = float(torch.nn.utils.get_total_norm([gradient for _, gradient in named]))  # as a job that clips
 
-    def rule(self) -> UpdateRule:
-        """The rule of the steps that were seen."""
-        return UpdateRule(
-            optimizer=type(self._job.optimizer).__name__,
-            max_grad_norm=self._job.workload.max_grad_norm,
-            steps=tuple(self._groups),
-        )
+    def on_repeat(self) -> None:
+        """Nothing: the gradients of the last attempt count."""
 
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return {name: sampled(parameter.detach()) for name, parameter in self._job.master_parameters()}
+    @property
+    def why_no_rule(self) -> str | None:
+        """The reason for which an optimizer that took part cannot be replayed; None where all can."""
+        return next((why for why in (_why_not_element_wise(track.optimizer) for track in self.tracks) if why), None)
 
-    def _states(self) -> dict[str, dict[str, torch.Tensor]] | None:
-        """None of contiguous parameters, whose states lie in one buffer."""
-        if self._job.plan.optimizer.contiguous:
-            return None
-        states = self._job.optimizer.state
-        return {
-            name: {
-                key: sampled(value)
-                for key, value in states.get(parameter, {}).items()
-                if getattr(value, "shape", None) == parameter.shape
-            }
-            for name, parameter in self._job.master_parameters()
-        }
+    @property
+    def rules(self) -> tuple[UpdateRule, ...]:
+        """Rules of the steps that were seen, one for each optimizer."""
+        return tuple(track.rule for track in self.tracks)
 
     def _hyperparameters(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Names of each group's parameters, and its options at this step."""
-        return [
-            (names, {key: value for key, value in _options(group).items() if _is_plain(value)})
-            for names, group in self._job.named_groups()
+        return [(names, _options(group)) for names, group in self._job.named_groups()]
+
+
+class OwnUpdateWatch(UpdateWatch):
+    """Watches the steps of a workload's own, in which any optimizer may step any number of times.
+
+    The job's optimizer is seen before its gradients are clipped, others as they step.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        super().__init__(job)
+        self.tracks: list[Track] = []
+        self._names: dict[Any, str] = {}
+        self._before: dict[str, torch.Tensor] = {}
+        self._groups: list[tuple[list[str], dict[str, Any]]] = []
+        self._counts: list[int] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step, with its updates of all optimizers."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._names = {parameter: name for name, parameter in self._job.master_parameters()}
+        self._counts = [len(track.steps) for track in self.tracks]
+        handles = [
+            register_optimizer_step_pre_hook(self._look_before),
+            register_optimizer_step_post_hook(self._look_after),
         ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def on_repeat(self) -> None:
+        """Forget what other optimizers did in the attempt that was skipped."""
+        for track, count in zip(self.tracks, self._counts, strict=False):
+            del track.steps[count:], track.groups[count:]
+        del self.tracks[len(self._counts) :]
+
+    def _look_before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = self._parameters_of(optimizer)
+        self._before = _values(parameters)
+        self._groups = [
+            ([name for name, p in parameters.items() if any(p is own for own in group["params"])], _options(group))
+            for group in optimizer.param_groups
+        ]
+        if optimizer is not self._job.optimizer or not self._gradients:
+            self._gradients = {name: sampled(p.grad) for name, p in parameters.items() if p.grad is not None}
+            self._norm = 0.0
+
+    def _look_after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = self._parameters_of(optimizer)
+        _add(
+            self._track_of(optimizer),
+            self._groups,
+            self._before,
+            parameters,
+            _states(optimizer, parameters),
+            self._gradients,
+            self._norm,
+        )
+        self._gradients = {}
+
+    def _track_of(self, optimizer: torch.optim.Optimizer) -> Track:
+        known = next((track for track in self.tracks if track.optimizer is optimizer), None)
+        if known is None:
+            clips = optimizer is self._job.optimizer and self._norm > 0
+            known = Track(optimizer, self._job.workload.max_grad_norm if clips else None)
+            self.tracks.append(known)
+        return known
+
+    def _parameters_of(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
+        """By name; those that are not the model's by their place."""
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return {self._names.get(parameter, f"parameter {number}"): parameter for number, parameter in enumerate(own)}
+
+
+class OtherOptimizers:
+    """Optimizers beside a job's that take part in its steps, and the state that they began with."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._began: dict[torch.optim.Optimizer, dict[str, Any]] = {}
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Notice those that step."""
+        if not self._job.workload.has_custom_step:
+            yield
+            return
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if optimizer is not self._job.optimizer and optimizer not in self._began:
+                self._began[optimizer] = copy.deepcopy(optimizer.state_dict())
+
+        handle = register_optimizer_step_pre_hook(look)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def restart(self) -> None:
+        """Bring them back to where they began."""
+        for optimizer, state in self._began.items():
+            optimizer.state.clear()
+            optimizer.load_state_dict(copy.deepcopy(state))
+
+
+def _add(
+    track: Track,
+    options: list[tuple[list[str], dict[str, Any]]],
+    before: dict[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    states: dict[str, dict[str, torch.Tensor]] | None,
+    gradients: dict[str, torch.Tensor],
+    norm: float,
+) -> None:
+    """Add an update to those of its optimizer."""
+    import torch
+
+    track.steps.append(
+        SeenStep(
+            before=before,
+            gradients=gradients,
+            norm=norm,
+            after=_values(parameters),
+            states=states,
+            roundoff=max(torch.finfo(parameter.dtype).eps for parameter in parameters.values()),
+        )
+    )
+    track.groups.append(
+        tuple(
+            RuleGroup(names=tuple(name for name in names if name in gradients), options=chosen)
+            for names, chosen in options
+        )
+    )
+
+
+def _values(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {name: sampled(parameter.detach()) for name, parameter in parameters.items()}
+
+
+def _states(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """What an optimizer keeps for each element."""
+    return {
+        name: {
+            key: sampled(value)
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if getattr(value, "shape", None) == parameter.shape
+        }
+        for name, parameter in parameters.items()
+    }
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
@@ -123,7 +274,9 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: _plain(value) for key, value in group.items() if key not in ("params", *FLAGS)}
+    """What the rule reads of a group."""
+    options = {key: _plain(value) for key, value in group.items() if key not in ("params", *FLAGS)}
+    return {key: value for key, value in options.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

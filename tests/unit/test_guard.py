@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from guarded import BF16, FP32, Guarded, Study, make_study
+from guarded import BF16, FP32, PROTOCOL, Guarded, Study, make_study
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -241,6 +241,12 @@ class TestProtocol:
         assert len(curve.curve_losses) == 16
         assert len(curve.horizon_losses) == protocol.num_horizon
         assert len(set(study.reference.horizon_ends)) == 3
+
+    def test_a_horizon_that_is_no_multiple_of_the_batches_leaves_audits_their_own(self, tmp_path: Path) -> None:
+        """Candidates that are not lossy run no horizon, and are audited on the reference's batches all the same."""
+        own = make_study(tmp_path / "study", protocol=msgspec.structs.replace(PROTOCOL, num_curve=0, num_horizon=17))
+        assert len(own.reference.curve.horizon_losses) == 17
+        assert own.failed(own.job()) == []
 
     def test_the_gradient_norm_is_that_before_clipping(self, study: Study) -> None:
         assert min(study.reference.curve.gradient_norms) > Guarded.max_grad_norm

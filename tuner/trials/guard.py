@@ -10,9 +10,10 @@ same step function that is measured:
    the pointwise steps are compared tensor by tensor (`guard/gradients.py`), and so is what a step changes beside them.
    Where precision changes, a *twin* of the candidate, in FP32, is audited as well (`trials/twin.py`).
 3. *Draws*, with them on, for models that have any: steps from the initial parameters, on one batch. Other back ends
-   draw other masks, so what is compared is how masks scatter gradients (`guard/masks.py`). On several ranks, where not
-   every candidate can be set back, a *curve* of steps that run on: its mean loss is compared as well, against the
-   spread of reference runs over seeds and what rounding does to it.
+   draw other masks, so what is compared is how masks scatter gradients (`guard/masks.py`) and what modules set to zero
+   (`guard/mask_rates.py`). On several ranks, where not every candidate can be set back, and on devices whose limits
+   were not measured, a *curve* of steps that run on: its mean loss is compared as well, against the spread of reference
+   runs over seeds and what rounding does to it.
 4. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have
    fallen about as far as the reference's.
 
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
 UPDATE_DEVICES = ("cpu", "cuda")
 """Devices on which a replayed update rejects. Correct ones of `benchmarks/guard_power.py` and `guard_device.py` reach
 less than half of the limit."""
+OWN_UPDATE_DEVICES = ("cpu",)
+"""The same of optimizers in a step of the workload's own."""
 GRADIENT_DEVICES = ("cpu",)
 """The same of gradients, state and masks. On an H100 gradients of correct changes reach 0.73 of their limit, and only
 small trainings were measured."""
@@ -86,7 +89,8 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
         deviations = [worst_deviation(rule, steps, in_fp32=in_fp32) for rule, steps in zip(rules, tracks, strict=True)]
         found = max(deviations, key=lambda deviation: deviation.score)
     detail = _told(found) if found.name else ""
-    return _gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in UPDATE_DEVICES)
+    devices = OWN_UPDATE_DEVICES if job.workload.has_custom_step else UPDATE_DEVICES
+    return _gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in devices)
 
 
 def check_gradients(

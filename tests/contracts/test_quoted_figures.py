@@ -111,6 +111,33 @@ LEVELS = {
 }
 
 
+def guarded() -> dict:
+    return json.loads((RESULTS / "guard_power.json").read_text())
+
+
+def caught(context: str) -> list[int]:
+    """Faults of the held-out half, planted in its trainings; then of all."""
+    (row,) = [row for row in guarded()["rows"] if row["context"] == context]
+    held_out, halves = row["halves"]["second"], row["halves"].values()
+    whole = [sum(half[part] for half in halves) for part in ("caught", "faults")]
+    return [held_out["material_caught"], held_out["material"], *whole]
+
+
+def caught_unseen(context: str) -> list[int]:
+    (row,) = [row for row in guarded()["unseen"]["rows"] if row["context"] == context]
+    return [row["caught"], row["faults"]]
+
+
+CONTEXTS = ("FP32", "FP32 to bf16 O1", "FP32 to bf16 O2", "FP32 to fp16 O1", "bf16 O1")
+
+
+def guarded_correct() -> list[int]:
+    """Correct changes that were rejected, how many there were, and with how many seeds."""
+    rows = guarded()["rows"]
+    rejected = sum(len(row["correct_rejected"]) for row in rows)
+    return [rejected, sum(sum(row["correct"].values()) for row in rows), rows[0]["seeds_of_correct"]]
+
+
 def missing_fall(level: str) -> list[float]:
     """Share of FP32's fall in loss that a level has not made, in percent by model; adding 0 makes -0.0 positive."""
     models = json.loads((RESULTS / "numerics.json").read_text())["models"]
@@ -141,6 +168,7 @@ def single_gpu(allow: str, columns: tuple[str, ...]) -> list[float]:
     return [*figures, math.exp(sum(math.log(found) for found, _ in rows) / len(rows))]
 
 
+GUARD = "decisions/0031-precision-taken-back"
 QUOTES: list[tuple[str, str, list[float]]] = [
     # one GPU
     (
@@ -349,6 +377,26 @@ QUOTES: list[tuple[str, str, list[float]]] = [
         "by at most {:.1f} %",
         [100 * max(abs(line["error"]) for line in lines("memory.jsonl") if line.get("error") is not None)],
     ),
+    # the guard
+    *[
+        (
+            GUARD,
+            f"| {context} | {{}} of {{}} | {{}} of {{}} | {{}} of {{}} |",
+            [*caught(context), *caught_unseen(context)],
+        )
+        for context in CONTEXTS
+    ],
+    (GUARD, "Correct changes: {} of {} rejected, with {} seeds", guarded_correct()),
+    (
+        GUARD,
+        "A candidate takes {} steps, {} without masks",
+        [guarded()["steps"]["candidate"], guarded()["steps"]["candidate_without_masks"]],
+    ),
+    (
+        GUARD,
+        "reference takes {} in FP32 and {} in bfloat16",
+        [guarded()["steps"]["reference"]["FP32"], guarded()["steps"]["reference"]["bf16"]],
+    ),
     # the README
     (
         "README",
@@ -386,5 +434,6 @@ def words(text: str) -> str:
 )
 def test_pages_quote_the_figures_of_result_files(page: str, sentence: str, figures: list[float]):
     """A figure that a run has changed is changed on its page, too."""
-    path = ROOT / "README.md" if page == "README" else ROOT / "docs" / "strategies" / f"{page}.md"
+    path = ROOT / "README.md" if page == "README" else ROOT / "docs" / (page if "/" in page else f"strategies/{page}")
+    path = path.with_suffix(".md")
     assert words(sentence.format(*figures)) in words(path.read_text())

@@ -248,6 +248,23 @@ class TestProtocol:
         assert len(own.reference.curve.horizon_losses) == 17
         assert own.failed(own.job()) == []
 
+    def test_a_reference_of_a_curve_that_runs_on_is_compared_as_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on several ranks and on GPUs, and in studies that are resumed."""
+        monkeypatch.setattr("steptune.tuner.trials.reference.DEVICE_OF_DRAWS", "none")
+        own = make_study(tmp_path / "study")
+        assert (own.reference.protocol.num_curve, own.reference.protocol.num_draws) == (24, 0)
+        checks = own.checks(own.job())
+        assert CURVE in checks
+        assert MASKS in checks
+        assert MEAN not in checks
+        assert [name for name, check in checks.items() if not check.passed] == []
+        assert CURVE in own.failed(own.job(NoDropout()))
+        coarse, fine = (own.reference.rounding[roundoff.hex()].curve_loss for roundoff in (BF16, FP32))
+        assert coarse > 10 * fine > 0
+        assert own.reference.repetition.curve_loss == 0
+
     def test_the_gradient_norm_is_that_before_clipping(self, study: Study) -> None:
         assert min(study.reference.curve.gradient_norms) > Guarded.max_grad_norm
 

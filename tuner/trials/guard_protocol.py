@@ -108,11 +108,13 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Steps that begin from the initial parameters, on the batches that follow those of the pointwise part."""
+    """Steps that begin from the initial parameters, on the batches that follow those of the pointwise part and of the
+    curve, however long a horizon was.
+    """
     import torch
 
     torch.manual_seed(protocol.seed)
-    source = _endless(batches, protocol.num_pointwise)
+    source = _endless(batches, protocol.num_pointwise + protocol.num_curve)
     for _ in range(protocol.num_audits):
         restart()
         steps.step(next(source), [watch] if watch is not None else [])

@@ -226,7 +226,8 @@ class Bench:
         checks = {check.name: check for check in judged.checks}
         gradients, twin, state = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), 0.0
         if judged.gradients is not None and "finite loss" not in checks:
-            gradients = _scores(known.gradients, roundoff, judged.gradients.gradients, known.exact)
+            has_twin = judged.twin is not None
+            gradients = _scores(known.gradients, roundoff, judged.gradients.gradients, known.exact, has_twin)
             state = _scores(known.changes, roundoff, judged.gradients.changes, known.exact)["residual"]
         if judged.twin is not None:
             twin = _scores(known.wide, FP32, judged.twin.gradients, range(len(known.wide.steps)))
@@ -278,8 +279,11 @@ def counted() -> Iterator[list[int]]:
         TrainingJob.step = step  # type: ignore[method-assign]
 
 
-def _scores(known: Compared, roundoff: float, found: Sequence[Any], exact: Sequence[int]) -> dict[str, float]:
-    by_kind = scores(known.steps, known.noise_at(roundoff), found, limits=UNITS, exact=exact)
+def _scores(
+    known: Compared, roundoff: float, found: Sequence[Any], exact: Sequence[int], has_twin: bool = False
+) -> dict[str, float]:
+    noise = known.noise_at(roundoff)
+    by_kind = scores(known.steps, noise, found, limits=UNITS, exact=exact, has_twin=has_twin)
     return {kind: score.ratio for kind, score in by_kind.items()}
 
 

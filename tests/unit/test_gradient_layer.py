@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from guarded import BF16, FP32, PROTOCOL, Study, WithInfinities, make_study, neutral_choices
-from guarded_trainings import FAULTS, Causal, Masked, Regression, Training
+from guarded_trainings import FAULTS, Causal, Experts, Masked, Regression, Training
 from msgspec.structs import replace
 
 from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
@@ -96,6 +96,18 @@ def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_
     )
     assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
     failed = study.failed(study.job(planted(fault, Regression), **O1), unit_roundoff=BF16, choices=O1)
+    assert "gradients in FP32" in failed
+
+
+def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agrees(
+    one_thread: None, tmp_path: Path
+) -> None:
+    """With this seed one unit crosses the kink of its ReLU at the first step, and another at the first audit."""
+    short = replace(PROTOCOL, num_curve=0)
+    study = make_study(tmp_path / "study", Experts, protocol=short, unit_roundoffs=(FP32, BF16), seed=2)
+    assert study.failed(study.job(**O1), unit_roundoff=BF16) == ["gradients"]
+    assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
+    failed = study.failed(study.job(planted("loss 5 % smaller", Experts), **O1), unit_roundoff=BF16, choices=O1)
     assert "gradients in FP32" in failed
 
 
@@ -189,10 +201,15 @@ class TestScores:
             for _ in range(4)
         ]
 
-    def score(self, found: list[dict[str, torch.Tensor]]) -> Score:
+    def score(self, found: list[dict[str, torch.Tensor]], *, has_twin: bool = False) -> Score:
         reference, disturbed = self.steps(), [self.steps(seed=k, noise=BF16) for k in (1, 2)]
         noise = measure_noise(reference, disturbed, reference, unit_roundoff=BF16, exact=self.EXACT)
-        return worst_of(scores(reference, noise, found, limits=limits_of(BF16), exact=self.EXACT))
+        return worst_of(scores(reference, noise, found, limits=limits_of(BF16), exact=self.EXACT, has_twin=has_twin))
+
+    def turned(self) -> torch.Tensor:
+        """Thirty times the noise, in no direction of the gradient."""
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
+        return 30 * BF16 * 1.5 * signs
 
     def test_what_differs_by_the_noise_passes(self) -> None:
         assert 0.1 < self.score(self.steps(seed=3, noise=BF16)).ratio < 1
@@ -209,6 +226,19 @@ class TestScores:
                 steps[place]["first"] = steps[place]["first"] * 2
         assert self.score(once).ratio < 0.01
         assert self.score(twice).ratio > 1
+
+    def test_with_a_twin_one_step_without_a_turn_is_enough_for_a_residual(self) -> None:
+        """Sizes are held to two steps as before."""
+        one, larger, always = self.steps(), self.steps(), self.steps()
+        for place in self.EXACT:
+            always[place]["second"] += self.turned()
+        for place in self.EXACT[:2]:
+            one[place]["second"] += self.turned()
+            larger[place]["second"] *= 1.02
+        assert self.score(one).ratio > 1
+        assert self.score(one, has_twin=True).ratio < 1
+        assert self.score(larger, has_twin=True).ratio > 1
+        assert self.score(always, has_twin=True).ratio > 1
 
     def test_a_tensor_without_a_gradient_is_named_unless_it_is_zero(self) -> None:
         found = self.steps()

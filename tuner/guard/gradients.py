@@ -195,20 +195,27 @@ def scores(
     *,
     limits: Limits,
     exact: Sequence[int],
+    has_twin: bool = False,
 ) -> dict[str, Score]:
     """How far a candidate is from the reference in the steps that it made: the score of each kind.
 
-    A decision that rounding turns over (which expert a token goes to) moves gradients at one step and not at the next:
-    of the exact steps the second largest score counts, of the others the smallest.
+    A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
+    moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
+    the smallest. Under 16 bits two of few steps may have one, which moves a row of one tensor, and hardly its size:
+    where a twin is compared without this rounding, the smallest residual of the exact steps counts.
     """
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
-    return {kind: _of_steps([step[kind] for step in steps], exact) for kind in KINDS}
+    return {
+        kind: _of_steps([step[kind] for step in steps], exact, smallest=has_twin and kind == "residual")
+        for kind in KINDS
+    }
 
 
-def _of_steps(steps: Sequence[Score], exact: Sequence[int]) -> Score:
+def _of_steps(steps: Sequence[Score], exact: Sequence[int], *, smallest: bool) -> Score:
     at_exact = sorted((steps[k] for k in exact if k < len(steps)), key=_ratio, reverse=True)
     elsewhere = [score for k, score in enumerate(steps) if k not in exact]
-    counted = [*at_exact[:2][-1:], *([min(elsewhere, key=_ratio)] if elsewhere else [])]
+    left = at_exact if smallest else at_exact[:2]
+    counted = [*left[-1:], *([min(elsewhere, key=_ratio)] if elsewhere else [])]
     return max(counted, key=_ratio, default=Score(ratio=0.0))
 
 

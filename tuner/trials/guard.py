@@ -94,20 +94,30 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
 
 
 def check_gradients(
-    reference: GradientReference, watch: GradientWatch, *, unit_roundoff: float, device: torch.device
+    reference: GradientReference,
+    watch: GradientWatch,
+    *,
+    unit_roundoff: float,
+    device: torch.device,
+    has_twin: bool,
 ) -> list[GuardCheck]:
-    """Check that gradients, and what a step changes beside parameters, are the reference's to within rounding."""
+    """Check that gradients, and what a step changes beside parameters, are the reference's to within rounding.
+
+    Args:
+        has_twin: Gradients are compared in FP32 as well.
+    """
     limits = limits_of(unit_roundoff)
     checks: list[GuardCheck] = []
     parts = (
-        ("gradients", "gradient", reference.gradients, watch.gradients, KINDS),
-        ("untrained state", "state", reference.changes, watch.changes, ("residual",)),
+        ("gradients", "gradient", reference.gradients, watch.gradients, KINDS, has_twin),
+        ("untrained state", "state", reference.changes, watch.changes, ("residual",), False),
     )
-    for name, kind, wanted, found, kinds in parts:
+    for name, kind, wanted, found, kinds, twinned in parts:
         if not any(wanted.steps) and not any(found):
             continue
         noise = wanted.noise_at(unit_roundoff)
-        score = worst_of(scores(wanted.steps, noise, found, limits=limits, exact=reference.exact), kinds)
+        seen = scores(wanted.steps, noise, found, limits=limits, exact=reference.exact, has_twin=twinned)
+        score = worst_of(seen, kinds)
         gates = device.type in GRADIENT_DEVICES
         checks.append(_gated(name, kind, score.ratio, 1.0, _told_score(score, name), gates))
     return checks
@@ -302,14 +312,20 @@ class Judge:
             checks.append(check_update(rules, update_watch, job))
         twin, no_twin = None, ""
         if curve.finite and gradient_watch is not None and self._gradients is not None:
-            checks += check_gradients(self._gradients, gradient_watch, unit_roundoff=unit_roundoff, device=job.device)
+            if choices is not None and self._needs_twin(job, choices):
+                twin, no_twin = self._audited_twin(job, choices, batches)
+            checks += check_gradients(
+                self._gradients,
+                gradient_watch,
+                unit_roundoff=unit_roundoff,
+                device=job.device,
+                has_twin=twin is not None,
+            )
             checks += check_averages(self.reference.averages, gradient_watch, job.device)
             if mask_watch is not None:
                 checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
             if rate_watch is not None:
                 checks += check_rates(self.reference.masks, rate_watch, job.device)
-            if choices is not None and self._needs_twin(job, choices):
-                twin, no_twin = self._audited_twin(job, choices, batches)
             if twin is not None:
                 checks.append(check_twin(self._gradients, twin, job.device))
         reasons = {

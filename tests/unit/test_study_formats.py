@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,7 @@ RUNNING = msgspec.structs.replace(TRIALS[0], trial_id="running", sequence=999, s
 
 
 def rate(trial: Trial) -> float:
-    windows = trial.result.clean_windows
-    return sum(w.num_units for w in windows) * 1e9 / sum(w.duration_ns for w in windows)
+    return statistics.geometric_mean(w.num_units * 1e9 / w.duration_ns for w in trial.result.clean_windows)
 
 
 class TestTable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from report_builders import FAILED_COMPILE, make_recommendation, make_story, make_study, make_trials
 
 from steptune.tuner.errors import ChoiceError, MissingDependency
+from steptune.tuner.estimates import units_per_s
 from steptune.tuner.export import trial_table
 from steptune.tuner.export.optuna_study import optuna_journal
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
@@ -27,7 +27,7 @@ RUNNING = msgspec.structs.replace(TRIALS[0], trial_id="running", sequence=999, s
 
 
 def rate(trial: Trial) -> float:
-    return statistics.geometric_mean(w.num_units * 1e9 / w.duration_ns for w in trial.result.clean_windows)
+    return units_per_s(trial.result)
 
 
 class TestTable:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.estimates import units_per_s
 from steptune.tuner.records import Candidate, Scalar, Study, Trial, TrialState
 from steptune.tuner.strategies import STRATEGIES
 
@@ -124,8 +125,7 @@ def _rate(trial: Trial) -> float | None:
     """Over the clean windows of a trial that was measured and was the same training."""
     if trial.result is None or not trial.result.ok:
         return None
-    windows = trial.result.clean_windows
-    return sum(w.num_units for w in windows) * 1e9 / sum(w.duration_ns for w in windows)
+    return units_per_s(trial.result)
 
 
 def _trial_attributes(trial: Trial) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from guarded_unseen import UNSEEN
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.guard.averages import LIMIT as AVERAGE_LIMIT
 from steptune.tuner.guard.gradients import KINDS, Limits, limits_of, scores
-from steptune.tuner.guard.masks import FLOOR_OF_DRAWS, SHIFT_LIMIT, SPREADS_OF_DRAWS
+from steptune.tuner.guard.masks import FALSE_SHIFTS, FLOOR_OF_DRAWS, SPREADS_OF_DRAWS
 from steptune.tuner.guard.update_replay import LIMIT
 from steptune.tuner.hardware import describe_environment
 from steptune.tuner.records import Record
@@ -105,7 +105,7 @@ class Run(Record):
         twin: Scores of the twin's gradients, in units of the noise of FP32.
         excess: Logarithm of how much more masks scatter.
         spread: What that is off by for the reference's own masks.
-        shift: Of the mean over masks, in standard errors.
+        shift: Of the mean over masks, over its limit.
         rate: Of masks by module, of the limit.
         moves: By how much it moves weights or statistics in ten steps, in units of what the precision does.
         effect: The same in FP64, as a share of weights or statistics.
@@ -147,7 +147,7 @@ class Run(Record):
             "state": self.state > limits.residual,
             "averages": self.average > AVERAGE_LIMIT,
             "twin": any(value > getattr(fine, kind) for kind, value in self.twin.items()),
-            "masks": self.excess > FLOOR_OF_DRAWS + SPREADS_OF_DRAWS * self.spread or self.shift > SHIFT_LIMIT,
+            "masks": self.excess > FLOOR_OF_DRAWS + SPREADS_OF_DRAWS * self.spread or self.shift > 1,
             "mask rates": self.rate > 1,
         }
         return tuple(part for part, failed in found.items() if failed)
@@ -246,7 +246,7 @@ class Bench:
             twin=twin,
             excess=masks[0],
             spread=known.scatter.spread if known.scatter is not None else 0.0,
-            shift=masks[1],
+            shift=masks[1] / known.scatter.shift_limit if known.scatter is not None else 0.0,
             rate=masks[2],
             moves=_moves(_end(study, planted(), choices), ends) if part else 0.0,
             effect=self._effect(study, planted) if part and context == "FP32" else 0.0,
@@ -444,7 +444,7 @@ def result_of(runs: list[Run], steps: Mapping[str, int]) -> dict[str, Any]:
             "update": LIMIT,
             "fine": msgspec.to_builtins(limits_of(FP32)),
             "coarse": msgspec.to_builtins(limits_of(BF16)),
-            "masks": {"floor": FLOOR_OF_DRAWS, "spreads": SPREADS_OF_DRAWS, "shift": SHIFT_LIMIT},
+            "masks": {"floor": FLOOR_OF_DRAWS, "spreads": SPREADS_OF_DRAWS, "false_shifts": FALSE_SHIFTS},
         },
         "margin": MARGIN,
         "steps": {**steps_of(runs), "reference": dict(steps)},

@@ -6,6 +6,7 @@ A short form of `benchmarks/guard_power.py`.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,13 +18,13 @@ from msgspec.structs import replace
 from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
 from steptune.tuner.guard.masks import (
-    SHIFT_LIMIT,
     excess_of,
     excess_of_draws,
     measure_draws,
     measure_scatter,
     shift_of_draws,
 )
+from steptune.tuner.trials.mask_watch import MaskWatch
 from steptune.tuner.trials.twin import audit, make_twin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,6 +167,53 @@ def test_only_modules_that_set_inputs_to_zero_at_random_shares_are_masks(causal:
     assert all(masks.scale == pytest.approx(1 / 0.9, rel=1e-3) for masks in causal.reference.masks.values())
 
 
+class Wide(torch.nn.Module):
+    """A rectifier behind biases by channel, and dropout behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rectifier = torch.nn.ReLU()
+        self.drop = torch.nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.rectifier(x))
+
+
+def watched(*batches: torch.Tensor) -> dict[str, ModuleMasks]:
+    """Masks of each batch's draw."""
+    watch = MaskWatch(SimpleNamespace(model=Wide()))  # type: ignore[arg-type]
+    for batch in batches:
+        with watch.step():
+            watch._model(batch)
+    return watch.modules
+
+
+def test_a_rectifier_is_no_mask_whatever_its_share_of_zeros() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    whole = torch.randn(16, 64, 256, generator=drawn) + torch.randn(64, 1, generator=drawn)
+    assert set(watched(*[whole] * 4)) == {"drop"}
+    assert worst_module(watched(*[whole] * 16), watched(*[whole[:4]] * 7)).ratio < 1  # type: ignore[union-attr]
+
+
+def test_a_draw_that_keeps_nothing_says_nothing_of_the_scale() -> None:
+    whole = torch.rand(8, 64) + 0.1
+    watch = MaskWatch(SimpleNamespace(model=torch.nn.Sequential(Coin())))  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    for _ in range(16):
+        with watch.step():
+            watch._model(whole)
+    (masks,) = watch.modules.values()
+    assert masks.is_mask
+    assert masks.scale == pytest.approx(2.0)
+
+
+class Coin(torch.nn.Module):
+    """Keeps all or nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2.0 * (torch.rand(()) < 0.5)
+
+
 class TestMaskRates:
     REFERENCE: ClassVar = {"drop": ModuleMasks(rates=(0.1, 0.11, 0.09, 0.1), scale=1.11, count=1000)}
 
@@ -291,7 +339,7 @@ class TestScatter:
         assert reference is not None
         draws = self.draws(7, share, scale=scale, seed=1)
         scatters = abs(excess_of_draws(reference, draws)) <= reference.limit
-        assert (scatters and shift_of_draws(reference, draws) <= SHIFT_LIMIT) is passes
+        assert (scatters and shift_of_draws(reference, draws) <= reference.shift_limit) is passes
 
     def test_rounding_may_scatter_draws_where_masks_hardly_do(self) -> None:
         reference = measure_draws(self.draws(16, 0.02))
@@ -299,6 +347,24 @@ class TestScatter:
         draws = self.draws(7, 0.03, seed=1)
         assert excess_of_draws(reference, draws) > reference.limit
         assert abs(excess_of_draws(reference, draws, {"w": 0.03 * 200**0.5})) <= reference.limit
+
+    def test_masks_that_hang_on_one_coin_may_lie_as_far_off_as_one_direction_lets_them(self) -> None:
+        """Nine in a hundred are beyond 1.7 standard errors, as one normal number is."""
+        drawn, beyond = torch.Generator().manual_seed(3), 0
+        base = [torch.randn(30, generator=drawn) for _ in range(4)]
+
+        def kept(count: int) -> list[dict[str, torch.Tensor]]:
+            coins = (torch.rand(count, generator=drawn) < 0.5).double() * 2
+            return [{str(n): float(coin) * tensor for n, tensor in enumerate(base)} for coin in coins]
+
+        for _ in range(100):
+            reference = measure_draws(kept(16))
+            assert reference is not None
+            assert reference.directions == pytest.approx(1.0)
+            shift = shift_of_draws(reference, kept(7))
+            beyond += shift > 1.7
+            assert shift <= reference.shift_limit
+        assert beyond > 0
 
     def test_nothing_is_measured_where_masks_do_nothing(self) -> None:
         assert measure_scatter(self.runs(4, 0.0)) is None

@@ -25,7 +25,7 @@ class ModuleMasks(Record):
 
     Attributes:
         rates: Share of the elements that are set to zero, by draw.
-        scale: Factor of the others; NaN where they are not all scaled alike.
+        scale: Factor of the others; NaN where they are not all scaled alike, 0 where no draw kept any.
         count: Elements of a draw that were looked at.
     """
 
@@ -73,7 +73,7 @@ def _deviations(reference: Mapping[str, ModuleMasks], found: Mapping[str, Module
             ratio=abs(own.mean - wanted.mean) / error / RATE_LIMIT,
             detail=f"{name} sets {own.mean:.3g} of its input to zero, the reference {wanted.mean:.3g}",
         )
-        apart = abs(own.scale / wanted.scale - 1) if wanted.scale else 0.0
+        apart = abs(own.scale / wanted.scale - 1) if own.scale and wanted.scale else 0.0
         yield MaskDeviation(
             ratio=math.inf if math.isnan(apart) else apart / SCALE_LIMIT,
             detail=f"{name} scales what it keeps by {own.scale:.3g}, the reference by {wanted.scale:.3g}",

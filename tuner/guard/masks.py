@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scipy.special import chdtri
+
 from steptune.tuner.guard.gradients import Tensors
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ SPREADS = 3.0
 """Factor over what the reference's own runs are off by."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
 """The same of draws from one place. Correct ones reach 0.4 of it (`benchmarks/results/guard_power.json`)."""
-SHIFT_LIMIT = 1.7
-"""Largest distance of mean gradients, in standard errors."""
+FALSE_SHIFTS = 1e-4
+"""Share of correct trainings whose mean gradients may lie beyond their limit."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
 """Share of a gradient's square below which masks do not scatter it."""
@@ -47,6 +49,8 @@ class Scatter:
         num_seeds: How many runs that is of.
         spread: Root mean square of what each of its runs is off by.
         is_of_draws: All steps began from one place.
+        directions: Number of independent directions in which masks move the gradients, of draws; at most one less than
+            there are draws.
     """
 
     means: Sequence[Tensors]
@@ -54,6 +58,14 @@ class Scatter:
     num_seeds: int
     spread: float
     is_of_draws: bool = False
+    directions: float = 1.0
+
+    @property
+    def shift_limit(self) -> float:
+        """Largest distance of mean gradients that passes, in standard errors: that of chance, in so many directions.
+        Masks that all hang on one coin, as in layers that are left out as a whole, move everything in one.
+        """
+        return math.sqrt(float(chdtri(self.directions, FALSE_SHIFTS)) / self.directions)
 
     @property
     def limit(self) -> float:
@@ -123,7 +135,31 @@ def _of_draws(draws: Sequence[Tensors], *, spread: float) -> Scatter:
     mean = {name: sum((step[name] for step in draws[1:]), draws[0][name]) / count for name in names}
     energies = {name: sum(_square(step[name] - mean[name]) for step in draws) / (count - 1) for name in names}
     kept = {name: energy for name, energy in energies.items() if energy > NEGLIGIBLE * _square(mean[name])}
-    return Scatter(means=[mean], energies=kept, num_seeds=count, spread=spread, is_of_draws=True)
+    return Scatter(
+        means=[mean],
+        energies=kept,
+        num_seeds=count,
+        spread=spread,
+        is_of_draws=True,
+        directions=_directions(draws, mean, kept),
+    )
+
+
+def _directions(draws: Sequence[Tensors], mean: Tensors, energies: Mapping[str, float]) -> float:
+    """The participation ratio of what draws are off by: square of the trace over the trace of the square of their inner
+    products, each tensor in units of its own scatter.
+    """
+    if not energies:
+        return 1.0
+    first, *others = [off @ off.T / energies[name] for name in energies for off in [_off(draws, mean, name)]]
+    products = sum(others, first)
+    return max(1.0, float(products.trace() ** 2 / (products * products).sum()))
+
+
+def _off(draws: Sequence[Tensors], mean: Tensors, name: str) -> torch.Tensor:
+    import torch
+
+    return torch.stack([(step[name] - mean[name]).reshape(-1) for step in draws]).double()
 
 
 # --- runs that go on --------------------------------------------------------------------------

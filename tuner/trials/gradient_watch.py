@@ -246,9 +246,8 @@ class GradientReference:
             for number, step in enumerate(compared.steps):
                 tensors.update({f"{part}/{number}/{name}": tensor for name, tensor in step.items()})
         if self.scatter is not None:
-            metadata["scatter"] = {
-                name: getattr(self.scatter, name) for name in ("energies", "num_seeds", "spread", "is_of_draws")
-            }
+            kept = ("energies", "num_seeds", "spread", "is_of_draws", "directions")
+            metadata["scatter"] = {name: getattr(self.scatter, name) for name in kept}
             for number, step in enumerate(self.scatter.means):
                 tensors.update({f"scatter/{number}/{name}": tensor for name, tensor in step.items()})
         save_tensors(path, tensors, metadata)

@@ -42,7 +42,7 @@ from steptune.tuner.guard.averages import Average, worst_average
 from steptune.tuner.guard.curves import Curve, GuardReference, Tolerance, compare, compared, deviations, widest
 from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
-from steptune.tuner.guard.masks import SHIFT_LIMIT, Scatter, excess_of, excess_of_draws, shift_of_draws
+from steptune.tuner.guard.masks import Scatter, excess_of, excess_of_draws, shift_of_draws
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Scalar, TrialSpec
@@ -158,11 +158,11 @@ def check_draws(
     gates = device.type in GRADIENT_DEVICES
     detail = (
         f"the mean gradient over {len(watch.gradients)} draws of masks is {shift:.2g} standard errors from the "
-        f"reference's, allowed {SHIFT_LIMIT:g}"
+        f"reference's, allowed {scatter.shift_limit:.2g}"
     )
     return [
         _gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates),
-        _gated("mean over masks", "masks", shift, SHIFT_LIMIT, detail, gates),
+        _gated("mean over masks", "masks", shift, scatter.shift_limit, detail, gates),
     ]
 
 

@@ -42,7 +42,7 @@ class MaskWatch:
     def modules(self) -> dict[str, ModuleMasks]:
         """What was seen, by the name of the module."""
         return {
-            name: ModuleMasks(rates=tuple(rates), scale=_middle(self._scales[name]), count=self._counts[name])
+            name: ModuleMasks(rates=tuple(rates), scale=_middle(self._scales.get(name, [])), count=self._counts[name])
             for name, rates in self._rates.items()
         }
 
@@ -68,16 +68,21 @@ class MaskWatch:
         """Nothing: masks of an attempt that was skipped are drawn like others."""
 
     def _hook(self, name: str) -> Any:
+        import torch
+
         def look(module: Any, arguments: Any, output: Any) -> None:
             if not arguments or not _alike(arguments[0], output):
                 return
             given = arguments[0]
             before, after = _sampled(given), _sampled(output)
-            live = before != 0
+            live, gone = before != 0, after == 0
+            negative = before < 0
+            if not bool(live.any()) or (bool(negative.any()) and torch.equal(gone & live, negative)):
+                return  # what a sign decides is a rectifier's doing
             count, zeros = self._draw.get(name, (0, 0))
-            if bool(live.any()):
-                self._draw[name] = count + int(live.sum()), zeros + int((live & (after == 0)).sum())
-                kept = live & (after != 0)
+            self._draw[name] = count + int(live.sum()), zeros + int((live & gone).sum())
+            if bool((live & ~gone).any()):
+                kept = live & ~gone
                 self._scales.setdefault(name, []).append(_scale(after[kept] / before[kept]))
 
         # A function that the user compiles may call the module: its graph ends here.
@@ -97,13 +102,14 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(ratios: torch.Tensor) -> float:
-    """The one factor of all elements; 1 where nothing was kept, NaN where they differ."""
-    if not ratios.numel():
-        return 1.0
+    """The one factor of all elements; NaN where they differ."""
     scale = ratios.median()
     other = ((ratios - scale).abs() > SCALE_LIMIT * scale.abs()).float().mean()
     return math.nan if float(other) > FEW else float(scale)
 
 
 def _middle(values: list[float]) -> float:
-    return math.nan if any(math.isnan(value) for value in values) else sorted(values)[len(values) // 2]
+    """The median; NaN where any is, 0 where there is none."""
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return sorted(values)[len(values) // 2] if values else 0.0

@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from scipy.special import bdtr
+
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.templating import figures_json
@@ -126,12 +129,9 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
     The interval is that of the k-th smallest and k-th largest value, with the largest k for which it holds (Hollander,
     Wolfe and Chicken, "Nonparametric Statistical Methods", section 3.6).
     """
-    ordered, below, rank = sorted(values), 0.0, 0
-    while rank < len(ordered):  # `below`: probability that fewer than `rank` of them lie below the true median
-        below += math.comb(len(ordered), rank) / 2 ** len(ordered)
-        if below > (1 - level) / 2:
-            break
-        rank += 1
+    ordered = sorted(values)
+    below = bdtr(np.arange(len(ordered)), len(ordered), 0.5)  # that at most so many lie below the true median
+    rank = int((below <= (1 - level) / 2).sum())
     middle = statistics.median(ordered) if ordered else math.nan
     return (middle, ordered[rank - 1], ordered[-rank]) if rank else (middle, math.nan, math.nan)
 

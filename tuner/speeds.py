@@ -7,8 +7,10 @@ What a single run shows is another quantity: it is named so, and stays with that
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
+from steptune.tuner.objectives import parse_objective
 from steptune.tuner.records import Candidate, Gain, Interval, Part, Recommendation, Record, Verdict
 from steptune.tuner.wording import counted
 
@@ -71,9 +73,13 @@ def answer_of(recommendation: Recommendation) -> Speed:
         return _made(r, 1.0, None, Method.REFERENCE)
     if r.gain is not None:
         return _confirmed(r, r.gain)
-    if r.verdict is Verdict.ENABLES_TRAINING:  # the nearest settings that fit, which all else is compared with
-        return _made(r, 1.0, None, Method.REFERENCE)
+    if r.verdict is Verdict.ENABLES_TRAINING and r.units_per_s == r.baseline_units_per_s:
+        return _made(r, 1.0, None, Method.REFERENCE)  # the nearest settings that fit, which all else is compared with
     ratio = r.units_per_s / r.baseline_units_per_s if r.baseline_units_per_s else 1.0
+    if (
+        r.search_interval is not None and not parse_objective(r.objective).is_rate
+    ):  # of which its middle is the estimate
+        ratio = math.sqrt(r.search_interval.low * r.search_interval.high)
     return _made(r, ratio, r.search_interval, Method.SEARCHED)
 
 

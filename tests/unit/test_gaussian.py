@@ -80,3 +80,12 @@ def test_a_start_without_a_profile_counts_as_it_was_measured_however_much_faster
     model = StepModel(prior(), replace(told, profiles=told.profiles[:2], profiled=told.profiled[:2]))
     assert expected(model, (1, 1, 0))[0] == pytest.approx(0.5, rel=0.02)
     assert model.start_noise(calm=False) <= 0.012
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("fast", [0.6, 0.32, 1.6])
+def test_a_configuration_that_was_never_profiled_is_believed_as_it_was_measured(count, fast):
+    """Which category has become shorter is not known, but their sum is."""
+    told = measured(((0, 0, 0), (1.2, 0.3)), *[((1, 0, 0), (fast - 0.3, 0.3))] * count)
+    model = StepModel(prior(), replace(told, profiles=told.profiles[:1], profiled=told.profiled[:1]))
+    assert expected(model, (1, 0, 0))[0] == pytest.approx(fast, rel=0.05)

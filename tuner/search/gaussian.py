@@ -67,8 +67,8 @@ DRIFT_PENALTY = 1.5
 GROUP = 0.2
 """Standard deviation of what trials that take turns have in common: only their ratio counts."""
 PLACE = 0.5
-ROUNDS = 5
-"""Of learning the sizes of effects."""
+ROUNDS, LONGEST_STEP = 8, 0.5
+"""Rounds of learning the sizes of effects and what sums are about, and how far a category may move in each."""
 JITTER = 1e-9
 
 
@@ -221,11 +221,13 @@ class StepModel:
         self._rows = self._observed()
         self._correlations = prior.correlations(measured.levels, measured.levels)
         self._noise = (USUAL_NOISE, 1.0, 0.0)
-        self._put_sums_about(self._as_profiled())
+        about = self._as_profiled()
+        self._put_sums_about(about)
         for round_ in range(ROUNDS):
             self._condition(choose_noise=round_ == 0)
             self._learn_sizes()
-            self._put_sums_about(self._categories(measured.levels, self._means))
+            about += np.clip(self._categories(measured.levels, self._means) - about, -LONGEST_STEP, LONGEST_STEP)
+            self._put_sums_about(about)
         self._condition(choose_noise=True)
 
     # --- what was observed --------------------------------------------------------------------

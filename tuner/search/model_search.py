@@ -290,7 +290,8 @@ class Look:
         some = self._model.believe(np.concatenate([self._best_beliefs.levels, pool.levels[rows]]))
         samples = draws(some.mean, self._model.covariance(some, some), NUM_DRAWS, self._generator)
         runs = self._generator.random((NUM_DRAWS, len(rows))) < self._history.runs(pool.levels[rows])
-        gains = np.where(runs, samples[:, :1] - samples[:, 1:], -np.inf)
+        most = self._most(pool.levels[rows])
+        gains = np.where(runs, np.minimum(samples[:, :1] - samples[:, 1:], most), -np.inf)
         return float((gains.max(1) > -math.log(1 - WORTH)).mean())
 
 

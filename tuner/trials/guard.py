@@ -50,6 +50,7 @@ from steptune.tuner.strategies.knobs import PREFIX
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.disturbance import FP32_ROUNDOFF, rounds_bias_corrections
+from steptune.tuner.trials.failures import is_out_of_memory
 from steptune.tuner.trials.gradient_watch import (
     GradientReference,
     GradientWatch,
@@ -357,10 +358,13 @@ class Judge:
     ) -> tuple[GradientWatch | None, str]:
         """What was seen of the twin; None where other settings need the candidate's precision, and why."""
         try:
-            twin = make_twin(job, choices, self._files)
+            return audit(make_twin(job, choices, self._files), self._files, batches, self.reference.protocol), ""
         except SteptuneError as error:
             return None, str(error)
-        return audit(twin, self._files, batches, self.reference.protocol), ""
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, "there is no memory for a second training beside the candidate"
 
 
 def run_guard(

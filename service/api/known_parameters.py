@@ -1,4 +1,5 @@
-"""Refusing query parameters that an operation does not have: a filter that is mistyped must not mean "everything".
+"""Refusing query parameters that an operation does not have, or that are repeated: a filter that is mistyped must not
+mean "everything", and one of two values must not be dropped in silence.
 
 `steptune.service.api.security.Requires` asks for it once it knows who is calling; operations for anybody name
 it themselves.
@@ -19,7 +20,8 @@ _MAX_SHOWN = 5
 
 
 async def check_query(request: Request) -> None:
-    """Refuses parameters that the operation does not have, and names those that it has.
+    """Refuses parameters that the operation does not have, and names those that it has; and those that come more than
+    once, of which only one value would count.
 
     Raises:
         RequestValidationError: One error for each.
@@ -31,6 +33,10 @@ async def check_query(request: Request) -> None:
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
         raise RequestValidationError([_mistake(name, known) for name in unknown[:_MAX_SHOWN]])
+    names = [name for name, _ in request.query_params.multi_items()]
+    repeated = [name for name in known if names.count(name) > 1]
+    if repeated:
+        raise RequestValidationError([_repeated(name) for name in sorted(repeated)])
 
 
 def _names(needed: Dependant) -> Iterator[str]:
@@ -38,6 +44,10 @@ def _names(needed: Dependant) -> Iterator[str]:
     yield from (field.alias for field in needed.query_params)
     for inner in needed.dependencies:
         yield from _names(inner)
+
+
+def _repeated(name: str) -> dict[str, Any]:
+    return {"type": "too_long", "loc": ("query", name), "msg": "this parameter can be given once only"}
 
 
 def _mistake(name: str, known: set[str]) -> dict[str, Any]:

@@ -109,6 +109,13 @@ def test_a_mistyped_filter_is_named_with_what_is_meant(service: Served) -> None:
     assert "workload_id" in found["errors"][0]["message"]
 
 
+def test_a_filter_that_is_given_twice_is_refused(service: Served) -> None:
+    """One of the two would be dropped in silence."""
+    answer = service("GET", "/studies?state=failed&state=running")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "query/state"
+
+
 def test_every_operation_says_what_scope_it_needs() -> None:
     without = {
         operation["operationId"]

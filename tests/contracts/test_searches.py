@@ -132,7 +132,7 @@ def test_the_model_ends_when_nothing_is_likely_left():
 def test_the_answer_of_the_model_changes_nothing_that_brings_nothing(seed):
     """Most strategies of this surface do nothing; the search tries several of them at once."""
     designer = AskingDesigner(
-        surface_space(PAIR), search=make_search("model"), budget_s=NO_LIMIT_S, max_trials=20, seed=seed
+        surface_space(PAIR), search=make_search("model"), budget_s=NO_LIMIT_S, max_trials=25, seed=seed
     )
     tell(designer, FakeRunner(PAIR, noise_sd=0.001, seed=seed))
     answer = designer.best()

@@ -21,7 +21,8 @@ from steptune.tuner.workloads.zoo import ZOO
 
 def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):
     found = steptune("profile", TUNED, "--trace", "trace.json.gz", "--json", *PATIENT).json
-    assert found["bottleneck"] == "input"
+    untrusted = any(breakdown["quality"]["problems"] for breakdown in found["breakdowns"])
+    assert found["bottleneck"] == ("unknown" if untrusted else "input")
     for breakdown in found["breakdowns"]:
         assert sum(breakdown["categories"].values()) == breakdown["step_time_ns"]
     with gzip.open(steptune.folder / "trace.json.gz", "rt") as file:
@@ -31,6 +32,9 @@ def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):
     print_profile(console, msgspec.convert(found, WorkloadProfile))
     text = console.file.getvalue()
     trust, verdict, *_ = text.splitlines()
+    if untrusted:  # on a busy machine
+        assert not trust.startswith("profile good: ")
+        return
     assert trust.startswith("profile good: ")
     assert re.match(r"[\d.]+ ms a step, [\d.]+ samples/s; limited by input, on ", verdict)
     assert re.search(r"^waiting for data +[\d.]+ ms +\d+ % +█", text, re.MULTILINE)

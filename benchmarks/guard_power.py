@@ -86,7 +86,7 @@ COUPLED = ("Convolutional", "Contrastive", "Queued")
 """Samples of a batch depend on one another: micro-batches are another training."""
 RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches")
 NO_EFFECT = 1e-9
-"""What the rounding of FP64 moves parameters by in ten steps, as a share, and more."""
+"""Relative change of parameters in ten steps that exceeds what rounding in FP64 does."""
 SIXTEEN_BITS = "16 bits"
 """Part of faults that only a model in 16 bits has."""
 
@@ -465,7 +465,7 @@ def steps_of(runs: Iterable[Run]) -> dict[str, int]:
 
 
 def unseen_of(runs: list[Run]) -> dict[str, Any]:
-    """Of trainings and faults that no limit was fitted on, nor looked at before limits were fixed."""
+    """Counts of the third block, which no limit was fitted on and nobody saw before limits were fixed."""
     faults = real_faults(runs)
     correct = [run for run in runs if not run.part]
     return {
@@ -483,7 +483,7 @@ def unseen_of(runs: list[Run]) -> dict[str, Any]:
 
 
 class Kept(Record):
-    """What a file of rows has.
+    """Contents of a file of rows.
 
     Attributes:
         steps: Largest number of a reference, by its arithmetic.

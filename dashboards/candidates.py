@@ -87,7 +87,7 @@ def _row(
 
 
 def _outcome(trials: Sequence[Trial], verdicts: dict[str, Decision]) -> str:
-    """What most concerns whoever would use it: that it may not be used, else the latest verdict."""
+    """Return the outcome that matters most to a user: that the candidate may not be used, else the latest verdict."""
     outcomes = [outcome_of(trial, verdicts.get(trial.trial_id)) for trial in trials]
     if "guard_rejected" in outcomes:
         return "guard_rejected"

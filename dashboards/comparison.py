@@ -52,7 +52,7 @@ class DifferenceRow(NamedTuple):
 
 
 class ComparisonHeadline(NamedTuple):
-    """What the step did: a ratio of speeds, its times, and whether noise explains it."""
+    """The change of the step: a ratio of speeds, the times, and whether noise explains it."""
 
     tone: str
     figure: str
@@ -61,8 +61,8 @@ class ComparisonHeadline(NamedTuple):
 
 
 def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
-    """By the step that a study states, else by the measured one where both have one, else by the profiled one, where
-    both profiles can be trusted.
+    """Compare the steps that a study states, else the measured ones, else the profiled ones where both profiles can be
+    trusted.
     """
     step = comparison.measured or comparison.step
     how = comparison.stated_how or ("one run each, without the profiler" if comparison.measured else "as profiled")
@@ -202,7 +202,7 @@ def plot_differences(info: Sequence[DifferenceRow]) -> Figure:
 
 
 def comparison_context(comparison: Comparison, before: Side, after: Side) -> dict[str, Any]:
-    """What the template `compare.html` shows of a comparison."""
+    """Return the context of the template `compare.html`."""
     differences = get_differences_info(comparison)
     figures = {"sides": plot_breakdown(get_sides_info(comparison)).update_layout(showlegend=False)}
     if differences:

@@ -106,7 +106,7 @@ def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
 
 
 def _chained(known: Known) -> Known:
-    """With what chains say of pairs that nothing compares directly (Floyd, Warshall): their variances add up."""
+    """Add pairs that only a chain of comparisons connects (Floyd, Warshall); the variances of a chain add up."""
     labels = list(dict.fromkeys(label for pair in known for label in pair))
     found = dict(known)
     for middle, one, other in itertools.product(labels, repeat=3):

@@ -22,7 +22,7 @@ SPACE = 0.3
 PIXELS = 30.0
 NAME_WIDTH = 60
 CELLS = ("start_ns", "gap_ns", "length_ns", "category", "name", "names", "num_events", "busy_ns")
-"""What `static/lanes.js` reads of a row."""
+"""Fields of a row that `static/lanes.js` reads."""
 IntColumn = npt.NDArray[np.int64]
 
 
@@ -33,9 +33,9 @@ class LaneRow(NamedTuple):
     kind: str
     """"device", "stream" or "thread"."""
     start_ns: int
-    """Of the first span, from the beginning of the first step."""
+    """Start of the first span, from the beginning of the first step."""
     gap_ns: IntColumn
-    """From the end of the span before; zero where they touch, and of the first one."""
+    """Time since the end of the span before; zero where they touch, and for the first span."""
     length_ns: IntColumn
     category: IntColumn
     """Index into `LanesInfo.categories`."""

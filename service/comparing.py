@@ -67,7 +67,7 @@ def compared(
     top: int,
     labels: tuple[str, str] | None = None,
 ) -> Comparison:
-    """What changed between two trials, with what makes figures of different studies hard to compare.
+    """Compare two trials, and name what makes figures of different studies hard to compare.
 
     Args:
         recommendation: Of the first one's study. Where it states how fast the configurations of both are, that is the
@@ -91,7 +91,7 @@ def compared(
 def _stated(
     comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
 ) -> Comparison:
-    """With the step times and the interval that a study states of two configurations, one of them its reference."""
+    """Add the step times and the interval that a study states for two configurations, one of them its reference."""
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
     if study.facts is None or None in speeds or not parse_objective(recommendation.objective).is_rate:
         return comparison

@@ -146,7 +146,7 @@ class KeptTrials:
         return render_profile(result, None if kept is None else self._analysis(kept))
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
-        """In pieces. Of ranks but the one in front, mostly the first, only the lanes of devices are shown."""
+        """Read a kept analysis in pieces; of every rank but the one in front, only the lanes of devices."""
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))

@@ -25,7 +25,7 @@ NUM_CLASSES = 4
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In FP32 at least."""
+    """Return the tensor in FP32, or wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

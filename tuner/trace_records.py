@@ -275,11 +275,11 @@ class Comparison(Record):
     categories: tuple[Difference, ...]
     """The largest change first; the changes sum to the step's."""
     measured: Difference | None = None
-    """Of two trials: the step as measured without the profiler, its interval by their windows; of configurations whose
-    speed a study states, as that says.
+    """The step without the profiler, with its interval by the windows of both trials; as the study states it where it
+    states the speeds of both configurations.
     """
     stated: Interval | None = None
-    """Of the ratio of speeds, where a study states it."""
+    """Interval of the ratio of speeds, where a study states it."""
     stated_how: str = ""
     """How that was measured; empty where no study states it."""
     trusted: bool = True

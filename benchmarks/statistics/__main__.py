@@ -101,7 +101,7 @@ def row(half: str, process: str, blocks: int, gain: float, studies: int) -> dict
 
 
 def summary(rows: Sequence[dict]) -> dict:
-    """What the floors are about, the worst of all rows."""
+    """Return the worst row of each quantity that has a floor."""
     bounded = [row for row in rows if row["process"] != UNBOUNDED]
     iid = [row for row in rows if row["process"] == "iid"]
     if not bounded or not iid:

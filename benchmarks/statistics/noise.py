@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 SD = 0.02
-"""Of a start of the plain process: 2 %."""
+"""Standard deviation of a start under the plain process."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class Machine:
 
 
 class Search:
-    """What the confirmation asks of a search that has ended."""
+    """A search that has ended, as far as the confirmation asks about it."""
 
     def __init__(self, machine: Machine, candidates: list[Candidate], case: Case) -> None:
         self.reference, self.decisions = BASELINE, ()

@@ -126,7 +126,7 @@ class TestTimeline:
         assert any(name.startswith("ampere") for name in names)
 
     def test_cells_tile_their_row_and_say_what_they_are(self, profiled, visit):
-        """Of each unit a length, of what would round up to the next, of joined spans, and a name with a tag in it."""
+        """Lengths of each unit, one that rounds up to the next unit, joined spans, and a name with a tag in it."""
         lengths = (640, 999, 1000, 12_345, 999_499, 999_600, 4_560_000, 98_760_000, 1_230_000_000, 2_000 * 10**9)
         lane = replace(
             profiled.analysis.ranks[0].lanes[0],

@@ -19,7 +19,7 @@ O1 = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 
 
 def steps(shares: list[float], *, seed: int = 0, size: int = 40, drift: float = 1e-3) -> list[StateStep]:
-    """Of an average that takes `shares` of a weight, in FP32, beside a weight that it does not average."""
+    """Steps of an average that takes `shares` of a weight, in FP32, beside a weight that it does not average."""
     drawn = torch.Generator().manual_seed(seed)
     weight = torch.randn(size, generator=drawn)
     average, found = weight.clone(), []

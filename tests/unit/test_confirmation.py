@@ -261,7 +261,7 @@ class TestTwoBlocks:
     """The fewest blocks, with the starts of a search."""
 
     def test_confirm_a_gain_of_three_tenths_under_two_hundredths_of_noise(self):
-        """By their own scatter they would not in one of three studies."""
+        """Two blocks alone, by their own scatter, fail to in one of three studies."""
         found = []
         for seed in range(200):
             runner = FakeRunner(THIRTY, noise_sd=0.02, seed=seed)

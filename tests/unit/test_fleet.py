@@ -80,7 +80,7 @@ class TestFleet:
         assert math.isnan(in_vain.gain)
 
     def test_a_median_has_an_interval_from_six_values_on(self) -> None:
-        """Of six the extremes hold the true median in 97 % of all samples; of ten, the second of either end in 98 %."""
+        """The extremes of six hold the true median in 97 % of all samples; the second of either end of ten, in 98 %."""
         assert [math.isnan(end) for end in median_interval([1.0, 2.0, 3.0, 4.0, 5.0])] == [False, True, True]
         assert median_interval([6.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == (3.5, 1.0, 6.0)
         assert median_interval([float(n) for n in range(10)]) == (4.5, 1.0, 8.0)

@@ -103,7 +103,7 @@ def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_
 def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agrees(
     one_thread: None, tmp_path: Path
 ) -> None:
-    """With this seed one unit crosses the kink of its ReLU at the first step, and another at the first audit."""
+    """One unit crosses the kink of its ReLU at the first step with this seed, and another at the first audit."""
     short = replace(PROTOCOL, num_curve=0)
     study = make_study(tmp_path / "study", Experts, protocol=short, unit_roundoffs=(FP32, BF16), seed=2)
     assert study.failed(study.job(**O1), unit_roundoff=BF16) == ["gradients"]

@@ -251,7 +251,7 @@ class TestProtocol:
     def test_a_reference_of_a_curve_that_runs_on_is_compared_as_before(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As on several ranks and on GPUs, and in studies that are resumed."""
+        """The case of several ranks, of GPUs, and of studies that are resumed."""
         monkeypatch.setattr("steptune.tuner.trials.reference.DEVICE_OF_DRAWS", "none")
         own = make_study(tmp_path / "study")
         assert (own.reference.protocol.num_curve, own.reference.protocol.num_draws) == (24, 0)

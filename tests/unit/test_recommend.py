@@ -67,7 +67,7 @@ class TestVerdict:
 
     @pytest.mark.parametrize("log_ratios", [(-0.9, 0.9, 0.1), (0.9, 1.5, 2.9)])
     def test_a_wide_interval_is_inconclusive_whether_or_not_it_excludes_one(self, designer, log_ratios):
-        """What is proven faster, by whatever it may be, is still what to use."""
+        """Settings that are proven faster stay recommended, however wide the interval is."""
         found = answer(designer, [finalist(BEST, *log_ratios)])
         gain = found.gain or found.unproven_gain
         assert gain.interval.high > 4 * gain.interval.low

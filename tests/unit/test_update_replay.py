@@ -199,7 +199,7 @@ class TestSeveralOptimizers:
 
 
 class Clipping(BySGD):
-    """In a step of its own."""
+    """A workload that clips in a step of its own."""
 
     max_grad_norm = 0.05
 

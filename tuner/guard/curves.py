@@ -99,7 +99,7 @@ class GuardReference(Record):
     rule: UpdateRule | None = None
     """How it updates parameters, where its own replay agrees with it."""
     further_rules: tuple[UpdateRule, ...] = ()
-    """Of other optimizers that take part in a step of the workload's own."""
+    """Rules of the other optimizers of a step that the workload defines."""
     why_no_rule: str = ""
     own_roundoff: float = 0.0
     """Unit roundoff of the arithmetic that it computes with itself; 0 in references from before it was noted."""
@@ -108,7 +108,7 @@ class GuardReference(Record):
     averages: tuple[Average, ...] = ()
     """Buffers that average weights."""
     masks: dict[str, ModuleMasks] = {}  # noqa: RUF012
-    """Of modules that set a part of their input to zero."""
+    """Masks by module, for modules that set a part of their input to zero."""
     peak_bytes: int = 0
     """Peak of device memory of the hungriest rank; 0 on a CPU."""
 

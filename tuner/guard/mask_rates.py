@@ -39,7 +39,7 @@ class ModuleMasks(Record):
 
     @property
     def variance(self) -> float:
-        """Of one draw's rate."""
+        """Variance of the rate of one draw."""
         mean = self.mean
         seen = sum((rate - mean) ** 2 for rate in self.rates) / max(1, len(self.rates) - 1)
         return max(seen, mean * (1 - mean) / max(1, self.count), 1 / max(1, self.count) ** 2)

@@ -13,7 +13,7 @@ from steptune.tuner.records.workload_facts import SampleUnit
 
 
 class Verdict(StrEnum):
-    """What a recommendation claims.
+    """The claim of a recommendation.
 
     `no_significant_gain`: candidates were judged, and none is proven faster. `unconfirmed`: a faster candidate was
     seen, and there was no time to confirm it. `not_searched`: the study ended before any candidate was judged.
@@ -214,7 +214,7 @@ class Recommendation(Record):
     unproven_candidate: Candidate | None = None
     """The finalist of `unproven_gain`; None in older records."""
     search_interval: Interval | None = None
-    """Of the ratio of the rates, by the trials of the search, where nothing confirmed it."""
+    """Interval of the ratio of the rates, by the trials of the search, where nothing confirmed it."""
     no_time_for: tuple[str, ...] = ()
     """Parts of the study that an interrupt or the budget left out, each as a phrase."""
     needed_budget_s: float | None = None

@@ -27,7 +27,7 @@ class StudyState(StrEnum):
 
 
 class StudySettings(Record):
-    """What the user asked of a study.
+    """A user's settings of a study.
 
     Attributes:
         budget_s: Seconds that the search may take.

@@ -77,7 +77,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """What the blocks showed of one finalist.
+    """A finalist with what its blocks showed.
 
     Attributes:
         log_ratios: Over the baseline, by block.
@@ -152,7 +152,7 @@ def judge(
 
 
 def early_end(judged: Sequence[Finalist]) -> str:
-    """Why no further block is needed; empty where one is."""
+    """Return the reason for which no further block is needed; empty where one is."""
     if judged and judged[0].is_proven:
         return "the gain was proven"
     if judged and all(finalist.is_hopeless for finalist in judged):

@@ -135,8 +135,8 @@ class Evidence:
         return Prior(kernels=kernels, acts=acts, means=means, most=most)
 
     def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats, float]:
-        """Whether a choice acts and the logarithm of the factor if its expected savings come true, by category; and the
-        most that it can save, as a part of the step.
+        """Return where a choice acts, the logarithm of its factor there if its expected savings come true (both by
+        category), and the most that it can save, as a part of the step.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
         acts, mean = np.zeros(len(self.categories), dtype=bool), np.zeros(len(self.categories))

@@ -106,7 +106,7 @@ def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is expected of every level before it was measured.
+    """Expectations of every level before it was measured.
 
     Attributes:
         kernels: By parameter: correlations of its levels.
@@ -129,7 +129,7 @@ class Prior:
         return np.stack([kernel[np.ix_(a[:, k], b[:, k])] for k, kernel in enumerate(self.kernels)])
 
     def mean(self, levels: Ints) -> Floats:
-        """Of configurations, by category."""
+        """Return the expected logarithm of the factor of configurations, by category."""
         return np.asarray(sum(mean[levels[:, k]] for k, mean in enumerate(self.means)))
 
 
@@ -168,7 +168,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a model says of some configurations.
+    """A model's posterior of some configurations.
 
     Attributes:
         levels: The configurations.

@@ -335,7 +335,7 @@ class Knowledge:
         return usual_start_s(self.results.get(candidate.key, []))
 
     def own_situation(self, candidate: Candidate) -> Situation | None:
-        """Of this very candidate, or None while it has no profile that can be trusted."""
+        """Return the profile of this very candidate; None while it has none that can be trusted."""
         return self._situations.get(candidate.key)
 
     # --- bounds and noise ---------------------------------------------------------------------

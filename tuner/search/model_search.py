@@ -35,7 +35,7 @@ SHORT = 0.15
 NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
-"""What a bound is multiplied by, since some are wrong, what any change may gain beyond it, and what undoing one may."""
+"""Factor of a bound, since some are wrong; gain beyond it that any change may have, and that undoing one may have."""
 WORTH = 0.02
 """Gain, of the step, that is worth going on for."""
 UNLIKELY = 0.05

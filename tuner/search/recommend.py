@@ -46,7 +46,7 @@ LEAST_INCREASE = 1.25
 
 
 class Searched(Protocol):
-    """What the search knows of a candidate's log rate over the reference's."""
+    """The search's posterior of a candidate's log rate over the reference's."""
 
     def __call__(self, candidate: Candidate) -> Difference: ...
 
@@ -195,7 +195,7 @@ def _is_inconclusive(
     finalists: Sequence[Finalist],
     confirming: Sequence[TrialResult],
 ) -> bool:
-    """Whether the interval of what is claimed is wide, or a busy machine hides a gain that is worthwhile."""
+    """Return True where the claimed gain has a wide interval, or a busy machine may hide a gain that is worthwhile."""
     if verdict not in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
         return False
     if judged is not None and judged.gain is not None and is_wide(judged.gain.interval):
@@ -204,8 +204,8 @@ def _is_inconclusive(
 
 
 def _is_blurred(designer: Designer, finalists: Sequence[Finalist], confirming: Sequence[TrialResult]) -> bool:
-    """Whether the machine was busy in most windows of the baseline or of the confirmation, and a worthwhile gain is not
-    excluded.
+    """Return True where the machine was busy in most windows of the baseline or of the confirmation, and a worthwhile
+    gain is not excluded.
     """
     baseline = designer.knowledge.results.get(designer.reference.key, [])
     if not (_mostly_marked(baseline) or _mostly_marked(confirming)):
@@ -240,7 +240,7 @@ def _situation(designer: Designer, candidate: Candidate) -> Situation | None:
 
 
 def _shares(situation: Situation | None) -> dict[str, float]:
-    """By category; empty without a profile that can be trusted."""
+    """Return the share of each category; empty without a profile that can be trusted."""
     if situation is None or situation.breakdown.quality.problems:
         return {}
     return {name: value / situation.step_ns for name, value in situation.breakdown.per_step_ns.items()}

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 POWER_OF_SPENDING = 3.0
-"""Of the share of the planned blocks. 1 spends evenly, 3 nearly all at the end."""
+"""Exponent of the share of the planned blocks. 1 spends evenly, 3 nearly all at the end."""
 NUM_POINTS = 257
 REACH = 8.0
 """Standard deviations beyond which a normal density is nothing."""

@@ -213,7 +213,7 @@ class GradientReference:
         wide: Compared | None,
         scatter: Scatter | None,
     ) -> GradientReference:
-        """From the reference's runs: the first, the same again, and those disturbed by each unit roundoff."""
+        """Make it from the reference's runs: the first, the same again, and those disturbed by each unit roundoff."""
 
         def compared(part: Callable[[GradientWatch], Sequence[Tensors]]) -> Compared:
             noise = {

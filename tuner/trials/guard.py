@@ -356,7 +356,7 @@ class Judge:
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
     ) -> tuple[GradientWatch | None, str]:
-        """What was seen of the twin; None where other settings need the candidate's precision, and why."""
+        """Audit the twin; None, with the reason, where other settings need the candidate's precision."""
         try:
             return audit(make_twin(job, choices, self._files), self._files, batches, self.reference.protocol), ""
         except SteptuneError as error:

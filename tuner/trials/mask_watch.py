@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 SAMPLED_ELEMENTS = 4096
-"""Of each output, evenly spread."""
+"""Elements of each output that are looked at, evenly spread."""
 FEW = 0.01
 """Share of elements that may be scaled otherwise, where a 16-bit format hardly tells small numbers apart."""
 
@@ -40,7 +40,7 @@ class MaskWatch:
 
     @property
     def modules(self) -> dict[str, ModuleMasks]:
-        """What was seen, by the name of the module."""
+        """Masks by the name of the module."""
         return {
             name: ModuleMasks(rates=tuple(rates), scale=_middle(self._scales.get(name, [])), count=self._counts[name])
             for name, rates in self._rates.items()

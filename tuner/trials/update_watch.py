@@ -38,7 +38,7 @@ def _why_not_element_wise(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def watch_of_updates(job: TrainingJob) -> UpdateWatch:
-    """What watches the updates of a job whose update can be replayed."""
+    """Return a watch for the updates of a job whose update can be replayed."""
     return OwnUpdateWatch(job) if job.workload.has_custom_step else UpdateWatch(job)
 
 
@@ -179,7 +179,7 @@ class OwnUpdateWatch(UpdateWatch):
         return known
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-        """By name; those that are not the model's by their place."""
+        """Return an optimizer's parameters by name; those that are not the model's by their place."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return {self._names.get(parameter, f"parameter {number}"): parameter for number, parameter in enumerate(own)}
 
@@ -253,7 +253,7 @@ def _values(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Ten
 def _states(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """What an optimizer keeps for each element."""
+    """Return the state that an optimizer keeps for each element."""
     return {
         name: {
             key: sampled(value)
@@ -274,7 +274,7 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """What the rule reads of a group."""
+    """Return the options of a group that the rule reads."""
     options = {key: _plain(value) for key, value in group.items() if key not in ("params", *FLAGS)}
     return {key: value for key, value in options.items() if _is_plain(value)}
 

@@ -11,6 +11,7 @@ from steptune.dashboards.breakdown import CategoryTime, plot_breakdown
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.records import Candidate, Study, Trial, choice_label
+from steptune.tuner.speeds import is_wide
 from steptune.tuner.trace_records import Comparison, Difference, KernelDifference
 
 NUM_EXPLAINED = 3
@@ -79,6 +80,8 @@ def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
     )
     if comparison.measured is None and not comparison.trusted:
         return ComparisonHeadline("warning", "", "No verdict: a profile cannot be trusted", sentence)
+    if comparison.stated is not None and is_wide(comparison.stated):
+        return ComparisonHeadline("neutral", units.ratio(ratio), "Inconclusive: the interval is wide", sentence)
     if not step.significant:
         return ComparisonHeadline("neutral", units.ratio(ratio), "No difference beyond noise", sentence)
     tone, title = ("good", "B is faster than A") if step.change_ns < 0 else ("warning", "B is slower than A")

@@ -151,8 +151,8 @@ def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
         )
     return (
         "Inconclusive: the machine is busy",
-        f"Others used {units.percent(r.foreign_cpu_share)} of the cores while today's settings ran at {before}. A gain "
-        "that is worthwhile could not be told from none: tune again on a quiet machine, or with a longer --budget.",
+        f"Others used {units.percent(r.foreign_cpu_share)} of the cores; today's settings ran at {before}. A gain that "
+        "is worthwhile could not be told from none: tune again on a quiet machine, or with a longer --budget.",
     )
 
 

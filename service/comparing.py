@@ -93,7 +93,8 @@ def _stated(
 ) -> Comparison:
     """Add the step times and the interval that a study states for two configurations, one of them its reference."""
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
-    if study.facts is None or None in speeds or not parse_objective(recommendation.objective).is_rate:
+    is_stated = recommendation.baseline_units_per_s > 0 and parse_objective(recommendation.objective).is_rate
+    if study.facts is None or None in speeds or not is_stated:
         return comparison
     one, other = (speed for speed in speeds if speed is not None)
     if [one.method, other.method].count(Method.REFERENCE) != 1:

@@ -284,6 +284,15 @@ class TestEarlyEnd:
             crossed |= 2 * ndtr(-np.abs(sums[:, count - 1]) / math.sqrt(count)) < level
         assert crossed.mean() == pytest.approx(0.05, abs=0.003)
 
+    def test_the_last_look_pays_for_the_earlier_ones(self):
+        """The interval after all planned blocks is wider than that of as many at which nobody looked before."""
+        blocks = [
+            {c.key: run_one(FakeRunner(THIRTY, noise_sd=0.02, seed=n), c, Purpose.CONFIRM) for c in (BASE, FAST)}
+            for n in range(5)
+        ]
+        looked, at_once = (judge(BASE, [FAST], blocks, planned=planned)[0].gain.interval for planned in (5, None))
+        assert looked.low < at_once.low < at_once.high < looked.high
+
     @given(planned=st.integers(2, 12), alpha=st.floats(0.001, 0.1))
     @settings(max_examples=20, deadline=None)
     def test_asks_for_more_than_the_last_look_does(self, planned, alpha):

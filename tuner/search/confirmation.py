@@ -172,8 +172,9 @@ def _judge_one(
     if count < 2:
         return Finalist(candidate=candidate, log_ratios=log_ratios, gain=None)
     alpha = (1 - LEVEL) / max(1, num_finalists)
+    first = count if planned is None else LEAST_BLOCKS  # earlier looks have spent their share at the last one, too
     planned = count if planned is None else max(planned, count)
-    look = looks(count if planned == count else LEAST_BLOCKS, planned, alpha)[count]
+    look = looks(first, planned, alpha)[count]
     spread = spread_of(log_ratios, *sides)
     mean, error = statistics.fmean(log_ratios), math.sqrt(spread.variance / count)
     return Finalist(

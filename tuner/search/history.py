@@ -106,7 +106,7 @@ class History:
         return knowledge.will_not_fit(candidate) is None
 
     def can_pay(self, *candidates: Candidate) -> bool:
-        """Return True where a start of each configuration, compilation included, is expected to end in the time left."""
+        """Return True where a start of each, compilation included, is expected to end in the time left."""
         seconds = sum(self.cost_s(candidate) for candidate in candidates)
         return self.num_left >= len(candidates) and seconds <= self.left_s
 

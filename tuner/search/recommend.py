@@ -325,11 +325,11 @@ def _cost(
 
 
 def _alternatives(designer: Designer, recommended: Candidate, finalists: Sequence[Finalist]) -> tuple[Alternative, ...]:
-    """The next best candidates, with what they cost."""
+    """The other finalists, then the next best candidates, with what they cost."""
     knowledge = designer.knowledge
     confirmed = {finalist.candidate.key: finalist.gain for finalist in finalists}
     others = [c for c in knowledge.measured() if c != recommended]
-    others.sort(key=lambda c: -knowledge.difference(c, designer.reference).mean)
+    others.sort(key=lambda c: (c.key not in confirmed, -knowledge.difference(c, designer.reference).mean))
     return tuple(
         Alternative(
             candidate=candidate,

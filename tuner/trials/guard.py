@@ -200,7 +200,9 @@ def _gated(name: str, kind: str, observed: float, limit: float, detail: str, gat
 
 def _told(found: Deviation) -> str:
     if math.isinf(found.score):
-        return f"{found.name} has no finite gradient or update at step {found.step}"
+        return (
+            f"{found.name} has no finite update at step {found.step}, or is updated at other steps than the reference"
+        )
     return (
         f"the update of {found.name} at step {found.step} differs from the optimizer's rule by {found.score:.2g} times "
         f"what rounding allows, allowed {LIMIT:g} (its rate by {found.rate:.2g}, its decay by {found.decay:.2g})"

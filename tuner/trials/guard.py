@@ -317,20 +317,11 @@ class Judge:
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             if choices is not None and self._needs_twin(job, choices):
                 twin, no_twin = self._audited_twin(job, choices, batches)
-            checks += check_gradients(
-                self._gradients,
-                gradient_watch,
-                unit_roundoff=unit_roundoff,
-                device=job.device,
-                has_twin=twin is not None,
-            )
-            checks += check_averages(self.reference.averages, gradient_watch, job.device)
+            checks += self._check_layers(self._gradients, gradient_watch, twin, unit_roundoff, job.device)
             if mask_watch is not None:
                 checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
             if rate_watch is not None:
                 checks += check_rates(self.reference.masks, rate_watch, job.device)
-            if twin is not None:
-                checks.append(check_twin(self._gradients, twin, job.device))
         reasons = {
             "update not replayed": no_replay,
             "gradients not compared": no_gradients,
@@ -338,6 +329,21 @@ class Judge:
         }
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
         return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin)
+
+    def _check_layers(
+        self,
+        reference: GradientReference,
+        watch: GradientWatch,
+        twin: GradientWatch | None,
+        unit_roundoff: float,
+        device: torch.device,
+    ) -> list[GuardCheck]:
+        """Compare gradients, untrained state and averages, and the gradients of the twin where there is one."""
+        checks = check_gradients(
+            reference, watch, unit_roundoff=unit_roundoff, device=device, has_twin=twin is not None
+        )
+        checks += check_averages(self.reference.averages, watch, device)
+        return checks if twin is None else [*checks, check_twin(reference, twin, device)]
 
     def _check_masks(
         self, reference: GradientReference, watch: GradientWatch, unit_roundoff: float, device: torch.device

@@ -53,6 +53,10 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
 
     audit_days: float = Field(default=365.0, gt=0, description="How long the audit log is kept.")
 
+    host_patience_s: float = Field(
+        default=60.0, gt=0, description="Seconds in which a host that a study has lost may come back."
+    )
+
     # --- the server
     host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")
     port: int = Field(

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import check_names
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.trials.analysis_files import read_analysis, read_timelines
+from steptune.tuner.trials.host_group import HostGroup
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
@@ -143,14 +144,18 @@ def run_study(
     runner: LocalRunner,
     *,
     on_change: Callable[[StudyView], None] = lambda view: None,
+    other_places: Sequence[str] = (),
 ) -> Recommendation:
     """Runs what is left of a study, keeps the profiles that matter, and cleans up.
 
     Args:
         runner: From `local_runner`.
+        other_places: Of the other hosts, where it runs on several.
     """
     try:
-        driver = StudyDriver(study, store, runner, on_change=on_change, place=this_place())
+        driver = StudyDriver(
+            study, store, runner, on_change=on_change, place=" and ".join([this_place(), *other_places])
+        )
         recommendation = driver.run()
     except RunnerError as error:
         store.set_state(study.study_id, StudyState.FAILED, str(error))
@@ -169,8 +174,9 @@ def local_runner(
     python: str | None = None,
     variables: Mapping[str, str] | None = None,
     listener: ProgressListener = lambda progress: None,
+    hosts: HostGroup | None = None,
 ) -> Iterator[LocalRunner]:
-    """A runner for a study on this machine, closed at the end.
+    """A runner for a study on this machine, and on the hosts, closed at the end.
 
     Args:
         level: How its trials are isolated; by default as the settings say, or not at all.
@@ -188,6 +194,7 @@ def local_runner(
         python=python,
         variables=variables or {},
         listener=listener,
+        hosts=hosts,
         task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
     ) as runner:
         yield runner

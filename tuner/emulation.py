@@ -16,6 +16,8 @@ HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
 """So many hosts the ranks of this machine are taken to be on, in their order."""
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
 """Network namespaces of such hosts, one for each, with commas between."""
+HOST_VARIABLE = "STEPTUNE_RANK_HOST"
+"""Number of the host that a rank is on, where a job is spread over several."""
 DEVICES_VARIABLE = "STEPTUNE_EMULATED_DEVICES"
 """So many devices the visible GPUs are taken to be: equal parts of them, which share their time."""
 
@@ -38,6 +40,11 @@ def num_emulated_hosts() -> int:
 def host_networks() -> tuple[Path, ...]:
     """The network namespace of each emulated host; empty where all share that of this machine."""
     return tuple(Path(path) for path in os.environ.get(NETWORKS_VARIABLE, "").split(",") if path)
+
+
+def local_rank(rank: int) -> int:
+    """The number of a rank among those of its host."""
+    return int(os.environ["LOCAL_RANK"]) if HOST_VARIABLE in os.environ else rank
 
 
 def emulated_host(rank: int, num_ranks: int, num_hosts: int) -> int:

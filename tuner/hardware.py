@@ -177,6 +177,22 @@ def describe_hardware(kind: str) -> HardwareProfile:
     )
 
 
+def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
+    """Return what another host has in place of the first one's; empty where figures of both belong together. Sizes of
+    memory are left out: those of equal machines differ by some pages.
+    """
+
+    def parts(profile: HardwareProfile) -> dict[str, object]:
+        devices = ", ".join(device.name for device in profile.devices)
+        return {"devices": devices, "cores": profile.num_cores, "processor": profile.cpu_name, **profile.versions}
+
+    found = parts(other)
+    for name, value in parts(first).items():
+        if found.get(name) != value:
+            return f"{name} {found.get(name)} in place of {value}"
+    return ""
+
+
 def uuid_of(device: torch.device | int) -> str:
     """As NVML writes it."""
     import torch

@@ -35,6 +35,7 @@ from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import StorageFull, StoreError, StudyNotFound
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
+from steptune.tuner.trials.launch import Launch, find_launch
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -58,11 +59,12 @@ Output = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    app.command()(tune)
+    app.command(context_settings={"allow_extra_args": True})(tune)
     app.command()(resume)
 
 
 def tune(
+    context: typer.Context,
     workload: WorkloadName,
     budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
     trials: Annotated[
@@ -112,9 +114,14 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training, or the best by another objective."""
+    from steptune.service.launched import num_ranks_of, refuse_launcher
     from steptune.service.studies import new_study
 
+    refuse_launcher(workload)
+    if context.args:
+        context.fail(f"Got unexpected extra argument{'s' * (len(context.args) > 1)} ({' '.join(context.args)})")
     check_platform()
+    launch = _launched(database, isolation)
     settings = StudySettings(
         budget_s=parse_duration_s(budget),
         max_trials=trials,
@@ -124,7 +131,7 @@ def tune(
         search=search,
         objective=objective,
         seed=seed,
-        num_ranks=ranks,
+        num_ranks=num_ranks_of(launch, ranks),
         remeasure_links=remeasure_links,
         device=device,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
@@ -133,7 +140,7 @@ def tune(
     )
     way = _way(database, isolation, python, output_folder, as_json=as_json)
     with opened_store(way.settings) as store:
-        _run(new_study(workload, settings, way.settings), store, way, is_new=True)
+        _run(new_study(workload, settings, way.settings), store, way, launch, is_new=True)
 
 
 def resume(
@@ -149,10 +156,12 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Resume an interrupted or killed study, or give an ended one more time; finished trials are kept."""
+    from steptune.service.launched import check_size
     from steptune.service.queue import StudyQueue
     from steptune.service.studies import check_unchanged, with_more_time
 
     check_platform()
+    launch = _launched(database, isolation)
     way = _way(database, isolation, python, output_folder, as_json=as_json)
     with opened_store(way.settings) as store:
         study = resolve(store, study_id)
@@ -162,11 +171,12 @@ def resume(
                 f"`steptune resume {study.study_id} --budget 10m` goes on searching"
             )
         check_unchanged(study)
+        check_size(launch, study)
         more_s = None if budget is None else parse_duration_s(budget)
         StudyQueue(store.engine).take_over(study.study_id)
         if more_s is not None:
             study = with_more_time(study, store, more_s)
-        _run(study, store, way, is_new=False)
+        _run(study, store, way, launch, is_new=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +203,25 @@ def _way(
     return _Way(settings=settings, level=level, python=interpreter, folder=folder, as_json=as_json)
 
 
-def _run(study: Study, store: SqlStudyStore, way: _Way, *, is_new: bool) -> None:
+def _launched(database: str | None, isolation: str | None) -> Launch | None:
+    """How this process was launched. One that does not drive does its part here, and the command ends.
+
+    Raises:
+        typer.Exit: That part is done.
+    """
+    launch = find_launch()
+    if launch is None or launch.drives:
+        return launch
+    from steptune.service.launched import attend
+
+    attend(launch, settings_with(database, isolation))
+    raise typer.Exit
+
+
+def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *, is_new: bool) -> None:
     from steptune.service.artifacts import open_artifacts
     from steptune.service.deleting import run_by_this_command
+    from steptune.service.launched import hosts_of
     from steptune.service.studies import discarded_unless_recorded, local_runner, run_study, write_results
     from steptune.service.trial_source import KeptTrials
 
@@ -204,12 +230,14 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, *, is_new: bool) -> None
         discarded_unless_recorded(study, store),
         run_by_this_command(study),
         interruptible(),
+        hosts_of(launch, study, way.settings, way.level) as hosts,
         local_runner(
             study,
             way.settings,
             python=way.python,
             level=way.level,
             listener=lambda progress: status.update(escape(progress.text)),
+            hosts=hosts,
         ) as runner,
     ):
         try:
@@ -217,7 +245,9 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, *, is_new: bool) -> None
                 _begin(study, store, runner, status)
             say(f"study {study.study_id}", style="dim")
             with live_progress(errors, quiet=way.as_json) as progress:
-                recommendation = run_study(study, store, way.settings, runner, on_change=progress)
+                recommendation = run_study(
+                    study, store, way.settings, runner, on_change=progress, other_places=hosts.places if hosts else ()
+                )
         except KeyboardInterrupt:
             if not _is_left_to_resume(study, store):
                 say("interrupted before the study began: nothing was recorded")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steptune.tuner.emulation import emulated_host, num_emulated_hosts
+from steptune.tuner.emulation import HOST_VARIABLE, emulated_host, num_emulated_hosts
 from steptune.tuner.errors import UnsupportedHere
 from steptune.tuner.network.rank_order import is_in_order, ring_order
 
@@ -105,7 +105,7 @@ def host_of_ranks() -> list[str]:
     if emulated > 1:
         return [str(emulated_host(rank, num_ranks, emulated)) for rank in range(num_ranks)]
     hosts: list[str] = [""] * num_ranks
-    dist.all_gather_object(hosts, platform.node())
+    dist.all_gather_object(hosts, os.environ.get(HOST_VARIABLE) or platform.node())
     return hosts
 
 

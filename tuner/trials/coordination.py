@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.emulation import ranks_per_device
+from steptune.tuner.emulation import HOST_VARIABLE, ranks_per_device
 from steptune.tuner.network.choices_log import VARIABLES as NCCL_LOG_VARIABLES
 from steptune.tuner.training.hosts import emulate_for_nccl
 from steptune.tuner.trials.host_networks import enter_host_network
@@ -56,19 +56,27 @@ class Coordinator:
     def _join(self, directory: Path, device: torch.device) -> None:
         import torch
         import torch.distributed as dist
-        from torch._C._distributed_c10d import FileStore
 
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # as torchrun does: ranks that all take all cores wait for one another
         enter_host_network(self.rank, self.num_ranks)
         directory.mkdir(parents=True, exist_ok=True)
-        store = FileStore(str(directory / "rendezvous"), self.num_ranks)
+        store = self._meeting_place(directory)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             sharing = ranks_per_device(torch.cuda.device_count())
             emulate_for_nccl(self.rank, self.num_ranks, per_device=sharing)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.num_ranks, timeout=GROUP_TIMEOUT)
         self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+
+    def _meeting_place(self, directory: Path) -> Any:
+        """A file on one host; on several a port of the first, which was free when the job was started."""
+        from torch._C._distributed_c10d import FileStore, TCPStore
+
+        if HOST_VARIABLE not in os.environ:
+            return FileStore(str(directory / "rendezvous"), self.num_ranks)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return TCPStore(address, port, self.num_ranks, is_master=self.rank == 0, wait_for_workers=False)
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

@@ -7,17 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.records import Deadlines, Failure, FailureKind, Phase
-from steptune.tuner.trials.connection import ServerConnection
 from steptune.tuner.trials.failures import failure_of_exit
 from steptune.tuner.trials.messages import (
     Failed,
     FromRank,
+    FromServer,
     JobEnded,
     Kill,
     PhaseBegan,
@@ -41,12 +41,26 @@ MAX_JOB_BYTES = 256 << 20
 """A job says some dozens of things, a profile of 100 kB among them. What says more is held in no memory."""
 
 
+class Source(Protocol):
+    """Where messages of jobs come from."""
+
+    def fileno(self) -> int: ...
+
+    def take_messages(self) -> list[FromServer]: ...
+
+
+class Server(Source, Protocol):
+    """What runs jobs: a trial server, or those of several hosts."""
+
+    def send(self, message: Any) -> None: ...
+
+
 @dataclass
 class Job:
     """One job: the ranks of a trial, or a task."""
 
     job_id: str
-    server: ServerConnection
+    server: Server
     deadlines: Deadlines
     inbox: deque[FromRank] = field(default_factory=deque)
     phase: Phase = Phase.BUILD
@@ -120,14 +134,14 @@ class JobBoard:
         self._jobs: dict[str, Job] = {}
         self._decoder = decoder_of(FromRank)
 
-    def add_server(self, server: ServerConnection) -> None:
+    def add_server(self, server: Source) -> None:
         self._selector.register(server, selectors.EVENT_READ)
 
-    def remove_server(self, server: ServerConnection) -> None:
+    def remove_server(self, server: Source) -> None:
         """Call before closing it: its descriptor may be used again."""
         self._selector.unregister(server)
 
-    def lose_server(self, server: ServerConnection) -> None:
+    def lose_server(self, server: Server) -> None:
         """The server is gone, and its jobs with it."""
         self.remove_server(server)
         for job in self._jobs.values():
@@ -137,7 +151,7 @@ class JobBoard:
 
     def start(
         self,
-        server: ServerConnection,
+        server: Server,
         *,
         job_id: str,
         entry: str,

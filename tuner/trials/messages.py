@@ -43,7 +43,14 @@ class Start(_Message):
     entry: str
     payload: msgspec.Raw
     num_ranks: int = 1
+    """That this server starts."""
     log: str = ""
+    first_rank: int = 0
+    """Number of its first one."""
+    total_ranks: int = 0
+    """Of the job, on all hosts; 0 where this server starts all of them."""
+    variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
+    """Environment variables of its ranks, who get LOCAL_RANK and RANK beside them."""
 
 
 class Tell(_Message):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from steptune.tuner.records import Failure, FailureKind, Phase, Record, TrialSpec
+from steptune.tuner.records import Environment, Failure, FailureKind, Phase, Record, TrialSpec
 from steptune.tuner.trials.messages import Channel, Failed, TaskDone, encode
 
 
@@ -23,6 +23,7 @@ class DescribeRequest(Record):
     study_directory: str
     device: str = ""
     num_ranks: int = 1
+    run_id: str = ""
 
 
 def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Channel) -> int:
@@ -103,7 +104,35 @@ def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> An
     device = request.device or default_device()
     if device == "cuda" and default_device() != "cuda":
         raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
-    return describe_environment(device, Path(request.study_directory), request.num_ranks)
+    directory = Path(request.study_directory)
+    environment = describe_environment(device, directory, request.num_ranks)
+    return environment if num_ranks == 1 else _of_all_hosts(environment, request, rank, num_ranks, channel)
+
+
+def _of_all_hosts(
+    environment: Environment, request: DescribeRequest, rank: int, num_hosts: int, channel: Channel
+) -> Environment:
+    """The first host's environment, on every host.
+
+    Raises:
+        PlatformError: They are not alike.
+    """
+    import torch
+
+    from steptune.tuner.errors import PlatformError
+    from steptune.tuner.hardware import first_difference
+    from steptune.tuner.trials.coordination import Coordinator
+    from steptune.tuner.trials.study_files import StudyFiles
+
+    directory = StudyFiles(Path(request.study_directory)).trial_directory(request.run_id)
+    coordinator = Coordinator(rank, num_hosts, channel, directory, torch.device("cpu"))
+    profiles = coordinator.gather(environment.hardware)
+    found = (first_difference(profiles[0], other) for other in profiles[1:])
+    differing = [f"host {n} has {what}" for n, what in enumerate(found, start=1) if what]
+    if differing := coordinator.agree(differing):
+        raise PlatformError(f"the hosts are not alike: {'; '.join(differing)}. A study needs hosts of one kind")
+    agreed: Environment = coordinator.agree(msgspec.structs.replace(environment, num_hosts=num_hosts))
+    return agreed
 
 
 def _reference(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptune.tuner.emulation import DEVICES_VARIABLE, ranks_per_device
+from steptune.tuner.emulation import DEVICES_VARIABLE, local_rank, ranks_per_device
 from steptune.tuner.errors import PlatformError
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.trials.memory import limit_device_memory
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> torch.device:
-    """Rank r uses the r-th visible GPU, and no more of its memory than the limit; where devices are emulated, as
-    many ranks use each as there are parts of it, and no tensors of theirs take more than their part.
+    """Rank r of a host uses the r-th visible GPU, and no more of its memory than the limit; where devices are
+    emulated, as many ranks use each as there are parts of it, and no tensors of theirs take more than their part.
 
     Raises:
         PlatformError: There are fewer GPUs than ranks.
@@ -26,12 +26,13 @@ def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> 
         return torch.device(kind)
     count = torch.cuda.device_count()
     sharing = ranks_per_device(count)
-    if rank >= count * sharing:
+    number = local_rank(rank)
+    if number >= count * sharing:
         raise PlatformError(
             f"rank {rank} has no GPU: {count} are visible, for {count * sharing} ranks. Ask for fewer ranks, or set "
             f"{DEVICES_VARIABLE} to let more of them share GPUs where it is not speed that is asked for"
         )
-    device = torch.device("cuda", rank // sharing)
+    device = torch.device("cuda", number // sharing)
     torch.cuda.set_device(device)
     part_bytes = device_memory_bytes(device) if sharing > 1 else None
     limits = [limit for limit in (memory_limit_bytes, part_bytes) if limit is not None]

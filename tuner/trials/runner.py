@@ -42,6 +42,7 @@ from steptune.tuner.records import (
 from steptune.tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
 from steptune.tuner.trials.failures import repeats_after
 from steptune.tuner.trials.group import GroupRun
+from steptune.tuner.trials.host_group import Host, HostGroup, SpreadServer
 from steptune.tuner.trials.inspection import CheckRequest, InspectRequest
 from steptune.tuner.trials.jobs import Job, JobBoard
 from steptune.tuner.trials.memory import CONTEXT_BYTES
@@ -98,6 +99,7 @@ class LocalRunner:
         sandbox: What wraps every trial server.
         task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
         check: Called some times a second while anything runs; what it raises ends what runs.
+        hosts: All hosts that the ranks are on, where there are several; closed by whoever made it.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class LocalRunner:
         listener: ProgressListener = lambda progress: None,
         task_deadline_s: float = TASK_DEADLINE_S,
         check: Callable[[], None] = lambda: None,
+        hosts: HostGroup | None = None,
     ) -> None:
         self._workload = workload
         self._files = StudyFiles(directory)
@@ -144,14 +147,19 @@ class LocalRunner:
             )
         self._board = JobBoard(self._watch, self._look)
         self._check = check
+        self._hosts = hosts
+        self._heard: list[Host] = []
+        """Hosts that the board listens to."""
         self._given_up: tuple[float, str] | None = None
         """When the task that runs is given up, on the monotonic clock, and what it is."""
         self._beside: _Beside | None = None
-        self._servers: dict[tuple[tuple[str, str], ...], ServerConnection] = {}
+        self._servers: dict[tuple[tuple[str, str], ...], ServerConnection | SpreadServer] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
     def _look(self) -> None:
         self._check()
+        if self._hosts is not None:
+            self._hosts.end_what_is_left()
         if self._given_up is not None and time.monotonic() > self._given_up[0]:
             doing, self._given_up = self._given_up[1], None  # once: its processes are still to be ended
             raise BudgetError(f"the time for {doing} was spent before that was done")
@@ -167,10 +175,11 @@ class LocalRunner:
     # --- tasks --------------------------------------------------------------------------------
 
     def describe(self) -> Environment:
+        num_hosts = 1 if self._hosts is None else self._hosts.num_hosts
         request = DescribeRequest(
             study_directory=str(self._files.directory), device=self._device, num_ranks=self._num_ranks
         )
-        environment = msgspec.msgpack.decode(self._task("describe", request), type=Environment)
+        environment = msgspec.msgpack.decode(self._task("describe", request, num_ranks=num_hosts), type=Environment)
         self._device = environment.hardware.device_kind
         if self._device == "cuda":
             self._device_memory_bytes = environment.hardware.devices[0].memory_bytes
@@ -405,6 +414,7 @@ class LocalRunner:
             raise error
         for key in dead:
             self._drop(key)
+        self._lose_hosts()
         for job in jobs:
             if job.server in dead.values() and job.failure is None:
                 job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
@@ -418,8 +428,9 @@ class LocalRunner:
         if self._device_memory_bytes:
             needed = sum(peak + CONTEXT_BYTES for peak in peaks_bytes)
             return needed < (1 - MEMORY_MARGIN) * self._device_memory_bytes
-        limits = [free_memory_bytes(), *([self._memory_limit * self._num_ranks] if self._memory_limit else [])]
-        return self._num_ranks * sum(peaks_bytes) < (1 - MEMORY_MARGIN) * min(limits)
+        num_ranks = self._num_ranks if self._hosts is None else self._hosts.ranks_per_host
+        limits = [free_memory_bytes(), *([self._memory_limit * num_ranks] if self._memory_limit else [])]
+        return num_ranks * sum(peaks_bytes) < (1 - MEMORY_MARGIN) * min(limits)
 
     def _start(self, spec: TrialSpec) -> Job:
         limit = self._memory_limit
@@ -454,13 +465,15 @@ class LocalRunner:
                 raise
             return self._board.start(self._server(variables), **job)
 
-    def _server(self, variables: Mapping[str, str]) -> ServerConnection:
+    def _server(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
+        self._gather_hosts()
         key = tuple(sorted(variables.items()))
         if key in self._servers and self._servers[key].has_ended and not self._was_killed:
             self._drop(key)
         if key not in self._servers:
             self._files.compile_cache.mkdir(parents=True, exist_ok=True)
-            server = ServerConnection(
+            server: ServerConnection | SpreadServer
+            server = local = ServerConnection(
                 python=self._python,
                 variables={**compile_caches(self._files.compile_cache), **variables},
                 preload=self._preload(),
@@ -469,11 +482,36 @@ class LocalRunner:
                 start_method=self._start_method,
                 sandbox=self._sandbox,
             )
+            if self._hosts is not None:
+                server = self._hosts.spread(local, dict(variables), self._preload())
             self._servers[key] = server
             if self._watch is not None and self._sandbox.temporary is None:
                 self._watch.add(server.temporary)
             self._board.add_server(server)
         return self._servers[key]
+
+    def _gather_hosts(self) -> None:
+        """Waits for hosts that are not here.
+
+        Raises:
+            RunnerError: They did not come.
+        """
+        if self._hosts is None:
+            return
+        self._lose_hosts()
+        self._hosts.gather()
+        for host in self._hosts.hosts.values():
+            if host not in self._heard:
+                self._board.add_server(host)
+                self._heard.append(host)
+
+    def _lose_hosts(self) -> None:
+        """Listens to lost hosts no longer; what ran there is gone."""
+        for host in self._hosts.lost() if self._hosts is not None else ():
+            if host in self._heard:
+                self._board.remove_server(host)
+                self._heard.remove(host)
+            host.close()
 
     def _drop(self, key: tuple[tuple[str, str], ...]) -> None:
         """Forgets a server that has ended."""

@@ -74,6 +74,7 @@ class _Rank:
 
 @dataclass
 class _Job:
+    first_rank: int = 0
     ranks: list[_Rank] = field(default_factory=list)
     first_exit_s: float | None = None
 
@@ -164,7 +165,7 @@ class TrialServer:
     # --- ranks --------------------------------------------------------------------------------
 
     def _start(self, message: Start) -> None:
-        job = self._jobs[message.job] = _Job()
+        job = self._jobs[message.job] = _Job(first_rank=message.first_rank)
         for number in range(message.num_ranks):
             ours, theirs = socket.socketpair()
             start = self._fork if self._start_method == "fork" else self._spawn
@@ -196,9 +197,11 @@ class TrialServer:
     def _spawn(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
         """A rank in a fresh interpreter, where forking with torch loaded is not safe."""
         descriptor = theirs.fileno()
-        numbers = [str(n) for n in (descriptor, rank, message.num_ranks, os.getpid())]
+        number, total = message.first_rank + rank, message.total_ranks or message.num_ranks
+        numbers = [str(n) for n in (descriptor, number, total, os.getpid())]
         command = [sys.executable, "-m", "steptune.tuner.trials.rank", message.entry, *numbers, message.log]
-        process = subprocess.Popen(command, pass_fds=(descriptor,), start_new_session=True)
+        environment = {**os.environ, **variables_of_rank(message, rank)}
+        process = subprocess.Popen(command, pass_fds=(descriptor,), start_new_session=True, env=environment)
         process.returncode = 0  # reaped by this server, not by subprocess
         return process.pid
 
@@ -217,9 +220,11 @@ class TrialServer:
                 for other in job.ranks:
                     other.channel.close()
             redirect_output(message.log)
+            os.environ.update(variables_of_rank(message, rank))
             from steptune.tuner.trials.rank import run_rank
 
-            code = run_rank(message.entry, message.payload, rank, message.num_ranks, Channel(connection))
+            own, total = message.first_rank + rank, message.total_ranks or message.num_ranks
+            code = run_rank(message.entry, message.payload, own, total, Channel(connection))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -234,7 +239,7 @@ class TrialServer:
             self._selector.unregister(channel)
             channel.close()
         for line in channel.take_messages():
-            self._send(RankMessage(job=name, rank=number, message=line))
+            self._send(RankMessage(job=name, rank=self._jobs[name].first_rank + number, message=line))
 
     def _read(self, rank: _Rank) -> bool:
         """Reads once; a rank that says what no message is long enough for is ended."""
@@ -283,7 +288,7 @@ class TrialServer:
         self._send(
             RankExited(
                 job=name,
-                rank=number,
+                rank=job.first_rank + number,
                 code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
                 out_of_memory=code == -signal.SIGKILL and not rank.killed and kills > self._oom_kills,
@@ -302,7 +307,7 @@ class TrialServer:
                 return False
         more = self._read(rank)
         for line in rank.channel.take_messages():
-            self._send(RankMessage(job=name, rank=number, message=line))
+            self._send(RankMessage(job=name, rank=self._jobs[name].first_rank + number, message=line))
         return more
 
     def _end(self, name: str, job: _Job) -> None:
@@ -340,6 +345,13 @@ def _zombie_children() -> set[int]:
     import psutil
 
     return {child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE}
+
+
+def variables_of_rank(message: Start, number: int) -> dict[str, str]:
+    """The variables of a rank of a job on several hosts, torchrun's among them; none of a job on one."""
+    if not message.variables:
+        return {}
+    return {**message.variables, "RANK": str(message.first_rank + number), "LOCAL_RANK": str(number)}
 
 
 def redirect_output(log: str) -> None:

@@ -1,0 +1,180 @@
+"""Studies on several hosts, begun by torchrun or srun: which process does what, and how they find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from steptune.service.interrupts import interruptible
+from steptune.service.isolation import NONE, Level
+from steptune.service.places import host_id
+from steptune.service.settings import Settings
+from steptune.tuner.emulation import num_emulated_hosts
+from steptune.tuner.errors import ChoiceError, IsolationUnavailable, PlatformError, StoreError
+from steptune.tuner.records import Record, Study
+from steptune.tuner.trials.host_agent import HostAgent
+from steptune.tuner.trials.host_group import HostGroup
+from steptune.tuner.trials.launch import SECRET_VARIABLE, Launch, wait_for_first, without_launcher
+from steptune.tuner.trials.store_exchange import publish, published
+
+LAUNCHERS = ("torchrun", "srun", "mpirun", "accelerate", "deepspeed")
+MIN_SECRET_LENGTH = 32
+ADVICE = (
+    "`torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m steptune tune "
+    "my_workload.py:MyWorkload`"
+)
+
+
+class _Meeting(Record):
+    """What torchrun's rendezvous hands out."""
+
+    port: int
+    secret: str
+
+
+def refuse_launcher(workload: str) -> None:
+    """Refuse a launcher in the place of a workload, as in `steptune tune -- torchrun train.py`.
+
+    Raises:
+        ChoiceError: It is one.
+    """
+    if Path(workload).name in LAUNCHERS:
+        raise ChoiceError(
+            f"{workload} cannot be tuned: Steptune starts the ranks of its trials itself. Start Steptune with the "
+            f"launcher instead: {ADVICE}"
+        )
+
+
+def attend(launch: Launch, settings: Settings) -> None:
+    """Serve the trials of this host until the study has ended, or wait for the process that does.
+
+    Raises:
+        RunnerError: The first host is gone, or the study has failed.
+    """
+    if not launch.serves:
+        wait_for_first(launch)
+        return
+    secret = _own_secret(launch)
+    port = launch.port
+    if launch.has_store:
+        meeting = msgspec.json.decode(published(launch), type=_Meeting)
+        port, secret = meeting.port, secret or meeting.secret
+    _leave_launcher()
+    folder = settings.data_directory.absolute() / "hosts"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"host{launch.host}-", dir=folder) as directory, interruptible():
+        HostAgent(
+            host=launch.host,
+            address=launch.address,
+            port=port,
+            secret=secret.encode(),
+            directory=Path(directory),
+            place=host_id(),
+            patience_s=settings.host_patience_s,
+        ).serve()
+
+
+@contextlib.contextmanager
+def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Level) -> Iterator[HostGroup | None]:
+    """All hosts of a study, once they are here; None where it runs on this one alone.
+
+    Raises:
+        IsolationUnavailable: Its trials were to be isolated.
+        RunnerError: Not all hosts came.
+        StoreError: The study was begun on another number of hosts or ranks.
+    """
+    check_size(launch, study)
+    if launch is None or launch.num_hosts == 1:
+        yield None
+        return
+    if level.name != NONE:
+        raise IsolationUnavailable(
+            f"isolation {level.name} keeps ranks from the network that several hosts need: give --isolation {NONE}"
+        )
+    given = _own_secret(launch)
+    secret = given or secrets.token_hex(MIN_SECRET_LENGTH)
+    _leave_launcher()
+    hosts = HostGroup(
+        num_hosts=launch.num_hosts,
+        ranks_per_host=launch.ranks_per_host,
+        address=launch.address,
+        secret=secret.encode(),
+        workload=study.workload,
+        directory=Path(study.directory).absolute(),
+        port=0 if launch.has_store else launch.port,
+        patience_s=settings.host_patience_s,
+    )
+    reason = "it was interrupted"
+    try:
+        if launch.has_store:
+            meeting = _Meeting(port=hosts.port, secret="" if given else secret)
+            publish(launch, msgspec.json.encode(meeting).decode())
+        hosts.gather()
+        yield hosts
+        reason = ""
+    except Exception as error:
+        reason = str(error) or reason
+        raise
+    finally:
+        hosts.close(reason)
+
+
+def check_size(launch: Launch | None, study: Study) -> None:
+    """Refuse to go on with a study on another number of hosts or ranks than it was begun on.
+
+    Raises:
+        StoreError: It was.
+    """
+    num_hosts = launch.num_hosts if launch is not None else num_emulated_hosts()
+    num_ranks = launch.num_ranks if launch is not None else study.settings.num_ranks
+    known = study.environment
+    begun_on = known.num_hosts if known is not None else num_hosts
+    if (begun_on, study.settings.num_ranks) != (num_hosts, num_ranks):
+        raise StoreError(
+            f"study {study.study_id} has {study.settings.num_ranks} ranks on {begun_on} hosts, and this launch "
+            f"{num_ranks} on {num_hosts}: resume it with the launcher's options that it was begun with"
+        )
+
+
+def num_ranks_of(launch: Launch | None, asked: int) -> int:
+    """Return the ranks of a trial: as many as were launched.
+
+    Raises:
+        ChoiceError: Another number was asked for.
+    """
+    if launch is None:
+        return asked
+    if asked not in (1, launch.num_ranks):
+        raise ChoiceError(
+            f"--ranks {asked} is not the number of ranks that were launched, {launch.num_ranks}: leave it out"
+        )
+    return launch.num_ranks
+
+
+def _own_secret(launch: Launch) -> str:
+    """The secret that the environment names; empty where torchrun's rendezvous hands one out."""
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if not secret and not launch.has_store:
+        raise PlatformError(
+            f"{SECRET_VARIABLE} is not set, and there is no rendezvous of torchrun to hand a secret out: "
+            f"`export {SECRET_VARIABLE}=$(openssl rand -hex 32)` in the job's script, before srun"
+        )
+    if secret and len(secret) < MIN_SECRET_LENGTH:
+        raise PlatformError(
+            f"{SECRET_VARIABLE} has {len(secret)} characters, and {MIN_SECRET_LENGTH} at least are needed: set it to "
+            "the output of `openssl rand -hex 32`"
+        )
+    return secret
+
+
+def _leave_launcher() -> None:
+    """Keep what describes this process from the ranks of trials."""
+    kept = without_launcher(os.environ)
+    for name in os.environ.keys() - kept.keys():
+        del os.environ[name]

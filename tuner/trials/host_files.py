@@ -1,0 +1,122 @@
+"""The files of a study on several hosts, which need no common file system.
+
+The driver sends what its ranks share (`StudyFiles`) before a job begins, as far as it has changed; a host sends back
+what its ranks printed and their traces once they have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.trials.host_link import CHUNK_BYTES, Put
+from steptune.tuner.trials.study_files import StudyFiles
+
+OF_ONE_HOST = ("logs", "trials", "compile_cache", "compiler_headers")
+"""Folders whose files no other host's ranks read."""
+MAX_LOG_BYTES = 16 << 20
+"""Of a host's log of a job, from its end."""
+Version = tuple[int, int]
+
+
+def changed(directory: Path, sent: dict[str, Version]) -> Iterator[Put]:
+    """Yield what another host lacks, and note in `sent` that it has it."""
+    found = {path.relative_to(directory).as_posix(): path for path in _files(directory)}
+    for name in [name for name in sent if name not in found]:
+        del sent[name]
+        yield Put(path=name, removed=True)
+    for name, path in found.items():
+        try:
+            version = _version(path)
+            if sent.get(name) != version:
+                yield from parts(path, name)
+                sent[name] = version
+        except FileNotFoundError:  # of a rank that was writing it
+            continue
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(directory):
+        here = Path(folder)
+        if here == directory:
+            names[:] = [name for name in names if name not in OF_ONE_HOST]
+        for name in files:
+            if stat.S_ISREG((here / name).lstat().st_mode):
+                yield here / name
+
+
+def _version(path: Path) -> Version:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def parts(path: Path, name: str, last_bytes: int | None = None) -> Iterator[Put]:
+    """Yield a file in parts.
+
+    Args:
+        last_bytes: No more than this much of its end.
+    """
+    with path.open("rb") as file:
+        if last_bytes is not None:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+        first, data = True, file.read(CHUNK_BYTES)
+        while True:
+            following = file.read(CHUNK_BYTES)
+            yield Put(path=name, data=data, first=first, last=not following)
+            if not following:
+                return
+            first, data = False, following
+
+
+def of_job(files: StudyFiles, job: str, log: str) -> Iterator[tuple[Path, Iterator[Put]]]:
+    """Yield what the ranks of a job left on this host, each file with its parts."""
+    path = files.logs / log
+    if log and path.is_file():
+        yield path, parts(path, f"logs/{log}", MAX_LOG_BYTES)
+    folder = files.trial_directory(job)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if stat.S_ISREG(path.lstat().st_mode):
+            yield path, parts(path, f"trials/{job}/{path.name}")
+
+
+def place_of(directory: Path, name: str, folders: tuple[str, ...] = ()) -> Path:
+    """Return where a file that another host sends belongs.
+
+    Raises:
+        RunnerError: It would be outside of the study's directory, or of the folders.
+    """
+    path = PurePosixPath(name)
+    inside = not path.is_absolute() and ".." not in path.parts and path.parts
+    if not inside or (folders and path.parts[0] not in folders):
+        raise RunnerError(f"another host sent a file that does not belong to the study: {name!r}")
+    return directory / path
+
+
+def put(directory: Path, part: Put) -> None:
+    """Write a part of a file of the study; it is complete with its last part."""
+    path = place_of(directory, part.path)
+    if part.removed:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    incomplete = path.with_name(f"{path.name}.incoming")
+    with incomplete.open("wb" if part.first else "ab") as file:
+        file.write(part.data)
+    if part.last:
+        incomplete.rename(path)
+
+
+def take_back(directory: Path, part: Put, host: int) -> None:
+    """Write a part of what a host's ranks left: behind the driver's own log, and beside its own traces."""
+    path = place_of(directory, part.path, ("logs", "trials"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_log = path.parent.name == "logs"
+    if part.first and not is_log and path.exists():
+        raise RunnerError(f"host {host} sent a file that is here already: {part.path!r}")
+    with path.open("ab") as file:
+        if part.first and is_log:
+            file.write(f"--- host {host} ---\n".encode())
+        file.write(part.data)

@@ -1,0 +1,379 @@
+"""The driver's end of a study on several hosts: one trial server a host that look like one.
+
+`SpreadServer` stands where the connection to a single server does: a job that it is given is started on all hosts,
+with as many ranks on each, and has ended when it has ended on all. Nothing above the runner knows of hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import steptune
+from steptune.tuner.emulation import HOST_VARIABLE
+from steptune.tuner.errors import PlatformError, RunnerError
+from steptune.tuner.trials.connection import ServerConnection
+from steptune.tuner.trials.host_files import Version, changed, take_back
+from steptune.tuner.trials.host_link import (
+    Close,
+    FromAgent,
+    FromTrials,
+    Hello,
+    HostLink,
+    Leave,
+    LinkBroken,
+    Open,
+    Put,
+    Refusal,
+    ServerEnded,
+    ToTrials,
+    Welcome,
+)
+from steptune.tuner.trials.messages import (
+    FromServer,
+    Kill,
+    Preload,
+    RankExited,
+    RankMessage,
+    ServerReady,
+    Start,
+    decoder_of,
+    encode,
+)
+from steptune.tuner.trials.server import FAILED_RANK_GRACE_S
+from steptune.tuner.workloads.reference import parse_reference, source_digest
+
+GATHER_S = 300.0
+"""Hosts may be started so far apart."""
+
+
+@dataclass
+class _Spread:
+    """A job on several hosts."""
+
+    server: SpreadServer
+    running: set[int]
+    first_exit_s: float | None = None
+    killed: bool = False
+
+
+class Host:
+    """Another host of the study.
+
+    Attributes:
+        lost: Why it is, once it is.
+    """
+
+    def __init__(self, link: HostLink, hello: Hello, address: str, group: HostGroup) -> None:
+        self.number = hello.host
+        self.place = hello.place
+        self.lost = ""
+        self._link = link
+        self._group = group
+        self._name = f"host {hello.host} ({address})"
+        self._sent: dict[str, Version] = {}
+        self._decoder = decoder_of(FromServer)
+        self._waiting = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        self._poll.register(link.fileno(), select.EPOLLIN)
+        self._poll.register(self._waiting, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable while there is something to take, also what arrived while this end was sending."""
+        return self._poll.fileno()
+
+    def send(self, message: Any) -> None:
+        try:
+            self._link.send(message)
+        except LinkBroken as error:
+            self._lose(error)
+        if self._link.has_messages:
+            os.eventfd_write(self._waiting, 1)
+
+    def send_files(self, directory: Path) -> None:
+        """Send what of the study's files it lacks."""
+        for part in changed(directory, self._sent):
+            self.send(part)
+
+    def take_messages(self) -> list[FromServer]:
+        """Return what its trial servers say.
+
+        Raises:
+            RunnerError: It is lost, or one of its servers has ended.
+        """
+        if select.select([self._waiting], [], [], 0)[0]:
+            os.eventfd_read(self._waiting)
+        try:
+            messages = self._link.take_messages()
+        except LinkBroken as error:
+            self._lose(error)
+        found: list[FromServer] = []
+        for message in messages:
+            match message:
+                case FromTrials(message=text):
+                    found += self._group.merged(self.number, self._decoder.decode(text))
+                case Put():
+                    take_back(self._group.directory, message, self.number)
+                case ServerEnded(server=number, reason=reason):
+                    self._group.lose_server(number, f"{self._name}: {reason}")
+                case Refusal(reason=reason):
+                    raise PlatformError(f"{self._name} cannot serve the study: {reason}")
+        return found
+
+    def close(self) -> None:
+        self._link.close()
+        if not self._poll.closed:
+            self._poll.close()
+            os.close(self._waiting)
+
+    def _lose(self, error: LinkBroken) -> Any:
+        self.lost = f"{self._name} is lost: {error}"
+        raise RunnerError(self.lost)
+
+
+@dataclass
+class HostGroup:
+    """All hosts of a study.
+
+    Args:
+        address: Of this host, as the others reach it.
+        patience_s: How long a host that was lost may take to come back.
+    """
+
+    num_hosts: int
+    ranks_per_host: int
+    address: str
+    secret: bytes = field(repr=False)
+    workload: str
+    directory: Path
+    port: int = 0
+    patience_s: float = 60.0
+    hosts: dict[int, Host] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._jobs: dict[str, _Spread] = {}
+        self._servers: dict[int, SpreadServer] = {}
+        self._gathered = False
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        self._listener = socket.create_server(
+            ("", self.port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=64
+        )
+        self.port = self._listener.getsockname()[1]
+
+    @property
+    def places(self) -> list[str]:
+        return [host.place for _, host in sorted(self.hosts.items())]
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Wait until all hosts are here.
+
+        Raises:
+            RunnerError: Some did not come.
+        """
+        patience_s = self.patience_s if self._gathered else GATHER_S
+        deadline = time.monotonic() + patience_s
+        while missing := [n for n in range(1, self.num_hosts) if n not in self.hosts]:
+            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, (address, *_) = self._listener.accept()
+            except TimeoutError:
+                names = " and ".join(f"host {number}" for number in missing)
+                came_text = "come back" if self._gathered else "come"
+                raise RunnerError(
+                    f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
+                    "`steptune resume` with the same launcher on all hosts to go on"
+                ) from None
+            host = self._welcomed(connection, address)
+            if host is not None:
+                self.hosts[host.number] = host
+        self._gathered = True
+
+    def _welcomed(self, connection: socket.socket, address: str) -> Host | None:
+        """One who knows the secret; None for whoever else has connected."""
+        try:
+            link = HostLink(connection, self.secret, FromAgent, drives=True)
+            hello = link.receive(10.0)
+            if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
+                link.close()
+                return None
+            if hello.version != steptune.__version__:
+                reason = f"host {hello.host} has steptune {hello.version}, the first one {steptune.__version__}"
+                link.send(Leave(reason=reason))
+                raise PlatformError(f"{reason}: install the same on all hosts")
+            host = Host(link, hello, address.removeprefix("::ffff:"), self)
+            link.send(Welcome(workload=self.workload, source_digest=source_digest(parse_reference(self.workload))))
+            return host
+        except LinkBroken:
+            connection.close()
+            return None
+
+    def lost(self) -> list[Host]:
+        """Forget the hosts that are lost, and return them."""
+        gone = [host for host in self.hosts.values() if host.lost]
+        for host in gone:
+            del self.hosts[host.number]
+        return gone
+
+    def close(self, reason: str = "") -> None:
+        """Tell the hosts that the study has ended."""
+        for host in self.hosts.values():
+            if not host.lost:
+                with contextlib.suppress(RunnerError):
+                    host.send(Leave(reason=reason))
+            host.close()
+        self.hosts.clear()
+        self._listener.close()
+
+    # --- servers and their jobs -----------------------------------------------------------------
+
+    def spread(self, local: ServerConnection, variables: dict[str, str], preload: Sequence[str]) -> SpreadServer:
+        """Start a server beside the local one on every other host."""
+        number = max(self._servers, default=-1) + 1
+        server = self._servers[number] = SpreadServer(local, self, number, tuple(self.hosts.values()))
+        for host in server.others:
+            host.send(Open(server=number, variables=variables, preload=list(preload)))
+        return server
+
+    def lose_server(self, number: int, reason: str) -> None:
+        """Note that a server has ended on one of the hosts.
+
+        Raises:
+            RunnerError: It was in use.
+        """
+        server = self._servers.get(number)
+        if server is not None:
+            server.ended = reason
+            raise RunnerError(reason)
+
+    def forget_server(self, number: int) -> None:
+        self._servers.pop(number, None)
+        self._jobs = {name: job for name, job in self._jobs.items() if job.server.number != number}
+
+    def begin(self, job: str, server: SpreadServer) -> None:
+        self._jobs[job] = _Spread(server=server, running={0, *(host.number for host in server.others)})
+
+    def merged(self, host: int, message: FromServer) -> list[FromServer]:
+        """Return what the parent is to hear of what one host says: a job has ended when it has ended everywhere."""
+        if isinstance(message, ServerReady | RankMessage):
+            return [message]
+        job = self._jobs.get(message.job)
+        if job is None:
+            return [message] if host == 0 else []
+        if isinstance(message, RankExited):
+            if message.code != 0 and job.first_exit_s is None:
+                job.first_exit_s = time.monotonic()
+            return [message]
+        job.running.discard(host)
+        if job.running:
+            return []
+        del self._jobs[message.job]
+        return [message]
+
+    def end_what_is_left(self) -> None:
+        """End the other hosts' ranks of jobs in which one has failed, as a server does with its own."""
+        for name, job in list(self._jobs.items()):
+            late = job.first_exit_s is not None and time.monotonic() - job.first_exit_s > FAILED_RANK_GRACE_S
+            if late and not job.killed:
+                job.killed = True
+                job.server.send(Kill(job=name))
+
+
+class SpreadServer:
+    """The servers of all hosts as the connection to one.
+
+    Attributes:
+        ended: Why it counts as ended, where it is not the local one that has.
+    """
+
+    def __init__(self, local: ServerConnection, group: HostGroup, number: int, others: tuple[Host, ...]) -> None:
+        self.number = number
+        self.others = others
+        self.ended = ""
+        self._local = local
+        self._group = group
+
+    @property
+    def pid(self) -> int:
+        return self._local.pid
+
+    @property
+    def temporary(self) -> Path:
+        return self._local.temporary
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.ended) or self._local.has_ended or any(host.lost for host in self.others)
+
+    def fileno(self) -> int:
+        return self._local.fileno()
+
+    def send(self, message: Any) -> None:
+        """Send to the servers that it concerns: rank 0 and jobs of one rank are on this host.
+
+        Raises:
+            RunnerError: A server or a host is gone.
+        """
+        if isinstance(message, Start) and message.num_ranks > 1:
+            self._start(message)
+            return
+        self._local.send(message)
+        if isinstance(message, Preload):
+            for host in self.others:
+                host.send_files(self._group.directory)
+        if isinstance(message, Preload | Kill):
+            for host in self.others:
+                host.send(ToTrials(server=self.number, message=encode(message)))
+
+    def _start(self, message: Start) -> None:
+        per_host = message.num_ranks // self._group.num_hosts
+        meeting = {
+            "MASTER_ADDR": self._group.address,
+            "MASTER_PORT": str(_free_port()),
+            "WORLD_SIZE": str(message.num_ranks),
+            "LOCAL_WORLD_SIZE": str(per_host),
+        }
+        self._group.begin(message.job, self)
+
+        def part(number: int) -> Start:
+            return msgspec.structs.replace(
+                message,
+                num_ranks=per_host,
+                first_rank=number * per_host,
+                total_ranks=message.num_ranks,
+                variables={**meeting, HOST_VARIABLE: str(number), "GROUP_RANK": str(number)},
+            )
+
+        for host in self.others:
+            host.send_files(self._group.directory)
+            host.send(ToTrials(server=self.number, message=encode(part(host.number))))
+        self._local.send(part(0))
+
+    def take_messages(self) -> list[FromServer]:
+        return [said for message in self._local.take_messages() for said in self._group.merged(0, message)]
+
+    def close(self) -> None:
+        """End the servers and everything below them."""
+        self._group.forget_server(self.number)
+        for host in self.others:
+            if not host.lost:
+                with contextlib.suppress(RunnerError):
+                    host.send(Close(server=self.number))
+        self._local.close()
+
+
+def _free_port() -> int:
+    """A port that is free now; one that is taken in the next moment fails the job, which is repeated."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,299 @@
+"""The connection between the hosts of a study: authenticated frames of JSON over TCP.
+
+Both ends know a secret. The driver sends a random challenge, the agent answers with its own, and each frame carries an
+HMAC-SHA256 under a key derived from the secret and both challenges, over its number, its direction and its text:
+nobody without the secret can say anything, repeat what was said or change it. Nothing is encrypted. A frame has a
+limited length, is decoded into fixed records and never unpickled.
+
+    driver -> agent   16 random bytes
+    agent  -> driver  16 random bytes
+    both              length (4 bytes, little endian), HMAC (32 bytes), JSON
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import Any
+
+import msgspec
+
+from steptune.tuner.records import Record
+
+NONCE_BYTES = 16
+MAX_FRAME_BYTES = 64 << 20
+"""Above the longest message of a rank (32 MiB) in base64."""
+MAX_FIRST_BYTES = 64 << 10
+"""Of a frame from one who has not shown yet that it knows the secret."""
+CHUNK_BYTES = 4 << 20
+HANDSHAKE_S = 10.0
+NO_PROGRESS_S = 60.0
+"""After so long without a byte taken, the other end counts as gone."""
+_IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
+_HEADER = struct.Struct("<I32s")
+
+
+class LinkBroken(Exception):
+    """The other end is gone, or what came is not from one who knows the secret."""
+
+
+class _Message(Record, tag=True):
+    pass
+
+
+# --- driver -> agent ----------------------------------------------------------------------------
+
+
+class Welcome(_Message):
+    """What the study runs, so that the agent can check that it has the same."""
+
+    workload: str
+    source_digest: str
+
+
+class Open(_Message):
+    """Start a trial server with these variables."""
+
+    server: int
+    variables: dict[str, str]
+    preload: list[str]
+
+
+class Put(_Message):
+    """A part of one of the study's files, or none of it any more."""
+
+    path: str
+    data: bytes = b""
+    first: bool = True
+    last: bool = True
+    removed: bool = False
+
+
+class ToTrials(_Message):
+    """Pass a message on to a trial server, in MessagePack as it takes it."""
+
+    server: int
+    message: bytes
+
+
+class Close(_Message):
+    server: int
+
+
+class Leave(_Message):
+    """The study has ended; a reason where it has failed."""
+
+    reason: str = ""
+
+
+# --- agent -> driver ----------------------------------------------------------------------------
+
+
+class Hello(_Message):
+    host: int
+    version: str
+    place: str
+
+
+class FromTrials(_Message):
+    message: bytes
+
+
+class ServerEnded(_Message):
+    server: int
+    reason: str
+
+
+class Refusal(_Message):
+    """The agent cannot serve this study."""
+
+    reason: str
+
+
+FromDriver = Welcome | Open | Put | ToTrials | Close | Leave
+FromAgent = Hello | FromTrials | Put | ServerEnded | Refusal
+
+
+class HostLink:
+    """One end of a connection.
+
+    Args:
+        kind: Of what the other end says.
+        drives: Whether this is the driver's end.
+
+    Raises:
+        LinkBroken: The other end did not answer the challenge in time.
+    """
+
+    def __init__(self, connection: socket.socket, secret: bytes, kind: Any, *, drives: bool) -> None:
+        self._socket = connection
+        self._decoder = msgspec.json.Decoder(kind)
+        self._encoder = msgspec.json.Encoder()
+        self._buffer = bytearray()
+        self._messages: list[Any] = []
+        self._sent = self._received = 0
+        self._max_bytes = MAX_FIRST_BYTES
+        self.broken = ""
+        """Why it is, once it is."""
+        _keep_alive(connection)
+        self._outward, self._inward = self._keys(secret, drives=drives)
+        connection.setblocking(False)
+
+    def _keys(self, secret: bytes, *, drives: bool) -> tuple[bytes, bytes]:
+        own = secrets.token_bytes(NONCE_BYTES)
+        try:
+            self._socket.settimeout(HANDSHAKE_S)
+            self._socket.sendall(own)
+            other = b""
+            while len(other) < NONCE_BYTES:
+                part = self._socket.recv(NONCE_BYTES - len(other))
+                if not part:
+                    raise LinkBroken("it was closed before it began")
+                other += part
+        except OSError as error:
+            raise LinkBroken(str(error)) from None
+        challenges = own + other if drives else other + own
+
+        def key(direction: bytes) -> bytes:
+            return hmac.digest(secret, b"steptune hosts 1 " + direction + challenges, "sha256")
+
+        keys = key(b"from the driver"), key(b"from the agent")
+        return keys if drives else (keys[1], keys[0])
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self.broken = self.broken or "it was closed"
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def send(self, message: Any) -> None:
+        """Send one message, taking in what arrives meanwhile, so that two ends that send do not wait for each other.
+
+        Raises:
+            LinkBroken: The other end is gone.
+        """
+        body = self._encoder.encode(message)
+        mac = _mac(self._outward, self._sent, body)
+        self._sent += 1
+        left = memoryview(_HEADER.pack(len(body), mac) + body)
+        deadline = time.monotonic() + NO_PROGRESS_S
+        with selectors.DefaultSelector() as selector:
+            self._require_open()
+            selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            while left:
+                for _, events in selector.select(1.0):
+                    if events & selectors.EVENT_READ:
+                        self._read()
+                    if events & selectors.EVENT_WRITE:
+                        left = left[self._write(left) :]
+                        deadline = time.monotonic() + NO_PROGRESS_S
+                if time.monotonic() > deadline:
+                    raise self._breaking(f"it took nothing for {NO_PROGRESS_S:g} s")
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._breaking(str(error)) from None
+
+    def receive(self, timeout_s: float | None) -> Any | None:
+        """Return the next message, or None after so many seconds.
+
+        Raises:
+            LinkBroken: The other end is gone.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._messages:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            with selectors.DefaultSelector() as selector:
+                self._require_open()
+                selector.register(self._socket, selectors.EVENT_READ)
+                if selector.select(left):
+                    self._read()
+        return self._messages.pop(0)
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._messages)
+
+    def take_messages(self) -> list[Any]:
+        """Return what has arrived; call when the descriptor is readable, or there are messages.
+
+        Raises:
+            LinkBroken: The other end is gone, and has said nothing more.
+        """
+        if not self._messages:
+            self._read()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _read(self) -> None:
+        self._require_open()
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._breaking(str(error)) from None
+        if not data:
+            raise self._breaking("it was closed by the other end")
+        self._buffer += data
+        while len(self._buffer) >= _HEADER.size:
+            length, mac = _HEADER.unpack_from(self._buffer)
+            if length > self._max_bytes:
+                raise self._breaking(f"a message of {length} bytes was announced; {self._max_bytes} are allowed")
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
+            self._messages.append(self._verified(body, mac))
+
+    def _verified(self, body: bytes, mac: bytes) -> Any:
+        if not hmac.compare_digest(_mac(self._inward, self._received, body), mac):
+            raise self._breaking("a message is not signed with the secret of this job")
+        self._received += 1
+        self._max_bytes = MAX_FRAME_BYTES
+        try:
+            return self._decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise self._breaking(f"a message cannot be read: {error}") from None
+
+    def _require_open(self) -> None:
+        if self.broken:
+            raise LinkBroken(self.broken)
+
+    def _breaking(self, reason: str) -> LinkBroken:
+        self.broken = reason
+        self.close()
+        return LinkBroken(reason)
+
+
+def _mac(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.new(key, number.to_bytes(8, "little") + body, hashlib.sha256).digest()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Lets the kernel find out within some 20 s that a host has gone without a word."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", _INTERVAL_S),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _INTERVAL_S * _PROBES)),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

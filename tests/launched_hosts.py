@@ -28,20 +28,22 @@ class LaunchedHost:
         rendezvous += ["--rdzv-conf", f"is_host={int(number == 0)}"]
         place = ["--node-rank", str(number), "--local-addr", f"10.77.0.{number + 1}"]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPTUNE_")}
-        self.process = subprocess.Popen(
-            ["nsenter", f"--net={network}", "--", *torchrun, *rendezvous, *place, *command],
-            cwd=self.folder,
-            env={
-                **inherited,
-                "PYTHONPATH": str(ROOT / "src"),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": f"link{number}",
-                "STEPTUNE_HOST_PATIENCE_S": "3",
-            },
-            stdout=self.log.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        environment = {
+            **inherited,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": f"link{number}",
+            "STEPTUNE_HOST_PATIENCE_S": "3",
+        }
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                ["nsenter", f"--net={network}", "--", *torchrun, *rendezvous, *place, *command],
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @property
     def output(self) -> str:

@@ -1,8 +1,11 @@
 """What every `TrialRunner` promises."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from host_agents import two_agents
 from trial_builders import QUICK, THREE_THREADS, prepare, reference
 
 from steptune.tuner.protocols import Progress, TrialRunner
@@ -34,17 +37,23 @@ def fake_spec(candidate: Candidate) -> TrialSpec:
     return TrialSpec(trial_id=new_id(), workload="fake:surface", candidate=candidate, choices={}, study_directory="")
 
 
-@pytest.fixture(scope="module", params=["fake", "local"])
+@pytest.fixture(scope="module", params=["fake", "local", "hosts"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     if request.param == "fake":
         out_of_memory = Candidate(choices={"loader": {"level": 2}, "cache": {"level": 1}})
         yield Case(FakeRunner(WALL), fake_spec, Candidate(choices={"fusion": {"level": 1}}), out_of_memory)
         return
     workload = reference("misbehaving", "Misbehaving", deed="out_of_memory")
-    prepared = prepare(workload, tmp_path_factory.mktemp("study"), memory_limit_bytes=1 << 30)
+    directory = tmp_path_factory.mktemp("study")
     good = Candidate(choices={"optimizer_implementation": {"implementation": "fused"}})
-    yield Case(prepared.runner, prepared.spec, good, THREE_THREADS)
-    prepared.runner.close()
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"memory_limit_bytes": 1 << 30}
+        if request.param == "hosts":
+            options |= {"num_ranks": 2, "hosts": stack.enter_context(two_agents(workload, directory))}
+            directory = directory / "first"
+        prepared = prepare(workload, directory, **options)
+        yield Case(prepared.runner, prepared.spec, good, THREE_THREADS)
+        prepared.runner.close()
 
 
 class TestRunner:

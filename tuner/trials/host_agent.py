@@ -156,6 +156,7 @@ class HostAgent:
 
     def _open(self, link: HostLink, message: Open) -> None:
         self._files.make_folders()
+        self._files.data.mkdir(exist_ok=True)
         try:
             self._servers[message.server] = ServerConnection(
                 python=self._python,

@@ -1,0 +1,53 @@
+"""A study on two hosts whose agent runs on this machine, too: no launcher and no network of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from steptune.tuner.trials.host_group import HostGroup
+
+SECRET = "a secret of tests, which is as long as it has to be"
+AGENT = """
+import sys
+from pathlib import Path
+from steptune.tuner.trials.host_agent import HostAgent
+port, directory = sys.argv[1:]
+secret = sys.stdin.buffer.readline().strip()
+HostAgent(host=1, address="127.0.0.1", port=int(port), secret=secret, directory=Path(directory), place="b").serve()
+"""
+
+
+def start_agent(port: int, directory: Path, secret: str = SECRET) -> subprocess.Popen[bytes]:
+    directory.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", AGENT, str(port), str(directory)]
+    agent = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert agent.stdin is not None
+    agent.stdin.write(secret.encode() + b"\n")
+    agent.stdin.close()
+    agent.stdin = None
+    return agent
+
+
+@contextmanager
+def two_agents(workload: str, directory: Path, **options: float) -> Iterator[HostGroup]:
+    """One rank on each of two hosts."""
+    group = HostGroup(
+        num_hosts=2,
+        ranks_per_host=1,
+        address="127.0.0.1",
+        secret=SECRET.encode(),
+        workload=workload,
+        directory=directory / "first",
+        **options,  # type: ignore[arg-type]
+    )
+    agent = start_agent(group.port, directory / "second")
+    try:
+        yield group
+    finally:
+        group.close()
+        _, said = agent.communicate(timeout=30)
+        assert agent.returncode in (0, -9), said.decode()

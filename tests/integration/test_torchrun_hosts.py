@@ -1,0 +1,106 @@
+"""Studies that torchrun starts on two hosts, with a link of a limited rate between them."""
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host_networks import two_hosts
+from launched_hosts import LaunchedHost, launched
+
+WORKLOADS = Path(__file__).parents[1] / "workloads"
+TUNE = ("-m", "steptune", "tune", f"{WORKLOADS / 'placed.py'}:Placed", "--foreign-load", "100", "--isolation", "none")
+SHORT = ("--budget", "3m", "--trials", "3", "--only", "ddp_buckets")
+
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def networks() -> Iterator[tuple[Path, ...]]:
+    with two_hosts("500mbit") as found:
+        yield found
+
+
+def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
+    tmp_path: Path, networks: tuple[Path, ...]
+) -> None:
+    with launched(networks, tmp_path, *TUNE, *SHORT) as (first, second):
+        wait_until(lambda: first.process.poll() is not None, first, 280)
+        assert first.process.returncode == 0, first.output
+        wait_until(lambda: second.process.poll() is not None, second, 60)
+        assert second.process.returncode == 0, second.output
+    rows = Rows(first)
+    assert rows.study()["state"] == "completed"
+    environment = rows.study()["environment"]
+    assert (environment["num_ranks"], environment["num_hosts"]) == (4, 2)
+    assert environment["topology"]["host_of_rank"] == [0, 0, 1, 1]
+    assert environment["topology"]["between"]["kind"] == "network"
+    assert environment["topology"]["inside"]["kind"] == "loopback"
+    logs = [path.read_text() for path in (first.folder / ".steptune").glob("studies/*/logs/*.log")]
+    assert {place for log in logs for place in places(log)} == {
+        (str(2 * host + local), str(local), str(network.readlink()))
+        for host, network in enumerate(networks)
+        for local in (0, 1)
+    }
+    assert {kind for (kind,) in rows.all("SELECT kind FROM artifacts") if "trace" in kind} >= {
+        "trace",
+        "trace.1",
+        "trace.2",
+        "trace.3",
+    }
+    assert not list((second.folder / ".steptune" / "hosts").iterdir())
+    assert "secret" not in first.output + second.output
+
+
+def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed(
+    tmp_path: Path, networks: tuple[Path, ...]
+) -> None:
+    with launched(networks, tmp_path, *TUNE, *SHORT) as (first, second):
+        wait_until(lambda: "measured" in first.output, first, 200)
+        second.kill()
+        wait_until(lambda: first.process.poll() is not None, first, 120)
+        assert first.process.returncode != 0
+        assert "did not come back within 3 s" in first.output
+    study = Rows(first).study()
+    assert study["state"] == "failed"
+    assert "host 1 did not come back" in study["message"]
+    finished = Rows(first).all("SELECT count(*) FROM trials")
+    resume = ("-m", "steptune", "resume", "last", "--isolation", "none")
+    with launched(networks, tmp_path, *resume) as (first, second):
+        wait_until(lambda: first.process.poll() is not None, first, 280)
+        assert first.process.returncode == 0, first.output
+    assert Rows(first).study()["state"] == "completed"
+    assert Rows(first).all("SELECT count(*) FROM trials") > finished
+
+
+def places(log: str) -> list[tuple[str, str, str]]:
+    return re.findall(r"^rank (\d) local (\d) in (\S+)$", log, re.MULTILINE)
+
+
+class Rows:
+    """What the first host has recorded."""
+
+    def __init__(self, host: LaunchedHost) -> None:
+        self._path = host.folder / "steptune.db"
+
+    def all(self, query: str) -> list[tuple[str, ...]]:
+        database = sqlite3.connect(self._path)
+        try:
+            return database.execute(query).fetchall()
+        finally:
+            database.close()
+
+    def study(self) -> dict[str, Any]:
+        [(record, state)] = self.all("SELECT record, state FROM studies")
+        return {**json.loads(record), "state": state}
+
+
+def wait_until(condition: Callable[[], object], host: LaunchedHost, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, host.output
+        time.sleep(0.2)

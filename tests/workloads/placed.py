@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from regression import Regression
 
-
 NETWORK = Path("/proc/self/ns/net")
 
 

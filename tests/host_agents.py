@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from steptune.tuner.trials.host_group import HostGroup
@@ -32,9 +33,25 @@ def start_agent(port: int, directory: Path, secret: str = SECRET) -> subprocess.
     return agent
 
 
-@contextmanager
-def two_agents(workload: str, directory: Path, **options: float) -> Iterator[HostGroup]:
+@dataclass
+class TwoHosts:
     """One rank on each of two hosts."""
+
+    group: HostGroup
+    directory: Path
+    agent: subprocess.Popen[bytes]
+
+    def lose_second(self) -> None:
+        """Kill the second host's agent, and with it what it has started."""
+        self.agent.kill()
+        self.agent.communicate(timeout=30)
+
+    def start_second(self) -> None:
+        self.agent = start_agent(self.group.port, self.directory / "again")
+
+
+@contextmanager
+def two_agents(workload: str, directory: Path, *, patience_s: float = 60.0) -> Iterator[TwoHosts]:
     group = HostGroup(
         num_hosts=2,
         ranks_per_host=1,
@@ -42,12 +59,12 @@ def two_agents(workload: str, directory: Path, **options: float) -> Iterator[Hos
         secret=SECRET.encode(),
         workload=workload,
         directory=directory / "first",
-        **options,  # type: ignore[arg-type]
+        patience_s=patience_s,
     )
-    agent = start_agent(group.port, directory / "second")
+    hosts = TwoHosts(group, directory, start_agent(group.port, directory / "second"))
     try:
-        yield group
+        yield hosts
     finally:
         group.close()
-        _, said = agent.communicate(timeout=30)
-        assert agent.returncode in (0, -9), said.decode()
+        _, said = hosts.agent.communicate(timeout=30)
+        assert hosts.agent.returncode in (0, -9), said.decode()

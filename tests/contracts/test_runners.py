@@ -49,7 +49,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with ExitStack() as stack:
         options: dict[str, Any] = {"memory_limit_bytes": 1 << 30}
         if request.param == "hosts":
-            options |= {"num_ranks": 2, "hosts": stack.enter_context(two_agents(workload, directory))}
+            options |= {"num_ranks": 2, "hosts": stack.enter_context(two_agents(workload, directory)).group}
             directory = directory / "first"
         prepared = prepare(workload, directory, **options)
         yield Case(prepared.runner, prepared.spec, good, THREE_THREADS)

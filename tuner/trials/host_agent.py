@@ -21,6 +21,7 @@ from steptune.tuner.errors import PlatformError, RunnerError, SteptuneError
 from steptune.tuner.trials.connection import ServerConnection, default_start_method
 from steptune.tuner.trials.host_files import of_job, put
 from steptune.tuner.trials.host_link import (
+    Accepted,
     Close,
     FromDriver,
     FromTrials,
@@ -153,6 +154,7 @@ class HostAgent:
         except (SteptuneError, OSError) as error:
             link.send(Refusal(reason=str(error)))
             raise PlatformError(str(error)) from None
+        link.send(Accepted())
 
     def _open(self, link: HostLink, message: Open) -> None:
         self._files.make_folders()

@@ -24,6 +24,7 @@ from steptune.tuner.errors import PlatformError, RunnerError
 from steptune.tuner.trials.connection import ServerConnection
 from steptune.tuner.trials.host_files import Version, changed, take_back
 from steptune.tuner.trials.host_link import (
+    Accepted,
     Close,
     FromAgent,
     FromTrials,
@@ -52,6 +53,7 @@ from steptune.tuner.trials.messages import (
 from steptune.tuner.trials.server import FAILED_RANK_GRACE_S
 from steptune.tuner.workloads.reference import parse_reference, source_digest
 
+ANSWER_S = 10.0
 GATHER_S = 300.0
 """Hosts may be started so far apart."""
 
@@ -125,8 +127,6 @@ class Host:
                     take_back(self._group.directory, message, self.number)
                 case ServerEnded(server=number, reason=reason):
                     self._group.lose_server(number, f"{self._name}: {reason}")
-                case Refusal(reason=reason):
-                    raise PlatformError(f"{self._name} cannot serve the study: {reason}")
         return found
 
     def close(self) -> None:
@@ -200,23 +200,30 @@ class HostGroup:
         self._gathered = True
 
     def _welcomed(self, connection: socket.socket, address: str) -> Host | None:
-        """One who knows the secret; None for whoever else has connected."""
-        try:
+        """One who knows the secret; None for whoever else has connected.
+
+        Raises:
+            PlatformError: It is not one that this study can use.
+        """
+        with contextlib.ExitStack() as stack, contextlib.suppress(LinkBroken):
+            stack.callback(connection.close)
             link = HostLink(connection, self.secret, FromAgent, drives=True)
-            hello = link.receive(10.0)
+            hello = link.receive(ANSWER_S)
             if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
-                link.close()
                 return None
             if hello.version != steptune.__version__:
                 reason = f"host {hello.host} has steptune {hello.version}, the first one {steptune.__version__}"
                 link.send(Leave(reason=reason))
                 raise PlatformError(f"{reason}: install the same on all hosts")
-            host = Host(link, hello, address.removeprefix("::ffff:"), self)
+            address = address.removeprefix("::ffff:")
             link.send(Welcome(workload=self.workload, source_digest=source_digest(parse_reference(self.workload))))
-            return host
-        except LinkBroken:
-            connection.close()
-            return None
+            answer = link.receive(ANSWER_S)
+            if isinstance(answer, Refusal):
+                raise PlatformError(f"host {hello.host} ({address}) cannot serve the study: {answer.reason}")
+            if isinstance(answer, Accepted):
+                stack.pop_all()
+                return Host(link, hello, address, self)
+        return None
 
     def lost(self) -> list[Host]:
         """Forget the hosts that are lost, and return them."""

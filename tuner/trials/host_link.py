@@ -110,6 +110,10 @@ class ServerEnded(_Message):
     reason: str
 
 
+class Accepted(_Message):
+    """The agent has the same workload."""
+
+
 class Refusal(_Message):
     """The agent cannot serve this study."""
 
@@ -117,7 +121,7 @@ class Refusal(_Message):
 
 
 FromDriver = Welcome | Open | Put | ToTrials | Close | Leave
-FromAgent = Hello | FromTrials | Put | ServerEnded | Refusal
+FromAgent = Hello | Accepted | FromTrials | Put | ServerEnded | Refusal
 
 
 class HostLink:

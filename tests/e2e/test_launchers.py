@@ -1,0 +1,107 @@
+"""`steptune tune` started by a launcher, or around one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from command import ROOT, TUNED, Steptune
+
+SECRET = "0123456789abcdef0123456789abcdef"
+QUICK = ("--budget", "60s", "--trials", "2", "--only", "ddp_buckets", "--foreign-load", "100")
+
+
+def srun(number: int, **others: str) -> dict[str, str]:
+    """What srun tells a task of two, one on each of two hosts."""
+    return {
+        "SLURM_PROCID": str(number),
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_NODEID": str(number),
+        "MASTER_ADDR": "127.0.0.1",
+        **others,
+    }
+
+
+def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_works(steptune: Steptune) -> None:
+    error = steptune.refused("tune", "--", "torchrun", "--nnodes", "2", "train.py")
+    assert "torchrun cannot be tuned" in error
+    assert "torchrun --nnodes 2 --nproc-per-node 8" in error
+    assert "-m steptune tune my_workload.py:MyWorkload" in error
+
+
+def test_an_argument_too_many_is_a_mistake_of_use(steptune: Steptune) -> None:
+    assert "Got unexpected extra argument (more)" in steptune("tune", TUNED, "more", status=2).err
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (srun(0), "STEPTUNE_HOSTS_SECRET is not set"),
+        (srun(1), "STEPTUNE_HOSTS_SECRET is not set"),
+        (srun(0, STEPTUNE_HOSTS_SECRET="short"), "STEPTUNE_HOSTS_SECRET has 5 characters, and 32 at least"),
+        (srun(0, MASTER_ADDR=""), "MASTER_ADDR is not set"),
+    ],
+)
+def test_hosts_that_cannot_find_or_trust_each_other_are_refused(
+    steptune: Steptune, variables: dict[str, str], reason: str
+) -> None:
+    assert reason in steptune.refused("tune", TUNED, variables=variables)
+    assert steptune.studies() == []
+
+
+def test_another_number_of_ranks_than_was_launched_is_refused(steptune: Steptune) -> None:
+    variables = srun(0, STEPTUNE_HOSTS_SECRET=SECRET)
+    error = steptune.refused("tune", TUNED, "--ranks", "3", variables=variables)
+    assert "--ranks 3 is not the number of ranks that were launched, 2" in error
+
+
+def test_two_tasks_of_srun_are_one_study(steptune: Steptune, free_port: int) -> None:
+    """srun's variables, and two tasks of this machine on loopback."""
+    told = {"STEPTUNE_HOSTS_SECRET": SECRET, "MASTER_PORT": str(free_port), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "steptune", "tune", TUNED, *QUICK]
+    other = subprocess.Popen(
+        command,
+        cwd=steptune.folder,
+        env=steptune.environment(srun(1, **told)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        ended = steptune("tune", TUNED, *QUICK, "--json", variables=srun(0, **told))
+        said, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    assert other.returncode == 0, said
+    assert SECRET not in said + ended.out + ended.err
+    study = steptune("show", "last", "--json").json
+    assert study["study"]["environment"]["num_hosts"] == 2
+    error = steptune.refused("resume", "last", "--budget", "30s")
+    assert "2 ranks on 2 hosts" in error
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_torchrun_on_one_host_is_a_study_of_its_ranks(steptune: Steptune) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "steptune", "tune", TUNED, *QUICK],
+        cwd=steptune.folder,
+        env=steptune.environment({"PYTHONPATH": os.pathsep.join([str(ROOT / "src")])}),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    environment = steptune("show", "last", "--json").json["study"]["environment"]
+    assert (environment["num_ranks"], environment["num_hosts"]) == (2, 1)

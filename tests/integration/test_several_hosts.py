@@ -1,0 +1,148 @@
+"""What goes wrong on one of several hosts: it is typed, nothing is left, and the next trial runs."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from host_agents import TwoHosts, start_agent, two_agents
+from trial_builders import THREE_THREADS, Prepared, prepare, reference
+
+from steptune.tuner.errors import PlatformError, RunnerError
+from steptune.tuner.protocols import Progress
+from steptune.tuner.records import Deadlines, FailureKind
+from steptune.tuner.trials.host_group import HostGroup
+from steptune.tuner.trials.runner import LocalRunner
+
+pytestmark = pytest.mark.xdist_group("ranks")
+PLAIN = {"guard": False, "profile": False}
+
+
+@pytest.fixture
+def study(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Prepared, TwoHosts]]:
+    (tmp_path / "left").write_text("1")
+    file, name, arguments = request.param
+    workload = reference(
+        file, name, **{k: v.format(tmp_path) if isinstance(v, str) else v for k, v in arguments.items()}
+    )
+    with two_agents(workload, tmp_path, patience_s=20.0) as hosts:
+        options = {"num_ranks": 2, "hosts": hosts.group, "memory_limit_bytes": 1 << 30}
+        prepared = prepare(workload, tmp_path / "first", with_reference=False, **options)
+        try:
+            yield prepared, hosts
+        finally:
+            prepared.runner.close()
+
+
+def misbehaving(deed: str) -> tuple[str, str, dict[str, object]]:
+    return "misbehaving", "Misbehaving", {"deed": deed, "rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("study", "kind"),
+    [
+        (misbehaving("out_of_memory"), FailureKind.OUT_OF_MEMORY),
+        (misbehaving("raise"), FailureKind.WORKLOAD_ERROR),
+        (misbehaving("exit"), FailureKind.CRASH),
+        (misbehaving("hang"), FailureKind.TIMEOUT),
+    ],
+    indirect=["study"],
+)
+def test_a_failure_on_another_host_is_the_trials_and_the_next_one_runs(
+    study: tuple[Prepared, TwoHosts], kind: FailureKind
+) -> None:
+    prepared, _ = study
+    deadlines = Deadlines(warm_up_s=5.0) if kind is FailureKind.TIMEOUT else Deadlines()
+    (result,) = prepared.run(prepared.spec(THREE_THREADS, deadlines=deadlines, **PLAIN))
+    assert result.failure is not None
+    assert result.failure.kind is kind, result.failure
+    if kind is not FailureKind.TIMEOUT:
+        assert result.failure.rank == 1
+    assert prepared.run_baseline().ok
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        ("misbehaving", "Killed", {"left": "{}/left", "victim": victim, "by": int(signal.SIGKILL)})
+        for victim in ("rank", "server")
+    ],
+    indirect=True,
+)
+def test_a_trial_that_its_other_host_ended_is_repeated(study: tuple[Prepared, TwoHosts]) -> None:
+    result = study[0].run_baseline()
+    assert result.ok
+    [attempt] = result.repeated
+    assert attempt.failure is not None
+
+
+@pytest.mark.parametrize("study", [misbehaving("none")], indirect=True)
+class TestLostHost:
+    def test_the_trial_is_repeated_once_the_host_is_back(self, study: tuple[Prepared, TwoHosts]) -> None:
+        prepared, hosts = study
+        lost: list[str] = []
+
+        def lose(progress: Progress) -> None:
+            if progress.text.startswith("window") and not lost:
+                lost.append(progress.text)
+                hosts.lose_second()
+                hosts.start_second()
+
+        (result,) = prepared.run(prepared.spec(**PLAIN), listener=lose)
+        assert lost
+        assert result.ok
+        [attempt] = result.repeated
+        assert attempt.failure is not None
+        assert attempt.failure.kind is FailureKind.INFRASTRUCTURE
+        assert "host 1 (127.0.0.1) is lost" in attempt.failure.message
+
+    def test_one_that_stays_away_ends_the_study_with_the_reason(self, study: tuple[Prepared, TwoHosts]) -> None:
+        prepared, hosts = study
+        hosts.group.patience_s = 1.0
+
+        def lose(progress: Progress) -> None:
+            if progress.text.startswith("window"):
+                hosts.lose_second()
+
+        with pytest.raises(RunnerError, match=r"host 1 did not come back within 1 s.*`steptune resume`"):
+            prepared.run(prepared.spec(**PLAIN), listener=lose)
+
+
+class TestJoining:
+    def test_who_does_not_know_the_secret_does_not_join(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("steptune.tuner.trials.host_group.GATHER_S", 8.0)
+        group = a_group(tmp_path, "zoo:synthetic")
+        agent = start_agent(group.port, tmp_path / "second", secret="guessed")
+        try:
+            with pytest.raises(RunnerError, match="host 1 did not come within 8 s"):
+                group.gather()
+        finally:
+            agent.kill()
+            agent.communicate()
+            group.close()
+
+    def test_a_host_with_other_code_refuses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload = reference("regression", "Regression")
+        monkeypatch.setattr("steptune.tuner.trials.host_group.source_digest", lambda reference: "another")
+        group = a_group(tmp_path, workload)
+        agent = start_agent(group.port, tmp_path / "second")
+        runner = LocalRunner(workload=workload, directory=tmp_path / "first", num_ranks=2, hosts=group)
+        try:
+            with pytest.raises(PlatformError, match=r"host 1 .* cannot serve the study: .* is another file here"):
+                runner.describe()
+        finally:
+            runner.close()
+            group.close()
+            _, said = agent.communicate()
+        assert b"is another file here" in said
+
+
+def a_group(directory: Path, workload: str) -> HostGroup:
+    return HostGroup(
+        num_hosts=2,
+        ranks_per_host=1,
+        address="127.0.0.1",
+        secret=b"a secret of tests, which is as long as it has to be",
+        workload=workload,
+        directory=directory / "first",
+    )

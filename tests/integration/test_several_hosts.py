@@ -20,7 +20,7 @@ PLAIN = {"guard": False, "profile": False}
 
 @pytest.fixture
 def study(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Prepared, TwoHosts]]:
-    (tmp_path / "left").write_text("1")
+    (tmp_path / "left").write_text("0")
     file, name, arguments = request.param
     workload = reference(
         file, name, **{k: v.format(tmp_path) if isinstance(v, str) else v for k, v in arguments.items()}
@@ -70,8 +70,9 @@ def test_a_failure_on_another_host_is_the_trials_and_the_next_one_runs(
     indirect=True,
 )
 def test_a_trial_that_its_other_host_ended_is_repeated(study: tuple[Prepared, TwoHosts]) -> None:
+    (study[1].directory / "left").write_text("1")
     result = study[0].run_baseline()
-    assert result.ok
+    assert result.ok, result.failure
     [attempt] = result.repeated
     assert attempt.failure is not None
 

@@ -130,9 +130,10 @@ class Killed(Regression):
         self._victim = victim
 
     def model(self) -> torch.nn.Module:
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() != 1:
+            return super().model()  # what the other one writes may be read half
         left = int(self._left.read_text())
-        distributed = torch.distributed.is_initialized()
-        if left and (not distributed or torch.distributed.get_rank() == 1):
+        if left:
             self._left.write_text(str(left - 1))
             os.kill(os.getpid() if self._victim == "rank" else os.getppid(), self._by)
             time.sleep(60)

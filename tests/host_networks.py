@@ -12,8 +12,12 @@ from steptune.tuner.network.emulated import emulated_hosts
 
 
 @contextmanager
-def two_hosts(rate: str | None = None) -> Iterator[tuple[Path, ...]]:
-    """Skips the test where network namespaces are not permitted; what CI installs has to be there."""
+def two_hosts(rate: str | None = None, *, needed_in_ci: bool = False) -> Iterator[tuple[Path, ...]]:
+    """Skips the test where network namespaces are not permitted; what CI installs has to be there.
+
+    Args:
+        needed_in_ci: There, what is not permitted fails the test, too.
+    """
     with ExitStack() as stack:
         try:
             networks = stack.enter_context(emulated_hosts(2, rate))
@@ -22,6 +26,8 @@ def two_hosts(rate: str | None = None) -> Iterator[tuple[Path, ...]]:
                 pytest.fail(str(error))
             pytest.skip(str(error))
         except PlatformError as error:
+            if needed_in_ci and os.environ.get("CI") == "true":
+                pytest.fail(str(error))
             pytest.skip(str(error))
         yield networks
 

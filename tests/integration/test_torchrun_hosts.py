@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 @pytest.fixture
 def networks() -> Iterator[tuple[Path, ...]]:
-    with two_hosts("500mbit") as found:
+    with two_hosts("500mbit", needed_in_ci=True) as found:
         yield found
 
 
@@ -56,11 +56,21 @@ def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
     assert "secret" not in first.output + second.output
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "measured",
+        *(
+            pytest.param(moment, marks=pytest.mark.soak)
+            for moment in ("looking at the workload", "running", "confirming")
+        ),
+    ],
+)
 def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed(
-    tmp_path: Path, networks: tuple[Path, ...]
+    tmp_path: Path, networks: tuple[Path, ...], moment: str
 ) -> None:
     with launched(networks, tmp_path, *TUNE, *SHORT) as (first, second):
-        wait_until(lambda: "measured" in first.output, first, 200)
+        wait_until(lambda: moment in first.output, first, 200)
         second.kill()
         wait_until(lambda: first.process.poll() is not None, first, 120)
         assert first.process.returncode != 0

@@ -17,7 +17,7 @@ from steptune.dashboards.starts import reference_results
 from steptune.tuner.estimates import log_rate, log_ratio
 from steptune.tuner.records import BASELINE, Candidate, Purpose, Recommendation, Trial, TrialResult
 from steptune.tuner.search.effects import EffectModel, Observation
-from steptune.tuner.speeds import Method, speed_of
+from steptune.tuner.speeds import Method, Speed, contribution_of, speed_of
 
 NORMAL_QUANTILE = 1.96
 UNKNOWN_WINDOW_ERROR = 0.05
@@ -74,6 +74,17 @@ class Effects:
             found = None
         return self.modelled(candidate, other) if found is None else found
 
+    def without_part(self, strategy: str) -> Ratio | None:
+        """Speed of the recommended configuration without a part over that with it, which contributions alone state;
+        None of a strategy that is no part of it.
+        """
+        parts = () if self._recommendation is None else self._recommendation.parts
+        part = next((part for part in parts if part.strategy == strategy), None)
+        if self._recommendation is None or part is None:
+            return None
+        speed = contribution_of(self._recommendation, part)
+        return UNKNOWN_RATIO if speed is None else _inverse(_as_ratio(speed))
+
     def modelled(self, candidate: Candidate, other: Candidate) -> Ratio:
         """Speed of a candidate over another's by the trials alone."""
         return UNKNOWN_RATIO if self._model is None else self._model.ratio(candidate, other)
@@ -88,8 +99,12 @@ class Effects:
         speed = speed_of(self._recommendation, candidate)
         if speed is None:
             return None
-        ends = (math.nan, math.nan) if speed.interval is None else (speed.interval.low, speed.interval.high)
-        return Ratio(speed.ratio, *ends, speed.told)
+        return _as_ratio(speed)
+
+
+def _as_ratio(speed: Speed) -> Ratio:
+    ends = (math.nan, math.nan) if speed.interval is None else (speed.interval.low, speed.interval.high)
+    return Ratio(speed.ratio, *ends, speed.told)
 
 
 def _inverse(ratio: Ratio | None) -> Ratio | None:

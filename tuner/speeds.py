@@ -25,6 +25,7 @@ class Method(StrEnum):
     REFERENCE = "reference"
     CONFIRMED = "confirmed"
     SEARCHED = "search estimate"
+    LEFT_OUT = "left out"
 
 
 class Speed(Record):
@@ -34,7 +35,7 @@ class Speed(Record):
         ratio: The estimate; 1.0 is the reference's speed.
         interval: Of the ratio; None of the reference, and where none is known.
         method: How it was measured.
-        num_blocks: Paired comparisons of new runs behind it; 0 unless it is confirmed.
+        num_blocks: Paired comparisons of new runs behind it; 0 of an estimate of the search.
         measured_at: When the study ended (ISO 8601, UTC).
         foreign_cpu_share: Share of the cores that other programs used meanwhile, the median over windows.
     """
@@ -51,6 +52,8 @@ class Speed(Record):
         """The method in words, with its size."""
         if self.method is Method.CONFIRMED:
             return f"confirmed in {counted(self.num_blocks, 'block')}"
+        if self.method is Method.LEFT_OUT:
+            return f"left out in {counted(self.num_blocks, 'block')}"
         return str(self.method.value)
 
 
@@ -101,18 +104,19 @@ def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | No
 
 
 def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
-    """Speed with a part over the speed without it, everything else as recommended; None where its interval does not
-    exclude 1 or is not known, and where the answer claims nothing.
+    """Speed with a part over the speed without it, everything else as recommended; None where that was not measured or
+    its interval does not exclude 1, and where the answer claims nothing.
 
     An only part contributes what the answer gains.
     """
     if recommendation.verdict not in (Verdict.FASTER, Verdict.ENABLES_TRAINING):
         return None
-    speed = (
-        answer_of(recommendation)
-        if len(recommendation.parts) == 1
-        else _made(recommendation, part.gain, part.interval, Method.SEARCHED)
-    )
+    if len(recommendation.parts) == 1:
+        speed = answer_of(recommendation)
+    elif part.gain is not None and part.num_blocks:
+        speed = _made(recommendation, part.gain, part.interval, Method.LEFT_OUT, part.num_blocks)
+    else:
+        return None
     return speed if speed.interval is not None and not speed.interval.low <= 1.0 <= speed.interval.high else None
 
 

@@ -58,7 +58,9 @@ class Machine:
     def together(self, candidates: list[Candidate]) -> list[list[Candidate]]:
         return [list(candidates)] if self.in_turns else [[candidate] for candidate in candidates]
 
-    def run(self, candidates: list[Candidate], purposes: list[Purpose], replicate: int) -> list[TrialResult]:
+    def run(
+        self, candidates: list[Candidate], purposes: list[Purpose], replicate: int, longest_s: float | None = None
+    ) -> list[TrialResult]:
         self._count += 1
         phase = "confirm" if purposes[0] is Purpose.CONFIRM else f"search {self._count}"
         arms = [int(c.choices["arm"]["number"]) if c.choices else 0 for c in candidates]
@@ -81,7 +83,9 @@ class Search:
 
     def __init__(self, machine: Machine, candidates: list[Candidate], case: Case) -> None:
         self.reference, self.decisions = BASELINE, ()
-        self.knowledge: Any = SimpleNamespace(results={}, noise_sd=self._noise_sd, difference=self._difference)
+        self.knowledge: Any = SimpleNamespace(
+            results={}, noise_sd=self._noise_sd, difference=self._difference, start_s=lambda candidate: 0.0
+        )
         self._machine = machine
         self._start(BASELINE, Purpose.BASELINE)
         for number, candidate in enumerate(candidates):
@@ -130,7 +134,10 @@ def confirmed(case: Case, noise: Noise, seed: int) -> tuple[list[Finalist], dict
 
 def ledger() -> Any:
     return SimpleNamespace(
-        find=lambda candidate, purpose, number: None, first_block=0, counted=lambda result: result, num_trials=0
+        find=lambda candidate, purpose, number: None,
+        first_block=lambda purpose: 0,
+        counted=lambda result: result,
+        num_trials=0,
     )
 
 

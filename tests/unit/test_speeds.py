@@ -56,7 +56,7 @@ def test_only_what_is_faster_is_a_proven_gain(verdict: Verdict) -> None:
 def test_a_contribution_is_stated_where_its_interval_excludes_one(low: float, width: float) -> None:
     answer = make_recommendation()
     interval = Interval(low=low, high=low * width)
-    part = replace(answer.parts[0], gain=math.sqrt(low * low * width), interval=interval)
+    part = replace(answer.parts[0], gain=math.sqrt(low * low * width), interval=interval, num_blocks=3)
     found = contribution_of(replace(answer, parts=(part, *answer.parts[1:])), part)
     assert (found is None) == (interval.low <= 1 <= interval.high)
     assert is_wide(interval) == (width > 4) or math.isclose(width, 4)
@@ -67,6 +67,15 @@ def test_an_only_part_contributes_what_the_answer_gains() -> None:
     found = contribution_of(make_recommendation(parts=(part,)), part)
     assert found is not None
     assert found.ratio == 2.42
+
+
+def test_what_an_older_answer_estimated_of_its_parts_is_not_stated() -> None:
+    """It was the search's, whose trials chose the answer."""
+    answer = make_recommendation()
+    old = tuple(replace(part, num_blocks=0) for part in answer.parts)
+    assert [contribution_of(replace(answer, parts=old), part) for part in old] == [None] * len(old)
+    found = [contribution_of(answer, part) for part in answer.parts]
+    assert [speed.method for speed in found if speed] == [Method.LEFT_OUT] * len(answer.parts)
 
 
 def test_an_answer_that_claims_nothing_has_no_contributions() -> None:

@@ -48,7 +48,7 @@ def candidates_of(store: MemoryStudyStore):
 
 
 def neighbours_of(store: MemoryStudyStore):
-    effects = Effects(store.trials(STUDY_ID))
+    effects = Effects(store.trials(STUDY_ID), store.recommendation(STUDY_ID))
     return get_neighbours_info(store, STUDY_ID, effects, get_candidates_info(store, STUDY_ID, effects))
 
 
@@ -143,6 +143,15 @@ class TestNeighbours:
         ]
         assert info["ratio"].iloc[0] == pytest.approx(0.96, abs=0.03)
         assert len(plot_neighbours(rows).data[0].x) == 1
+
+    def test_without_a_part_it_has_the_inverse_of_the_contribution_or_no_figure(self) -> None:
+        """The model of the search would be a second statement of the same."""
+        store = complete_study()
+        for num_blocks, ratio in ((5, 1 / 1.04), (0, math.nan)):
+            parts = tuple(replace(part, num_blocks=num_blocks) for part in make_recommendation().parts)
+            store._recommendations[STUDY_ID] = make_recommendation(parts=parts)
+            [row] = neighbours_of(store)
+            assert row.ratio == pytest.approx(ratio, nan_ok=True)
 
     def test_one_that_failed_is_listed_without_a_speed(self) -> None:
         rows = neighbours_of(running_study(9))

@@ -67,21 +67,24 @@ class Part(Record):
     Attributes:
         strategy: The strategy.
         choice: What it is set to.
-        interval: Of `gain`; None where there are too few trials.
+        interval: Of `gain`, simultaneous over the parts; None with it.
         bound: The most it was predicted to gain, as a share of the step.
         reason: For people.
         numerics: What it does to the numbers.
+        num_blocks: Paired comparisons behind `gain`; 0 where none was made.
     """
 
     strategy: str
     choice: Choice
-    gain: float
-    """Own gain as a ratio, from the trials that differ in it: an estimate of the search, which says something only
-    where `interval` excludes 1. Where a part is the only one, the gain of the answer is its gain."""
-    interval: Interval | None
     bound: float | None
     reason: str
     numerics: Numerics
+    gain: float | None = None
+    """Contribution as a ratio of speeds: the answer over the answer without this part, both started anew, in turns.
+    None where that was not measured. In older records, whose `num_blocks` is 0, it is an estimate of the search, and is
+    not shown. Where a part is the only one, the gain of the answer is its gain."""
+    interval: Interval | None = None
+    num_blocks: int = 0
 
 
 class Certificate(Record):

@@ -37,6 +37,8 @@ class Purpose(StrEnum):
     COMPANION = "companion"
     AUDIT = "audit"
     CONFIRM = "confirm"
+    CONTRIBUTION = "contribution"
+    """The answer again, or the answer without one of its parts."""
     MOVED = "moved"
     """Reference or incumbent again, in another place than the figures before."""
 

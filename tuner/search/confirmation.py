@@ -139,14 +139,8 @@ def judge(
     Returns:
         The finalists, the best first; those of fewer than two complete blocks have no gain.
     """
-    starts = _starts(earlier or {}, blocks)
-    levels = [rate for rates in _by_place(starts.get(reference.key, ())) for rate in _centred(rates)]
-    judged = []
-    for candidate in finalists:
-        both = [b for b in blocks if reference.key in b and candidate.key in b]
-        ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
-        sides = [_side(starts.get(key, ())) for key in (candidate.key, reference.key)]
-        judged.append(_judge_one(candidate, ratios, sides, len(finalists), levels, planned))
+    starts = all_starts(earlier or {}, blocks)
+    judged = [compare(c, reference, blocks, starts, len(finalists), planned) for c in finalists]
     judged.sort(key=lambda finalist: -(finalist.gain.ratio if finalist.gain else 0.0))
     return judged
 
@@ -160,18 +154,29 @@ def early_end(judged: Sequence[Finalist]) -> str:
     return ""
 
 
-def _judge_one(
+def compare(
     candidate: Candidate,
-    log_ratios: tuple[float, ...],
-    sides: Sequence[Spread],
-    num_finalists: int,
-    levels: Sequence[float],
+    reference: Candidate,
+    blocks: Sequence[dict[str, TrialResult]],
+    starts: Mapping[str, Sequence[TrialResult]],
+    num_comparisons: int,
     planned: int | None,
 ) -> Finalist:
+    """The speed of one candidate over another, by the blocks that have both.
+
+    Args:
+        starts: All good starts of both by candidate key, those of the blocks included: how much they scatter.
+        num_comparisons: Over which the interval is simultaneous.
+        planned: As of `judge`.
+    """
+    both = [b for b in blocks if reference.key in b and candidate.key in b]
+    log_ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
+    sides = [_side(starts.get(key, ())) for key in (candidate.key, reference.key)]
+    levels = [rate for rates in _by_place(starts.get(reference.key, ())) for rate in _centred(rates)]
     count = len(log_ratios)
     if count < 2:
         return Finalist(candidate=candidate, log_ratios=log_ratios, gain=None)
-    alpha = (1 - LEVEL) / max(1, num_finalists)
+    alpha = (1 - LEVEL) / max(1, num_comparisons)
     first = count if planned is None else LEAST_BLOCKS  # earlier looks have spent their share at the last one, too
     planned = count if planned is None else max(planned, count)
     look = looks(first, planned, alpha)[count]
@@ -180,7 +185,7 @@ def _judge_one(
     return Finalist(
         candidate=candidate,
         log_ratios=log_ratios,
-        gain=gain_of(log_ratios, num_finalists, levels, spread=spread, alpha=look.last),
+        gain=gain_of(log_ratios, num_comparisons, levels, spread=spread, alpha=look.last),
         standard_error=error,
         is_proven=mean > student_quantile(1 - look.early / 2, spread.degrees) * error,
         is_hopeless=count < planned and _chance(mean, spread, count, planned, look.last) < HOPELESS,
@@ -245,9 +250,10 @@ def _f_quantile(probability: float, degrees: float, other_degrees: float) -> flo
     return float(fdtri(degrees, other_degrees, probability))
 
 
-def _starts(
+def all_starts(
     earlier: Mapping[str, Sequence[TrialResult]], blocks: Sequence[dict[str, TrialResult]]
 ) -> dict[str, list[TrialResult]]:
+    """Return the starts of the search and those of blocks, by candidate key."""
     starts = {key: list(results) for key, results in earlier.items()}
     for block in blocks:
         for key, result in block.items():

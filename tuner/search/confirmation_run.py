@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from steptune.tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
+from steptune.tuner.search.blocks import BlockRunner
 from steptune.tuner.search.confirmation import (
     LEAST_BLOCKS,
     LONGEST_OVERRUN,
-    Block,
     Finalist,
     early_end,
     judge,
@@ -19,9 +19,7 @@ from steptune.tuner.search.confirmation import (
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.ledger import Ledger
-from steptune.tuner.search.preparation import MIN_CAP_S
 from steptune.tuner.search.specs import measure_settings
-from steptune.tuner.search.starts import usual_start_s
 from steptune.tuner.search.view import StudyView
 
 CONFIRM_CAPS = 1.5
@@ -46,9 +44,9 @@ class ConfirmationRun:
         self.designer = designer
         self._trials = trials
         self._ledger = ledger
+        self._block_runner = BlockRunner(trials, ledger, designer.knowledge, purpose=Purpose.CONFIRM, place=place)
         self._settings = settings
         self._view = view
-        self._place = place
         self._finalists: list[Candidate] = []
         self._short_of_time = False
         """There are fewer blocks than were asked for."""
@@ -64,7 +62,7 @@ class ConfirmationRun:
         self._choose_finalists()
         if not self._finalists:
             return
-        stored = self._num_stored()
+        stored = self._block_runner.num_stored(self._all())
         # Slow starts leave fewer blocks than asked for; fewer than the least say nothing.
         least = min(LEAST_BLOCKS, self._settings.confirm_blocks)
         affordable = stored + int(self._view.left_s / self._least_block_s() + 1e-6)
@@ -76,14 +74,14 @@ class ConfirmationRun:
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
         longest_s = 0.0  # of the blocks so far
-        numbers = list(itertools.islice(self._numbers(), count))
+        numbers = list(itertools.islice(self._block_runner.numbers(self._all()), count))
         for block in plan_blocks(self.designer.reference, self._finalists, count, self._settings.seed):
             if block.number >= max(least, stored) and self._view.left_s < longest_s:
                 self._short_of_time = block.number < self._settings.confirm_blocks
                 break  # starts took longer than in the search
             began_s = self._view.elapsed_s
             self._view.say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
-            self.blocks.append(self._run_block(block, numbers[block.number]))
+            self.blocks.append(self._block_runner.run(block.order, numbers[block.number]))
             self._view.num_trials = self._ledger.num_trials
             longest_s = max(longest_s, self._view.elapsed_s - began_s)
             if block.number + 1 >= max(least, stored) and block.number + 1 < count:
@@ -138,7 +136,7 @@ class ConfirmationRun:
         """Fewer finalists rather than fewer blocks: an interval needs its replicates."""
         self._finalists = self.designer.finalists(self._settings.num_finalists)
         while len(self._finalists) > 1:
-            missing = self._settings.confirm_blocks - self._num_stored()
+            missing = self._settings.confirm_blocks - self._block_runner.num_stored(self._all())
             if missing * self._least_block_s() <= self._view.left_s:
                 break
             self._finalists.pop()
@@ -155,8 +153,7 @@ class ConfirmationRun:
 
     def _set_windows(self, num_missing: int) -> None:
         """As long as the time that is left allows; starts differ more than windows of one start."""
-        measuring_s = self._view.left_s / max(1, num_missing) - self._starts_s()
-        cap_s = max(MIN_CAP_S, measuring_s / len(self._trials.together(self._all())))
+        cap_s = self._block_runner.longest_cap_s(self._all(), self._view.left_s / max(1, num_missing))
         cap_s = min(cap_s, CONFIRM_CAPS * self._trials.measure.cap_s)
         self._trials.measure = measure_settings(self._settings.measure, cap_s)
 
@@ -165,41 +162,4 @@ class ConfirmationRun:
 
     def _least_block_s(self) -> float:
         """Seconds of a block with the shortest windows."""
-        return self._starts_s() + MIN_CAP_S * len(self._trials.together(self._all()))
-
-    def _starts_s(self) -> float:
-        results = self.designer.knowledge.results
-        return sum(usual_start_s(results.get(candidate.key, [])) for candidate in self._all())
-
-    def _num_stored(self) -> int:
-        """Blocks of these finalists that were complete before a restart."""
-        return sum(1 for _ in itertools.takewhile(self._is_stored, self._numbers()))
-
-    def _numbers(self) -> Iterator[int]:
-        """Numbers of blocks, in order. One that was begun before the budget was changed counts only where it is whole:
-        starts that lie hours apart make no block.
-        """
-        first = self._ledger.first_block
-        return itertools.chain(filter(self._is_stored, range(first)), itertools.count(first))
-
-    def _is_stored(self, number: int) -> bool:
-        return _is_whole(self._ledger.find(c, Purpose.CONFIRM, number) for c in self._all())
-
-    # --- a block ------------------------------------------------------------------------------
-
-    def _run_block(self, block: Block, number: int) -> dict[str, TrialResult]:
-        """One start of each; in turns where all fit together."""
-        found = {c.key: self._ledger.find(c, Purpose.CONFIRM, number) for c in block.order}
-        if not _is_whole(found.values()):  # a block is of one place
-            found = {key: result if result and result.place == self._place else None for key, result in found.items()}
-        for group in self._trials.together([c for c in block.order if found[c.key] is None]):
-            for result in self._trials.run(group, [Purpose.CONFIRM] * len(group), number):
-                found[result.candidate.key] = result
-        counted = {key: self._ledger.counted(result) for key, result in found.items() if result is not None}
-        return {key: result for key, result in counted.items() if result.ok}
-
-
-def _is_whole(found: Iterable[TrialResult | None]) -> bool:
-    """Whether all of a block was measured, in one place."""
-    places = {None if result is None else result.place for result in found}
-    return len(places) == 1 and None not in places
+        return self._block_runner.least_s(self._all())

@@ -18,11 +18,12 @@ from steptune.tuner.objectives import parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import Candidate, Recommendation, Study, StudyState
 from steptune.tuner.search.confirmation_run import ConfirmationRun
+from steptune.tuner.search.contribution_run import ContributionRun
 from steptune.tuner.search.designer import INTERRUPTED, Designer
 from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.preparation import Preparation, Prepared, ReferenceMaker
-from steptune.tuner.search.recommend import recommend
+from steptune.tuner.search.recommend import chosen_of, recommend
 from steptune.tuner.search.search_run import SearchRun
 from steptune.tuner.search.view import StudyInterrupt, StudyView
 from steptune.tuner.strategies import STRATEGIES, Strategy
@@ -75,6 +76,7 @@ class StudyDriver:
         )
         self.view.num_trials = self._ledger.num_trials
         self._confirmation: ConfirmationRun | None = None
+        self._contributions: ContributionRun | None = None
 
     def run(self) -> Recommendation:
         """Runs what is left of the study.
@@ -114,11 +116,18 @@ class StudyDriver:
                 break
             except BaselineFailed as error:
                 prepared = self._with_less_memory(prepared, designer, error)
-        self._confirmation = ConfirmationRun(
-            designer, trials, self._ledger, self.study.settings, self.view, place=self._place
-        )
-        self._confirmation.run()
+        self._confirm(designer, trials)
         return self._finish(designer, StudyState.COMPLETED)
+
+    def _confirm(self, designer: Designer, trials: GroupRunner) -> None:
+        """Measures finalists anew, and then, where one is proven faster, what each part of it contributes."""
+        begun = designer, trials, self._ledger, self.study.settings, self.view
+        self._confirmation = ConfirmationRun(*begun, place=self._place)
+        self._confirmation.run()
+        chosen = chosen_of(designer, self._confirmation.judged())
+        if chosen is not None:
+            self._contributions = ContributionRun(*begun, place=self._place, confirmed=self._confirmation.blocks)
+            self._contributions.run(chosen.candidate)
 
     def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineFailed) -> Prepared:
         """What the search begins with where the reference ran out of memory: with the nearest one that may not."""
@@ -184,6 +193,7 @@ class StudyDriver:
             version=steptune.__version__,
             no_time_for=run.no_time_for() if run else (),
             confirming=[result for block in run.blocks for result in block.values()] if run else (),
+            contributions=self._contributions.gains() if self._contributions else {},
         )
         decisions = [*designer.decisions, *(run.decisions(judged) if run else [])]
         self.view.best_label = recommendation.candidate.label

@@ -40,11 +40,10 @@ class Ledger:
         self.spent_s = 0.0
         self.num_trials = 0
         changed = [event.at for event in store.events(study_id) if event.kind == BUDGET_CHANGED]
-        before = [
-            t.replicate for t in stored if t.purpose is Purpose.CONFIRM and changed and t.started_at <= changed[-1]
-        ]
-        self.first_block = max(before, default=-1) + 1
-        """The first block of a confirmation that was not begun before the budget was changed."""
+        self._first_blocks: Counter[Purpose] = Counter()
+        for trial in stored:
+            if changed and trial.started_at <= changed[-1]:
+                self._first_blocks[trial.purpose] = max(self._first_blocks[trial.purpose], trial.replicate + 1)
         for trial in stored:
             if trial.result is not None and trial.state in (TrialState.COMPLETED, TrialState.FAILED):
                 self._remember(trial, trial.result)
@@ -52,6 +51,10 @@ class Ledger:
     def find(self, candidate: Candidate, purpose: Purpose, replicate: int) -> TrialResult | None:
         """The result of this start of this candidate, if it is complete."""
         return self._found.get((candidate.key, purpose, replicate))
+
+    def first_block(self, purpose: Purpose) -> int:
+        """The first block of a purpose that was not begun before the budget was changed."""
+        return self._first_blocks[purpose]
 
     def counted(self, result: TrialResult) -> TrialResult:
         """A stored result as the objective of the study counts it."""

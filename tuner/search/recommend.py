@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from steptune.tuner.records import (
     Alternative,
     Candidate,
     Cost,
+    Gain,
     GuardVerdict,
     Interval,
     Part,
@@ -65,6 +66,11 @@ def choose(finalists: Sequence[Finalist], searched: Searched | None = None) -> F
     return good[0][0] if good else None
 
 
+def chosen_of(designer: Designer, finalists: Sequence[Finalist]) -> Finalist | None:
+    """The finalist that is recommended; None where none is proven faster."""
+    return choose(finalists, lambda candidate: designer.knowledge.difference(candidate, designer.reference))
+
+
 def _evidence(finalist: Finalist, searched: Searched | None) -> float:
     """Mean of the log ratios of the confirmation and of the search, by inverse variances."""
     confirmed = statistics.fmean(finalist.log_ratios)
@@ -87,6 +93,7 @@ def recommend(
     version: str,
     no_time_for: Sequence[str] = (),
     confirming: Sequence[TrialResult] = (),
+    contributions: Mapping[str, Gain] | None = None,
 ) -> Recommendation:
     """Puts the answer together.
 
@@ -96,10 +103,11 @@ def recommend(
         log_rates: Of a candidate, as the objective counts them or as they were measured.
         no_time_for: What the confirmation left out for lack of time.
         confirming: Results of the confirmation, of all that it compared.
+        contributions: Of the recommended candidate's parts, by strategy, where they were measured.
     """
     assert study.facts is not None
     assert study.environment is not None
-    chosen = choose(finalists, lambda candidate: designer.knowledge.difference(candidate, designer.reference))
+    chosen = chosen_of(designer, finalists)
     confirmed = any(f.gain is not None for f in finalists)
     candidate = chosen.candidate if chosen else designer.reference if confirmed else designer.best()
     verdict = _verdict(designer, candidate, chosen, confirmed)
@@ -145,7 +153,7 @@ def recommend(
         search_interval=_searched(designer, candidate) if verdict is Verdict.UNCONFIRMED else None,
         no_time_for=(*designer.no_time_for(), *no_time_for),
         needed_budget_s=_needed_budget_s(study, designer, verdict),
-        parts=_parts(designer, candidate),
+        parts=_parts(designer, candidate, contributions or {}),
         shares_before=_shares(before),
         shares_after=_shares(after),
         bottleneck_before=_bottleneck(before),
@@ -252,30 +260,29 @@ def _bottleneck(situation: Situation | None) -> str:
     return bottleneck(situation.breakdown.per_step_ns)
 
 
-def _parts(designer: Designer, candidate: Candidate) -> tuple[Part, ...]:
-    """Every change with its own gain, by all trials of the search."""
+def _parts(designer: Designer, candidate: Candidate, contributions: Mapping[str, Gain]) -> tuple[Part, ...]:
+    """Every change, with its contribution where that was measured; the largest first."""
     parts = []
-    quantile = _quantile(designer)
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
     for name, choice in candidate.choices.items():
         if designer.reference.choices.get(name) == choice:
             continue
         # The one that left the neutral choice: a later one only went on from another choice of the strategy.
         decision = next((d for d in accepted if any(m.strategy == name and m.choice for m in d.moves)), None)
-        own = _own_gain(designer, name, [candidate, *(d.candidate for d in accepted if d.candidate is not None)])
-        strategy = designer.space.strategy(name)
+        strategy, gain = designer.space.strategy(name), contributions.get(name)
         parts.append(
             Part(
                 strategy=name,
                 choice=choice,
-                gain=own.ratio,
-                interval=_interval(own, quantile),
+                gain=None if gain is None else gain.ratio,
+                interval=None if gain is None else gain.interval,
+                num_blocks=0 if gain is None else gain.num_blocks,
                 bound=decision.predicted_bound if decision else None,
                 reason=decision.reason if decision else "part of the best combination",
                 numerics=strategy.numerics(strategy.complete(choice, designer.space.workload)),
             )
         )
-    return tuple(sorted(parts, key=lambda part: -part.gain))
+    return tuple(sorted(parts, key=lambda part: -(part.gain or 0.0)))
 
 
 def _interval(difference: Difference, quantile: float) -> Interval:
@@ -292,17 +299,6 @@ def _quantile(designer: Designer) -> float:
     """Student's: the model's noise is known only from candidates that were started more than once."""
     repeats = sum(len(results) - 1 for results in designer.knowledge.results.values())
     return student_quantile(0.975, max(1, repeats))
-
-
-def _own_gain(designer: Designer, name: str, candidates: Sequence[Candidate]) -> Difference:
-    """Of one change: the best known difference between a candidate that has it and the same without it."""
-    final = candidates[0]
-    differences = []
-    for candidate in candidates:
-        if candidate.choices.get(name) == final.choices[name]:
-            without = designer.space.combine(candidate.with_choice(name, {}), []) or designer.reference
-            differences.append(designer.knowledge.difference(candidate, without))
-    return min(differences, key=lambda difference: difference.sd)
 
 
 def _guard(results: Sequence[TrialResult]) -> GuardVerdict | None:

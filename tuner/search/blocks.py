@@ -1,0 +1,82 @@
+"""Blocks of starts: one of each candidate, in turns where they fit together, in one place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from steptune.tuner.records import Candidate, Purpose, TrialResult
+from steptune.tuner.search.group_runner import GroupRunner
+from steptune.tuner.search.knowledge import Knowledge
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.preparation import MIN_CAP_S
+
+
+class BlockRunner:
+    """Runs blocks for one purpose, or finds them where they were measured before.
+
+    Args:
+        knowledge: Of the search: what starts took so far.
+        place: Which machine and devices of it this is.
+    """
+
+    def __init__(
+        self, trials: GroupRunner, ledger: Ledger, knowledge: Knowledge, *, purpose: Purpose, place: str
+    ) -> None:
+        self._trials = trials
+        self._ledger = ledger
+        self._knowledge = knowledge
+        self._purpose = purpose
+        self._place = place
+
+    def run(self, order: Sequence[Candidate], number: int, longest_s: float | None = None) -> dict[str, TrialResult]:
+        """One start of each; good results by candidate key, as the objective counts them.
+
+        Args:
+            longest_s: What no phase of a trial may exceed until its first window.
+        """
+        found = {c.key: self._ledger.find(c, self._purpose, number) for c in order}
+        if not _is_whole(found.values()):  # a block is of one place
+            found = {key: result if result and result.place == self._place else None for key, result in found.items()}
+        for group in self._trials.together([c for c in order if found[c.key] is None]):
+            for result in self._trials.run(group, [self._purpose] * len(group), number, longest_s):
+                found[result.candidate.key] = result
+        counted = {key: self._ledger.counted(result) for key, result in found.items() if result is not None}
+        return {key: result for key, result in counted.items() if result.ok}
+
+    def numbers(self, candidates: Sequence[Candidate]) -> Iterator[int]:
+        """Numbers of blocks, in order. One that was begun before the budget was changed counts only where it is whole:
+        starts that lie hours apart make no block.
+        """
+        first = self._ledger.first_block(self._purpose)
+        stored = (number for number in range(first) if self._is_stored(candidates, number))
+        return itertools.chain(stored, itertools.count(first))
+
+    def num_stored(self, candidates: Sequence[Candidate]) -> int:
+        """Blocks of these candidates that were complete before a restart."""
+        stored = (self._is_stored(candidates, number) for number in self.numbers(candidates))
+        return sum(1 for _ in itertools.takewhile(bool, stored))
+
+    def _is_stored(self, candidates: Sequence[Candidate], number: int) -> bool:
+        return _is_whole(self._ledger.find(c, self._purpose, number) for c in candidates)
+
+    # --- what a block takes -------------------------------------------------------------------
+
+    def least_s(self, candidates: Sequence[Candidate]) -> float:
+        """Seconds of a block with the shortest windows."""
+        return self._starts_s(candidates) + MIN_CAP_S * len(self._trials.together(candidates))
+
+    def longest_cap_s(self, candidates: Sequence[Candidate], block_s: float) -> float:
+        """Cap of the windows with which a block takes so many seconds, the shortest one at least."""
+        return max(MIN_CAP_S, (block_s - self._starts_s(candidates)) / len(self._trials.together(candidates)))
+
+    def _starts_s(self, candidates: Sequence[Candidate]) -> float:
+        """Seconds until the first windows of all; of one that was never started as long as the others take."""
+        known = [self._knowledge.start_s(candidate) for candidate in candidates]
+        return sum(seconds or max(known) for seconds in known)
+
+
+def _is_whole(found: Iterable[TrialResult | None]) -> bool:
+    """Whether all of a block was measured, in one place."""
+    places = {None if result is None else result.place for result in found}
+    return len(places) == 1 and None not in places

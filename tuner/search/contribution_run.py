@@ -1,0 +1,146 @@
+"""What each part contributes to the answer: the answer once more beside the answer without that part.
+
+It is measured as the confirmation measures gains: new starts of all, in turns, in blocks that follow one after another,
+with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, parts in
+which the search saw least are not measured, and their contribution is not stated. What is left of the answer without a
+part is not recommended, so it is neither guarded nor profiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from steptune.tuner.records import Candidate, Gain, Purpose, StudySettings, TrialResult
+from steptune.tuner.search.blocks import BlockRunner
+from steptune.tuner.search.confirmation import LEAST_BLOCKS, Finalist, all_starts, compare, plan_blocks
+from steptune.tuner.search.designer import Designer
+from steptune.tuner.search.group_runner import GroupRunner
+from steptune.tuner.search.ledger import Ledger
+from steptune.tuner.search.specs import measure_settings
+from steptune.tuner.search.view import StudyView
+
+
+class ContributionRun:
+    """Measures an answer and what is left of it without each part, in the time that is left.
+
+    Args:
+        confirmed: Good results of the confirmation's blocks, which tell how much starts of the answer scatter.
+    """
+
+    def __init__(
+        self,
+        designer: Designer,
+        trials: GroupRunner,
+        ledger: Ledger,
+        settings: StudySettings,
+        view: StudyView,
+        *,
+        place: str,
+        confirmed: Sequence[dict[str, TrialResult]],
+    ) -> None:
+        self._designer = designer
+        self._trials = trials
+        self._ledger = ledger
+        self._settings = settings
+        self._view = view
+        self._confirmed = confirmed
+        self._runner = BlockRunner(trials, ledger, designer.knowledge, purpose=Purpose.CONTRIBUTION, place=place)
+        self._answer = designer.reference
+        self._without: dict[str, Candidate] = {}
+        """What is left of the answer, by the strategy that is left out."""
+        self._planned = 0
+        self._blocks: list[dict[str, TrialResult]] = []
+
+    def run(self, answer: Candidate) -> None:
+        """Runs what there is time for; nothing for an answer of one part, which contributes all of the gain."""
+        self._answer = answer
+        self._without = without_parts(self._designer, answer)
+        if len(self._without) < 2:
+            self._without = {}
+            return
+        self._leave_out_unaffordable()
+        if not self._without:
+            return
+        stored = self._runner.num_stored(self._all())
+        left = int(self._left_s() / self._runner.least_s(self._all()))
+        self._planned = max(stored, min(self._settings.confirm_blocks, stored + left))
+        self._set_windows(self._planned - stored)
+        numbers = list(itertools.islice(self._runner.numbers(self._all()), self._planned))
+        for block in plan_blocks(answer, self._all()[1:], self._planned, self._settings.seed):
+            if block.number >= stored and self._left_s() < self._runner.least_s(self._all()):
+                return
+            self._view.say(
+                stage="measuring contributions", current=f"block {block.number + 1} of {self._planned}", activity=""
+            )
+            order = [c for c in block.order if c in self._all()]
+            self._blocks.append(self._runner.run(order, numbers[block.number], max(0.0, self._view.left_s)))
+            self._view.num_trials = self._ledger.num_trials
+            self._drop_failed()
+            if self._is_clear():
+                return
+
+    def gains(self) -> dict[str, Gain]:
+        """Contribution by strategy, each with its simultaneous interval."""
+        return {name: finalist.gain for name, finalist in self._judged().items() if finalist.gain is not None}
+
+    def _judged(self) -> dict[str, Finalist]:
+        earlier = {
+            c.key: [result for result in self._designer.knowledge.results.get(c.key, []) if result.ok]
+            for c in self._all()
+        }
+        starts = all_starts(all_starts(earlier, self._confirmed), self._blocks)
+        return {
+            name: compare(self._answer, candidate, self._blocks, starts, len(self._without), self._planned)
+            for name, candidate in self._without.items()
+        }
+
+    def _is_clear(self) -> bool:
+        """Return True where more blocks would hardly make another contribution known."""
+        return all(f.gain is not None and (f.is_proven or f.is_hopeless) for f in self._judged().values())
+
+    def _drop_failed(self) -> None:
+        """What does not run without a part says nothing of its contribution."""
+        self._without = {name: c for name, c in self._without.items() if c.key in self._blocks[-1]}
+
+    # --- how much -----------------------------------------------------------------------------
+
+    def _leave_out_unaffordable(self) -> None:
+        """Leaves parts out, those first that seem to contribute least, until the fewest blocks fit."""
+        knowledge = self._designer.knowledge
+        ranked = sorted(self._without, key=lambda n: knowledge.difference(self._answer, self._without[n]).mean)
+        for name in ranked:
+            missing = LEAST_BLOCKS - self._runner.num_stored(self._all())
+            if missing <= 0 or missing * self._runner.least_s(self._all()) <= self._left_s():
+                return
+            del self._without[name]
+
+    def _left_s(self) -> float:
+        """Seconds that are left for blocks: less than the budget's by what is compiled for the first time."""
+        knowledge = self._designer.knowledge
+        usual_s = knowledge.expected_cost_s(self._answer, self._answer)
+        new = [c for c in self._all() if not knowledge.results.get(c.key) and not self._has_begun(c)]
+        added_s = [max(0.0, knowledge.expected_cost_s(candidate, self._answer) - usual_s) for candidate in new]
+        return self._view.left_s - sum(added_s)
+
+    def _has_begun(self, candidate: Candidate) -> bool:
+        return any(candidate.key in block for block in self._blocks)
+
+    def _set_windows(self, num_missing: int) -> None:
+        cap_s = self._runner.longest_cap_s(self._all(), self._left_s() / max(1, num_missing))
+        self._trials.measure = measure_settings(self._settings.measure, min(cap_s, self._trials.measure.cap_s))
+
+    def _all(self) -> list[Candidate]:
+        return list({c.key: c for c in [self._answer, *self._without.values()]}.values())
+
+
+def without_parts(designer: Designer, answer: Candidate) -> dict[str, Candidate]:
+    """Return the answer without each of its parts, by strategy, where that can be run."""
+    found = {}
+    for name, choice in answer.choices.items():
+        before = designer.reference.choices.get(name, {})
+        if choice != before:
+            without = designer.space.combine(answer.with_choice(name, before), [])
+            if without is not None and without != answer:
+                found[name] = without
+    return found

@@ -47,16 +47,14 @@ class MicroBatch(Strategy):
         return tuple({"num_micro_batches": n} for n in pieces)
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if workload.model.has_batch_statistics and choice != self.neutral(workload):
+            return Unsupported("not supported with batch normalisation: its statistics would be those of other batches")
         if choice["num_micro_batches"] == 1:
             return Supported()
         if workload.custom_step:
             return Unsupported("not supported with a custom training_step")
         if not workload.batch_splittable:
             return Unsupported("requires batches whose tensors share their first dimension")
-        if workload.model.has_batch_statistics:
-            return Unsupported(
-                "not supported with batch normalisation: its statistics would be those of smaller batches"
-            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

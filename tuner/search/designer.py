@@ -6,7 +6,7 @@ tables. Stages:
 
 1. `baseline`   restarts of the user's own configuration: the noise of this machine
 2. `past`       what won for similar workloads on such hardware
-3. `recipe`     the choices that the diagnosed bottleneck calls for, together; then each left out
+3. `recipe`     the choices that the diagnosed bottleneck calls for, together
 4. `move`       on the incumbent, whatever promises most for its cost: a single choice by its bound; a
                 choice that ran out of memory, in exchange for one that gains less; a group of choices
                 that brought nothing alone, built so that many pairs meet. What is better becomes the
@@ -52,8 +52,6 @@ BASELINE_SHARE = 0.06
 """Of the budget after which the baseline is not started once more."""
 SECOND_SHARE = 0.15
 """Of the time left that the second start of the baseline may take; without it, noise is what it usually is."""
-PROOF_SHARE = 0.15
-"""Of the time left that leaving out every one of several changes may take at once."""
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
 """Of the budget that is kept for the confirmation."""
 RESERVE_MARGIN = 1.1
@@ -343,18 +341,10 @@ class Designer:
     # --- several changes at once --------------------------------------------------------------
 
     def _try_several(self, proposal: Proposal, stage: str) -> Story:
-        """Where several changes are accepted at once: each one's own gain, and out with what has none. At the end,
-        where that takes much of the time in which more could be gained.
-        """
+        """Where several changes are accepted at once, those without a gain of their own go out in the end."""
         verdict = yield from self._try(proposal, stage)
-        if verdict != "accepted" or len(proposal.moves) < 2:
-            return
-        cost_s = len(proposal.moves) * self.knowledge.expected_cost_s(self.incumbent, self.incumbent)
-        if cost_s > PROOF_SHARE * self.left_s:
+        if verdict == "accepted" and len(proposal.moves) > 1:
             self._unproven_groups.append(proposal.moves)
-            return
-        for move in proposal.moves:
-            yield from self._without([move])
 
     def _simplify(self) -> Story:
         """Leaves out halves, then quarters, of groups that paid, until all that remains is needed."""

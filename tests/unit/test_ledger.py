@@ -75,6 +75,14 @@ class TestSpecs:
         for purpose in (Purpose.CONFIRM, Purpose.COMPANION, Purpose.SENTINEL, Purpose.REPLICATE):
             assert not maker.spec(FAST, purpose, 0).guard
 
+    @pytest.mark.parametrize(("sample_ns", "checked"), [(1, True), (10**9, False), (None, False)])
+    def test_check_what_a_candidate_is_fed_whatever_it_changes_where_that_is_cheap(self, sample_ns, checked):
+        space = surface_space(SMALL)
+        dataset = msgspec.structs.replace(space.workload.dataset, sample_ns=sample_ns)
+        space.workload = msgspec.structs.replace(space.workload, dataset=dataset)
+        maker = SpecMaker(sample_study(), space, BASE)
+        assert maker.spec(candidate(update=1), Purpose.EXPLORE, 0).checks_loader is checked
+
     def test_are_complete_and_new_each_time(self, maker):
         first, again = (maker.spec(FAST, Purpose.EXPLORE, 0) for _ in range(2))
         assert first.choices == {"loader": {"level": 2}, "products": {"level": 0}, "update": {"level": 0}}
@@ -109,6 +117,18 @@ class TestSpecs:
         lossy = guard_protocol(fake_workload(), lossy=True, **figures)
         assert 16 <= lossy.num_horizon <= 60
         assert (lossy.num_horizon == 60) is (seconds > 0)
+
+    def test_masks_that_are_drawn_by_one_run_cost_no_runs_over_seeds(self):
+        """Two runs and four disturbed ones of four steps and two audits, and 16 draws: 52 steps. Runs over two more
+        seeds, each with a second part, would have left them half as many.
+        """
+        facts = msgspec.structs.replace(fake_workload(), randomness="switchable")
+        figures: dict[str, Any] = {"num_roundoffs": 2, "bias_corrections": False, "lossy": False, "seed": 0}
+        figures |= {"seconds": 52.0, "step_ns": 1e9}
+        protocol = guard_protocol(facts, **figures, draws=True)
+        assert (protocol.num_pointwise, protocol.num_audits, protocol.num_disturbed) == (4, 2, 2)
+        assert guard_protocol(facts, **{**figures, "seconds": 51.0}, draws=True).num_pointwise < 4
+        assert guard_protocol(facts, **figures).num_pointwise == 2
 
     def test_a_step_of_the_reference_exchanges_its_gradients(self):
         """Of 1 GB each of four ranks sends three quarters twice."""

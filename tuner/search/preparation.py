@@ -35,7 +35,7 @@ from steptune.tuner.search.specs import SpecMaker, expected_step_ns, guard_proto
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.composition import environment_variables
-from steptune.tuner.trials.reference import ReferenceRequest, compiles
+from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
 """Of the budget left after looking at the workload that windows are planned for."""
@@ -325,6 +325,7 @@ class ReferenceMaker:
             bias_corrections=self._space.rounds_bias_corrections(),
             lossy=bool({Numerics.LOSSY, Numerics.RECIPE} & set(settings.allow)),
             seed=settings.seed,
+            draws=draws_masks(settings.num_ranks, self._space.environment.hardware.device_kind),
         )
 
     def _requests(self, candidate: Candidate, protocol: Protocol) -> list[ReferenceRequest]:

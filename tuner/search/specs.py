@@ -20,7 +20,9 @@ from steptune.tuner.records import (
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies.composition import environment_variables
 from steptune.tuner.strategies.knobs import is_knob
-from steptune.tuner.trials.reference import NUM_HORIZON_RUNS
+from steptune.tuner.trials.guard_protocol import NUM_REFERENCE_DRAWS
+from steptune.tuner.trials.loader_check import NUM_CONTENT_BATCHES
+from steptune.tuner.trials.reference import NUM_HORIZON_RUNS, NUM_SEEDS
 
 PATIENCE = 20
 """A phase may take this many times what it took the baseline."""
@@ -30,6 +32,9 @@ MIN_STARTING_S = 5.0
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 LOADING = frozenset({"data_loading", "dataset_cache", "device_prefetch"})
+BATCHES_HASHED = 3 * NUM_CONTENT_BATCHES
+"""Batches that a check of the loader loads: by the candidate's loader, and twice by the dataset alone."""
+LONGEST_HASHING_S = 1.0
 MAX_POINTWISE, MIN_POINTWISE = 4, 2
 MAX_AUDITS = 2
 MAX_DISTURBED = 2
@@ -75,7 +80,8 @@ class SpecMaker:
             guard=first and purpose is not Purpose.BASELINE,  # which is what others are held to
             lossy=numerics.needs_consent,
             unit_roundoff=space.unit_roundoff(candidate),
-            checks_loader=any(self._may_change_batches(name) for name in own),
+            checks_loader=any(self._may_change_batches(name) for name in own)
+            or (not numerics.needs_consent and self._is_cheap_to_hash()),
             profile=first,
             keep_trace=first,
             environment_variables=environment_variables(choices, space.strategies),
@@ -86,6 +92,13 @@ class SpecMaker:
     def _may_change_batches(self, name: str) -> bool:
         """True where a choice of a strategy promises the same batches and may give others all the same."""
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
+
+    def _is_cheap_to_hash(self) -> bool:
+        """True where what a candidate is fed is checked whatever it changes: nobody knows what else it does."""
+        facts = self._space.workload
+        if facts.dataset.sample_ns is None:
+            return False
+        return BATCHES_HASHED * facts.global_batch * facts.dataset.sample_ns <= LONGEST_HASHING_S * 1e9
 
     def _deadlines(self, candidate: Candidate, longest_s: float | None) -> Deadlines:
         """Generous multiples of what the reference took; the reference itself gets a fixed time."""
@@ -125,20 +138,25 @@ def guard_protocol(
     bias_corrections: bool,
     lossy: bool,
     seed: int,
+    draws: bool = False,
 ) -> Protocol:
     """As many guarded steps as the time allows, within limits that make the check worth having; where not even the
     fewest fit, what rounding does is measured once for each roundoff instead of twice.
+
+    Args:
+        draws: Masks are drawn at steps from the initial parameters, by the first run alone (`trials/reference.py`).
     """
     is_random = facts.randomness != "none"
     step_s = max(1e-3, step_ns / 1e9)
-    parts = 2 if is_random else 1
+    curves = is_random and not draws  # a second part in each run, and runs over further seeds
+    parts = 2 if curves else 1
+    affordable = max(0.0, seconds / step_s - (NUM_REFERENCE_DRAWS if is_random and draws else 0))
 
     def runs(num_disturbed: int) -> int:
-        return 2 + num_disturbed * num_roundoffs + bias_corrections + (3 if is_random else 0)
+        return 2 + num_disturbed * num_roundoffs + bias_corrections + (NUM_SEEDS - 1 if curves else 0)
 
-    fewest_s = parts * MIN_POINTWISE * runs(MAX_DISTURBED) * step_s
-    num_disturbed = MAX_DISTURBED if fewest_s <= seconds else 1
-    steps = seconds / step_s / runs(num_disturbed) / parts
+    num_disturbed = MAX_DISTURBED if parts * MIN_POINTWISE * runs(MAX_DISTURBED) <= affordable else 1
+    steps = affordable / runs(num_disturbed) / parts
     num_audits = int(min(MAX_AUDITS, max(0, steps - MIN_POINTWISE)))
     return Protocol(
         num_pointwise=int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps - num_audits))),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 CONTEXT_BYTES = 600 << 20
 """What CUDA and its libraries take of a device before the first tensor."""
+
+RESET_PEAK = "5"
+"""Written to `clear_refs`, it sets VmHWM to the present resident size (proc(5), Linux 4.0)."""
 
 
 def limit_host_memory(limit_bytes: int | None, device_kind: str) -> None:
@@ -58,12 +63,23 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begins a device's peak anew, from the tensors that are alive."""
+    """Begins the peaks of the process and of its device anew, from what is alive."""
+    gc.collect()
+    _return_freed()
+    with contextlib.suppress(OSError):  # the kernel may have no such counter, and then keeps the peak
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
     if device.type == "cuda":
         import torch
 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def _return_freed() -> None:
+    """Gives freed memory that the C library keeps back to the kernel, where the library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _peak_resident() -> int:

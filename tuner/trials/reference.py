@@ -119,7 +119,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
     plan = reference_plan(request.choices, eager=request.eager)
     job = _build(workload, plan, files, device, rank, num_ranks)
-    if num_ranks == 1 and device.type == DEVICE_OF_DRAWS:
+    if draws_masks(num_ranks, device.type):
         request = msgspec.structs.replace(request, protocol=with_draws(request.protocol))
     runs = _Runs(job, files, request, coordinator)
     no_rule = why_not_replayed(job) or ""
@@ -199,6 +199,13 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
     if first.masked is not None and not seeds:
         return measure_draws(first.masked.gradients)
     return measure_scatter([run.masked.gradients for run in seeds if run.masked is not None])
+
+
+def draws_masks(num_ranks: int, device_kind: str) -> bool:
+    """True where masks are drawn at steps from the initial parameters: where every candidate can be set back to them,
+    on devices whose limits were measured.
+    """
+    return num_ranks == 1 and device_kind == DEVICE_OF_DRAWS
 
 
 def with_draws(protocol: Protocol) -> Protocol:

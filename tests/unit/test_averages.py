@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from guarded import BF16, PROTOCOL, make_study
+from guarded import BF16, FP32, PROTOCOL, make_study
 from guarded_unseen import UNSEEN, Pair
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,3 +79,30 @@ def test_a_wrong_average_does_not_hide_behind_16_bits(one_thread: None, tmp_path
     planted = fault.plant(Pair)  # type: ignore[attr-defined]
     assert study.failed(study.job(**O1), unit_roundoff=BF16) == []
     assert "averages" in study.failed(study.job(planted(), **O1), unit_roundoff=BF16)
+
+
+class Warming(Pair):
+    """Averages whose share falls with the steps that they have seen: a warm-up that a number in Python counts."""
+
+    num_seen = 0
+
+    @property
+    def decay(self) -> float:  # type: ignore[override]
+        return (1 + self.num_seen) / (10 + self.num_seen)
+
+    def training_step(self, job: Any, batch: Any) -> torch.Tensor:
+        loss = super().training_step(job, batch)
+        self.num_seen += 1
+        return loss
+
+
+def test_a_warm_up_is_judged_at_the_reference_s_steps_where_lossy_candidates_are_allowed(
+    one_thread: None, tmp_path: Path
+) -> None:
+    """The reference's longer horizon is no part of what other candidates run."""
+    long = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=20, randomness="none")
+    study = make_study(tmp_path / "study", Warming, protocol=long, unit_roundoffs=(FP32,))
+    assert len(study.reference.averages) == 4
+    assert study.failed(study.job()) == []
+    assert len(study.reference.horizon_ends) == 3
+    assert study.failed(study.job(), lossy=True) == []

@@ -108,8 +108,8 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     Runs: once, with draws of masks where the model is random; once more with the same seed; disturbed by each unit
     roundoff, and in the update's bias corrections where candidates may round them; the audits by its twin, where it
     does not compute in FP32 itself; on several ranks over further seeds, in place of the draws. Where lossy candidates
-    are allowed, the first run and those disturbed by the coarsest roundoff go on over the longer horizon. Every rank
-    has the same result; rank 0 writes it.
+    are allowed, runs of their own go on over the longer horizon, the first of them undisturbed. Every rank has the same
+    result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
     limit_host_memory(request.memory_limit_bytes, request.device)
@@ -124,7 +124,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     runs = _Runs(job, files, request, coordinator)
     no_rule = why_not_replayed(job) or ""
     watch = None if no_rule else watch_of_updates(job)
-    first = runs.run(horizon=True, update_watch=watch, draws=True)
+    first = runs.run(update_watch=watch, draws=True)
     reference = first.curve
     rules: tuple[UpdateRule, ...] = ()
     if watch is not None and reference.finite:
@@ -140,6 +140,9 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     if corrections is not None and rounds_bias_corrections(job.optimizer):  # then candidates that do not differ as well
         rounding = {key: widened(tolerance, corrections) for key, tolerance in rounding.items()}
     seeds = runs.over_seeds(first)
+    horizons = runs.horizons(max(request.unit_roundoffs))
+    if horizons:
+        reference = msgspec.structs.replace(reference, horizon_losses=horizons[0])
     result = GuardReference(
         protocol=request.protocol,
         curve=reference,
@@ -147,7 +150,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         rounding=rounding,
         bias_corrections=corrections,
         seed_means=tuple(sum(run.curve.curve_losses) / len(run.curve.curve_losses) for run in seeds),
-        horizon_ends=runs.horizon_ends(max(request.unit_roundoffs)),
+        horizon_ends=tuple(last_quarter(losses) for losses in horizons),
         choices=request.choices,
         rule=rules[0] if rules else None,
         further_rules=rules[1:],
@@ -293,7 +296,6 @@ class _Runs:
         self._others = OtherOptimizers(job)
         self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
         self._count = 0
-        self._horizon_ends: list[float] = []
 
     def run(
         self,
@@ -301,15 +303,14 @@ class _Runs:
         seed: int | None = None,
         roundoff: float = 0.0,
         disturbance: int = 0,
-        horizon: bool = False,
+        horizon_seed: int | None = None,
         update_watch: UpdateWatch | None = None,
         audits: bool = True,
         draws: bool = False,
     ) -> _Run:
-        """One run; over the horizon as well where that is asked for and needed."""
+        """One run; with a seed for it, over the horizon as well."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
-        on = horizon and protocol.num_horizon > 0 and len(self._horizon_ends) < NUM_HORIZON_RUNS
         self._count += 1
         self._coordinator.send(TaskProgress(text=f"reference run {self._count}"))
         disturb = Disturbance(roundoff, seed=1 + disturbance) if roundoff else None
@@ -317,7 +318,6 @@ class _Runs:
         rank = self._coordinator.rank
         disturbed = disturb.of_rank(rank).of_outputs(unwrapped(self._job.model)) if disturb else nullcontext()
         with disturbed, self._others.seen():
-            horizon_seed = protocol.seed + len(self._horizon_ends) if on else None
             comparable = not why_not_compared(self._job)
             gradient_watch = GradientWatch(self._job) if audits and comparable else None
             is_masked = draws if protocol.num_draws else not roundoff
@@ -338,20 +338,17 @@ class _Runs:
                 draws=seeds_of_draws(protocol, of_reference=True) if draws else (),
             )
         curve = averaged(curve, self._coordinator)
-        if on:
-            self._horizon_ends.append(last_quarter(curve.horizon_losses))
         rates = {} if rate_watch is None else rate_watch.modules
         return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch, rates=rates)
 
     def disturbed(self) -> dict[float, list[_Run]]:
-        """Runs disturbed by each unit roundoff; those by the coarsest go on over the horizon."""
-        roundoffs = self._request.unit_roundoffs
+        """Runs disturbed by each unit roundoff."""
         return {
             roundoff: [
-                self.run(roundoff=roundoff, disturbance=number, horizon=roundoff == max(roundoffs))
+                self.run(roundoff=roundoff, disturbance=number)
                 for number in range(self._request.protocol.num_disturbed)
             ]
-            for roundoff in roundoffs
+            for roundoff in self._request.unit_roundoffs
         }
 
     def bias_corrections(self, first: _Run) -> Tolerance | None:
@@ -393,11 +390,25 @@ class _Runs:
         )
         return Compared(steps=reference.gradients, noise={FP32_ROUNDOFF.hex(): noise})
 
-    def horizon_ends(self, coarsest: float) -> tuple[float, ...]:
-        """Of the first run and of disturbed ones, of which there are more runs where there were too few."""
-        while self._request.protocol.num_horizon and len(self._horizon_ends) < NUM_HORIZON_RUNS:
-            self.run(roundoff=coarsest, disturbance=len(self._horizon_ends) - 1, horizon=True)
-        return tuple(self._horizon_ends)
+    def horizons(self, coarsest: float) -> list[tuple[float, ...]]:
+        """Losses over the horizon, undisturbed and disturbed; none where nothing is lossy.
+
+        These runs have no audits, as lossy candidates have none: after a horizon what counts its steps, as the warm-up
+        of an average does, is elsewhere than in candidates that have none.
+        """
+        protocol = self._request.protocol
+        if not protocol.num_horizon:
+            return []
+        runs = [
+            self.run(
+                roundoff=coarsest if number else 0.0,
+                disturbance=max(0, number - 1),
+                horizon_seed=protocol.seed + number,
+                audits=False,
+            )
+            for number in range(NUM_HORIZON_RUNS)
+        ]
+        return [run.curve.horizon_losses for run in runs]
 
     def _restore(self, disturb: Disturbance | None) -> None:
         """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""

@@ -19,8 +19,8 @@ from steptune.tuner.records import (
     new_id,
 )
 from steptune.tuner.search.space import Space
-from steptune.tuner.search.specs import SpecMaker, guard_protocol
-from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.search.specs import SpecMaker, expected_step_ns, guard_protocol
+from steptune.tuner.trials.reference import ReferenceRequest, draws_masks
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.workloads.reference import format_reference, parse_reference
 
@@ -48,11 +48,13 @@ class Engine:
                 device=space.environment.hardware.device_kind,
                 protocol=guard_protocol(
                     space.workload,
+                    step_ns=expected_step_ns(space.workload, space.environment.topology),
                     seconds=GUARD_S,
                     num_roundoffs=len(roundoffs),
                     bias_corrections=corrections,
                     lossy=bool(study.settings.allow),
                     seed=study.settings.seed,
+                    draws=draws_masks(study.settings.num_ranks, space.environment.hardware.device_kind),
                 ),
                 unit_roundoffs=roundoffs,
                 bias_corrections=corrections,

@@ -1,6 +1,7 @@
 """The most that can be saved: never negative, never too small."""
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 from builders import sample_environment, sample_facts
@@ -18,7 +19,7 @@ from steptune.tuner.profiling.bounds import (
     removable,
 )
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice, ModelFacts
+from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice, Device, InputActivity, ModelFacts
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 
 C = Category
@@ -270,7 +271,7 @@ class TestInputWithoutWorkers:
 
     def test_the_bound_does_not_rest_on_the_time_of_a_sample(self) -> None:
         """Since stored samples, and those asked for as a batch, come sooner than one by one at the first look."""
-        found = self.choosing(self.loading(200_000, epoch_restart=0.3), dataset_cache={"where": "memory"})
+        found = self.choosing(self.loading(200_000, epoch_restart=0.3), cpu_threads={"num_threads": 8, "bind": None})
         bound = strategy_named("data_loading").bound(found, {**WORKERS, "num_workers": 0})
         assert bound == pytest.approx(0.3)
 
@@ -286,6 +287,39 @@ class TestInputWithoutWorkers:
         for facts, found in ((with_workers, True), (sample_facts(current={}), False)):
             choices = strategy_named("data_loading").choices(sample_environment(), facts)
             assert any(not choice["num_workers"] and not choice["pin_memory"] for choice in choices) == found
+
+
+class TestCrowding:
+    """Loader workers take cores that the step needs: without them compute is faster, too."""
+
+    SHARES: ClassVar = {C.MATMUL: 0.6, C.OPTIMIZER: 0.3, C.DATA_WAIT: 0.1}
+
+    def saved(
+        self, *, busy: float | None = None, workers: int = 2, threads: int | None = None, cores: int = 2
+    ) -> float:
+        loading = {**WORKERS, "num_workers": workers}
+        found = measured(self.SHARES, data_loading=loading, cpu_threads={"num_threads": threads, "bind": None})
+        cpu = Device(kind="cpu", name="c", memory_bytes=1)
+        hardware = replace(found.environment.hardware, num_cores=cores, devices=(cpu,))
+        activity = None
+        if busy is not None:
+            activity = InputActivity(num_workers=workers, wait_ns=0, runnable_share=busy, read_bytes_per_s=0.0)
+        found = dataclasses.replace(found, environment=replace(found.environment, hardware=hardware), input=activity)
+        return strategy_named("dataset_cache").bound(found, {"where": "memory"})
+
+    def test_a_cache_saves_what_its_workers_computed(self) -> None:
+        assert self.saved(busy=0.1) == pytest.approx(0.1 + 2 * 0.1)
+        assert self.saved() == pytest.approx(1.0), "what is not known sets no limit"
+
+    @pytest.mark.parametrize("options", [{"workers": 0}, {"threads": 2, "cores": 4}, {"threads": 1, "cores": 3}])
+    def test_nothing_is_crowded_without_workers_or_with_cores_for_all(self, options: dict[str, int]) -> None:
+        assert self.saved(busy=0.1, **options) == pytest.approx(0.1)
+
+
+def test_recomputation_is_half_of_a_step_at_most() -> None:
+    found = measured({C.MATMUL: 1.0}, activation_checkpointing={"every": 1, "save": None})
+    bound = strategy_named("activation_checkpointing").bound(found, {"every": None, "save": None})
+    assert bound == pytest.approx(0.5)
 
 
 def test_a_step_without_time_divides_by_nothing() -> None:

@@ -86,6 +86,24 @@ def without(situation: Situation, *categories: Category) -> Savings:
     return {category: removable(situation, category) for category in categories}
 
 
+def without_crowding(situation: Situation) -> Savings:
+    """What is saved when loader workers no longer take cores that the step computes on.
+
+    Where the step computes on the host, and its threads and the workers are more than the cores, each second that a
+    worker computes, or queues for a core, delays the step by a second at most.
+    """
+    loading, hardware = situation.choices.get("data_loading", {}), situation.environment.hardware
+    workers = int(loading.get("num_workers") or 0)
+    threads = int(situation.choices.get("cpu_threads", {}).get("num_threads") or hardware.num_cores)
+    ranks = _num_ranks(situation)
+    if hardware.device_kind != "cpu" or not workers or ranks * (workers + threads) <= hardware.num_cores:
+        return {}
+    busy = 1.0 if situation.input is None else situation.input.runnable_share
+    computing = without(situation, *(c for c in Category if c not in (Category.DATA_WAIT, Category.EPOCH_RESTART)))
+    share = sum(computing.values())
+    return part_of(computing, min(1.0, workers * busy / share)) if share else {}
+
+
 def at_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> Savings:
     """What is saved when compute of these categories runs at the measured peak; as for `above_roofline`.
 

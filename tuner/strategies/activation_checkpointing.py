@@ -43,6 +43,9 @@ _ATTENTION = (
 )
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 
+RECOMPUTED = 0.5
+"""Share of a step that recomputes every block, beyond which recomputation cannot be."""
+
 
 class ActivationCheckpointing(Strategy):
     name = "activation_checkpointing"
@@ -96,13 +99,13 @@ class ActivationCheckpointing(Strategy):
         plan.checkpointing.append(checkpoint_blocks)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        # Recomputing less than today saves at most the recomputation: a forward pass of the blocks,
-        # which is about a quarter of forward, backward and recomputation together.
+        # Recomputing less than today saves at most the recomputation: a forward pass of the blocks, which the step
+        # contains a second time anyway. So it is half of the step at most, and usually a quarter.
         current, wanted = situation.choices[self.name]["every"], choice["every"]
         if current is None:
             return {}
         left = 0.0 if wanted is None or choice["save"] is not None else 1 / int(wanted)
-        return part_of(without(situation, *Category), max(0.0, 0.25 * (1 / int(current) - left)))
+        return part_of(without(situation, *Category), max(0.0, RECOMPUTED * (1 / int(current) - left)))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         marks = [getattr(module, _MARK) for module in job.model.modules() if hasattr(module, _MARK)]

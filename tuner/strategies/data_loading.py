@@ -29,6 +29,7 @@ from steptune.tuner.profiling.bounds import (
     pipelined_input,
     removable,
     without,
+    without_crowding,
 )
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
@@ -103,7 +104,9 @@ class DataLoading(Strategy):
         current = situation.choices[self.name]
         hidden = self._hidden_at_most(situation, choice)
         starts = min(hidden, removable(situation, Category.EPOCH_RESTART))
-        found = {Category.EPOCH_RESTART: starts, Category.DATA_WAIT: hidden - starts}
+        found: Savings = {Category.EPOCH_RESTART: starts, Category.DATA_WAIT: hidden - starts}
+        if int(choice["num_workers"] or 0) < int(current["num_workers"] or 0):
+            found = jointly(found, without_crowding(situation))
         if choice["pin_memory"] and not current["pin_memory"]:
             # The host waits for a copy of pageable memory, and launches late what comes after it.
             return jointly(found, without(situation, Category.COPY_H2D, Category.QUEUED))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, without, without_crowding
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
     from steptune.tuner.workloads.workload import Workload
 
+CROWDING_PART = 0.1
 MEMORY_SHARE = 0.5
 """Of the free memory or disk that a cache may fill."""
 
@@ -36,7 +37,6 @@ class DatasetCache(Strategy):
     defaults: ClassVar[Choice] = {"where": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"where": (None, "memory", "disk")}
     attacks = (Category.DATA_WAIT,)
-    touches = (Category.DATA_WAIT,)
     usual_realisation = 0.8
     trial_cost_s = 5.0
 
@@ -70,7 +70,14 @@ class DatasetCache(Strategy):
             plan.dataset.append(lambda dataset, workload: CachedDataset(dataset, where, workload))
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        return without(situation, Category.DATA_WAIT)
+        return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Most of the wait, and little of what workers that make samples take of the step's cores."""
+        if not without_crowding(situation):
+            return None
+        wait = removable(situation, Category.DATA_WAIT)
+        return self.usual_realisation * wait + CROWDING_PART * (self.bound(situation, choice) - wait)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         dataset = job.loader.dataset

@@ -135,12 +135,12 @@ class ContributionRun:
 
 
 def without_parts(designer: Designer, answer: Candidate) -> dict[str, Candidate]:
-    """Return the answer without each of its parts, by strategy, where that can be run."""
+    """Return the answer without each of its parts, by strategy, where that is legal and nothing says that it fails."""
     found = {}
     for name, choice in answer.choices.items():
         before = designer.reference.choices.get(name, {})
         if choice != before:
             without = designer.space.combine(answer.with_choice(name, before), [])
-            if without is not None and without != answer:
+            if without is not None and without != answer and not designer.knowledge.known_to_fail(without):
                 found[name] = without
     return found

@@ -26,6 +26,7 @@ from steptune.tuner.search.preparation import Preparation, Prepared, ReferenceMa
 from steptune.tuner.search.recommend import chosen_of, recommend
 from steptune.tuner.search.search_run import SearchRun
 from steptune.tuner.search.view import StudyInterrupt, StudyView
+from steptune.tuner.speeds import is_wide
 from steptune.tuner.strategies import STRATEGIES, Strategy
 
 
@@ -125,7 +126,7 @@ class StudyDriver:
         self._confirmation = ConfirmationRun(*begun, place=self._place)
         self._confirmation.run()
         chosen = chosen_of(designer, self._confirmation.judged())
-        if chosen is not None:
+        if chosen is not None and chosen.gain is not None and not is_wide(chosen.gain.interval):
             self._contributions = ContributionRun(*begun, place=self._place, confirmed=self._confirmation.blocks)
             self._contributions.run(chosen.candidate)
 

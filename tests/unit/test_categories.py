@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from kernel_names import HELD_OUT, KNOWN
 from traces import needs_traces, trace_file
 
 from steptune.tuner.profiling.categories import (
@@ -128,6 +129,12 @@ def kernel_time(name: str) -> Counter[str]:
 def test_kernels_by_name(name: str) -> None:
     assert classify_kernel(name) == KERNELS[name]
     assert is_communication(name) == (KERNELS[name] is C.COMMUNICATION)
+
+
+@pytest.mark.parametrize(("name", "category"), KNOWN + HELD_OUT, ids=lambda value: str(value)[:40])
+def test_kernels_of_public_libraries(name: str, category: Category) -> None:
+    assert classify_kernel(name) == category
+    assert is_communication(name) == (category is C.COMMUNICATION)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

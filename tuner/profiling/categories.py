@@ -230,8 +230,11 @@ def _rules(*pairs: tuple[Category, str]) -> _Rules:
 
 
 _COMMUNICATION = re.compile(
-    r"^(nccl|rccl|gloo:|c10d::|mscclKernel)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|cross_device_reduce|nvshmem|"
-    r"deep_ep::|multimem_|one_shot_all_reduce|two_shot_all_reduce",
+    # Libraries by their names: NCCL, RCCL, MSCCL(++), oneCCL, HCCL, NVSHMEM, DeepEP, Transformer Engine's user buffers.
+    r"^(nccl|rccl|gloo:|c10d::|oneccl|ccl_|hccl|hcom_)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|\bmsccl|"
+    r"\b(one)?ccl::|nvshmem|rocshmem|deep_ep::|userbuffers_|multimem_|"
+    # Kernels of vLLM, TensorRT-LLM, FlashInfer, AITER and torch's symmetric memory by what they do.
+    r"^(?!triton_[a-z]{3}_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|cross_device_(reduce|store))",
     re.IGNORECASE,
 )
 
@@ -258,30 +261,37 @@ _OPERATOR_RULES = _rules(
     ),
 )
 
+_NAMESPACES = re.compile(r"\b(deep_gemm|flashinfer|fp8_blockscale_gemm)::")
+"""Libraries that are called after their first kernel, whatever else they hold."""
+
 _KERNEL_RULES = _rules(
     # Inductor names a fused kernel after everything it fuses ("triton_poi_fused_addmm_relu_3" adds a bias):
-    # the kind of kernel comes first.
+    # the kind of kernel comes first. A template is a matmul or a convolution, unless it is one of attention.
     (Category.NORMALISATION, r"^triton_(poi|red|per)_.*(layer|batch|group|rms)_?norm"),
-    (Category.ELEMENTWISE, r"^triton_poi_"),
-    (Category.REDUCTION, r"^triton_(red|per)_"),
+    (Category.ELEMENTWISE, r"^triton_(poi|for)_"),
+    (Category.REDUCTION, r"^triton_(red|per|spl)_"),
     (
         Category.ATTENTION,
-        r"flash|fmha|attention|cudnn_generated_fort_native_sdpa|fused_attn|cudnn::fusion::compute_dot_do_o",
+        r"flash_?(?!infer)|fmha|attention|attn|sdpa|\bmla_|kernel_mha|gemm_softmax_gemm|(prefill|decode)with\w*kvcache|"
+        r"delta_rule|cudnn::fusion::compute_dot_do_o",
     ),
+    (Category.MATMUL, r"^triton_tem_"),
     (
         Category.NORMALISATION,
-        r"layer_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|rms_?norm|GammaBetaBackward",
+        r"layer_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|rms_?norm|GammaBetaBackward|RowwiseMoments|normalization::",
     ),
+    (Category.ELEMENTWISE, r"^(void )?transpose_fp32|scale_1x128"),
     (
         Category.MATMUL,
         r"(?<!fb)gemm|gemv|cutlass|wgmma|conv(?!ert)|winograd|xmma|implicit_con|nvjet|cublas|dot_kernel|triton_.*mm|"
-        r"_sm\d+_.*tensor|Cijk_|splitK|[sh]cudnn_|cudnn::cnn|dgrad|wgrad",
+        r"_sm\d+_.*tensor|Cijk_|splitK|[sh]cudnn_|cudnn::cnn|dgrad|wgrad|matmul|(^|_)b?mm_|fused_moe_kernel|marlin|"
+        r"mqa_logits",
     ),
     (Category.REDUCTION, r"reduce|softmax|nll_loss|cross_entropy|cumsum|scan|pool|norm_kernel"),
     (
         Category.ELEMENTWISE,
-        r"elementwise|copy|fill|dropout|CatArray|gelu|relu|multi_tensor_apply|vectorized|pointwise|cast|"
-        r"nchwToNhwc|nhwcToNchw",
+        r"elementwise|copy|fill|dropout|CatArray|gelu|relu|multi_tensor_apply|vectorized_(?!gather)|pointwise|cast(?<!broadcast)|"
+        r"nchwToNhwc|nhwcToNchw|swiglu|geglu|silu",
     ),
 )
 
@@ -298,8 +308,9 @@ def classify_kernel(name: str) -> Category:
     """Class of a device kernel by its name. Memory copies are classified by `classify_copy`."""
     if is_communication(name):
         return Category.COMMUNICATION
+    short = _NAMESPACES.sub("", name)
     for category, pattern in _KERNEL_RULES:
-        if pattern.search(name):
+        if pattern.search(short):
             return category
     return Category.OTHER_COMPUTE
 

@@ -22,6 +22,7 @@ class StepWindows:
         boundaries: int64 of length steps + 1: each window's start, and the last one's end.
         thread: The thread that ran the steps.
         host_starts: When the host began each step: it may run ahead of the device. Empty without marks.
+        host_end: When the host ended the last of them.
         marked: Whether the trace says where steps begin; without marks all of it is one window.
         num_dropped: Incomplete steps at the end that are left out.
         num_ignored: Marks that are no steps of the loop: of other threads, around others, without length.
@@ -31,6 +32,7 @@ class StepWindows:
     thread: int
     host_starts: Ints
     marked: bool
+    host_end: int = 0
     num_dropped: int = 0
     num_ignored: int = 0
 
@@ -75,6 +77,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
         boundaries=boundaries,
         thread=thread,
         host_starts=start[:kept],
+        host_end=int(follows[kept - 1]),
         marked=True,
         num_dropped=len(marks) - kept,
         num_ignored=num_marks - len(marks),

@@ -1,0 +1,157 @@
+"""How far is a stated gain from the true one, by replay and by the subtraction of categories?
+
+    python benchmarks/replay.py
+
+Pairs are programs on a simulated machine with and without a cause (tests/counterfactuals): the truth is the program
+without it, unprofiled. Errors are points of the step's share that is saved. Replays of the unchanged steps of real
+traces are compared with what was recorded. No figure is a measurement of this machine but the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+
+from counterfactuals.machine import step_time, write_traces  # noqa: E402
+from counterfactuals.programs import Pair, pairs  # noqa: E402
+from stamp import RESULTS, stamp  # noqa: E402
+
+from steptune.tuner.profiling.analysis import analyse_trace  # noqa: E402
+from steptune.tuner.profiling.capture import link  # noqa: E402
+from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category  # noqa: E402
+from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part  # noqa: E402
+from steptune.tuner.profiling.reader import read_trace  # noqa: E402
+from steptune.tuner.profiling.replay.answers import replay, replay_ranks  # noqa: E402
+from steptune.tuner.profiling.replay.graph import build_graph  # noqa: E402
+from steptune.tuner.records import Breakdown  # noqa: E402
+
+TRACES = Path(os.environ.get("STEPTUNE_TRACES") or ROOT.parent / "shared" / "traces")
+CAPTURES = ROOT / "tests" / "captures"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", nargs="+", default=["development", "held out"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "replay.json")
+    arguments = parser.parse_args()
+    report = {
+        "question": "error of stated gains against the truth of simulated pairs, and of replays of unchanged traces",
+        **stamp(" ".join(["python", "benchmarks/replay.py", *sys.argv[1:]])),
+        "sets": {},
+    }
+    for kind in arguments.sets:
+        rows = [answered(pair) for pair in pairs(kind)]
+        report["sets"][kind] = {"summary": summary(rows), "pairs": rows}
+        print(kind, json.dumps(report["sets"][kind]["summary"], indent=1), flush=True)
+    report["self_replay"] = [row for folder in (TRACES, CAPTURES) for row in self_replays(folder)]
+    errors = [row["error"] for row in report["self_replay"] if not row["refusal"]]
+    report["self_replay_summary"] = {"replayed": len(errors), **quantiles(errors, 100)}
+    print(json.dumps(report["self_replay_summary"]))
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def answered(pair: Pair) -> dict:
+    """What is true of a pair, and what replay and subtraction say."""
+    options = {"num_ranks": pair.num_ranks, "seed": pair.seed}
+    before = step_time(pair.program, pair.machine, **options)
+    after = step_time(pair.program, pair.machine, without=frozenset({pair.cause}), **options)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_traces(Path(folder), pair.program, pair.machine, num_steps=pair.num_steps, **options)
+        captures = [link(read_trace(path)) for path in paths]
+    unprofiled_ns = round(before * 1000)
+    analysed = [analyse_trace(capture.trace, "", unprofiled_ns) for capture in captures]
+    graphs = dict(enumerate(build_graph(capture) for capture in captures))
+    if pair.cause == "late_ranks":
+        said = {
+            cost: replay_ranks(graphs, value) for cost, value in (("calibrated", unprofiled_ns), ("as_recorded", None))
+        }
+    else:
+        workers = bool(pair.machine.workers)
+        said = {
+            cost: replay(graphs[0], value, workers=workers)
+            for cost, value in (("calibrated", unprofiled_ns), ("as_recorded", None))
+        }
+    row = {
+        "name": pair.name,
+        "cause": pair.cause,
+        "true": round(1 - after / before, 4),
+        "replay": round(said["calibrated"].saved.get(pair.cause, 0.0), 4),
+        "not_calibrated": round(said["as_recorded"].saved.get(pair.cause, 0.0), 4),
+        "subtraction": round(subtracted(pair, analysed), 4),
+        "refusal": said["calibrated"].refusal,
+        "unprofiled_error": said["calibrated"].unprofiled_error,
+    }
+    print(row, flush=True)
+    return row
+
+
+def subtracted(pair: Pair, analysed: list) -> float:
+    """Share of the step that the categories of a cause take."""
+    breakdowns: list[Breakdown] = [analysis.breakdowns[0] for analysis, _ in analysed]
+    (first, *_) = breakdowns
+    if pair.cause == "late_ranks":
+        compared = compare_ranks({rank: calls for rank, (_, calls) in enumerate(analysed)})
+        shares = []
+        for wait, breakdown in zip(compared.waits, breakdowns, strict=True):
+            shares.append(late_part(wait, breakdown) * breakdown.removable_share(Category.COMMUNICATION))
+        return max(shares, default=0.0)
+    if pair.cause == "stalls":
+        return first.stalled_share * first.removable_share(Category.HOST)
+    if pair.cause == "loader":
+        return first.removable_share(Category.DATA_WAIT, Category.EPOCH_RESTART)
+    if pair.cause == "launches":
+        stalled = first.stalled_share * first.removable_share(Category.HOST)
+        return first.removable_share(*HOST_CATEGORIES) - stalled
+    return first.removable_share(Category.SYNCHRONISATION)
+
+
+def summary(rows: list[dict]) -> dict:
+    found = {}
+    for cause in ("all", *dict.fromkeys(row["cause"] for row in rows)):
+        own = [row for row in rows if cause in ("all", row["cause"])]
+        found[cause] = {"pairs": len(own)}
+        for how in ("replay", "not_calibrated", "subtraction"):
+            errors = [abs(row[how] - row["true"]) for row in own]
+            gains = [(1 - row["true"]) / (1 - min(0.999, row[how])) for row in own]
+            found[cause][how] = {
+                **quantiles(errors, 100),
+                "gain_within_5_percent": sum(0.95 <= ratio <= 1.05 for ratio in gains),
+                "within_3_points": sum(error <= 0.03 for error in errors),
+                "within_5_points": sum(error <= 0.05 for error in errors),
+            }
+    return found
+
+
+def quantiles(errors: Iterable[float], scale: float) -> dict:
+    values = np.array(list(errors)) * scale
+    return {name: round(float(np.quantile(values, q)), 2) for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0))}
+
+
+def self_replays(folder: Path) -> Iterable[dict]:
+    for path in sorted(folder.glob("*.json.gz")):
+        capture = link(read_trace(path))
+        began = time.perf_counter()
+        graph = build_graph(capture)
+        said = replay(graph) if graph is not None else None
+        yield {
+            "trace": path.name.removesuffix(".json.gz"),
+            "steps": len(capture.steps),
+            "error": said.error if said is not None else None,
+            "refusal": said.refusal if said is not None else "no steps are marked, or no work is launched in them",
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+
+
+if __name__ == "__main__":
+    main()

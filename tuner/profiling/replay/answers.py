@@ -1,0 +1,140 @@
+"""Questions to a replay: the steps without their synchronisations, stalls, batches, launches or late ranks.
+
+Where the recorded steps cannot be replayed, the answer says why and states no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from steptune.tuner.profiling.replay import ranks as several
+from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns, with_unprofiled_pace
+from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, SYNC
+from steptune.tuner.profiling.replay.graph import Graph
+from steptune.tuner.profiling.replay.scenarios import (
+    stalls,
+    without_allocation,
+    without_blocking_copies,
+    without_launches,
+    without_loader,
+    without_stalls,
+    without_synchronisation,
+)
+from steptune.tuner.profiling.replay.simulate import step_time_ns
+from steptune.tuner.trace_records import Replay
+
+MOST_ERROR = 0.05
+"""Of a replay of the unchanged steps."""
+MOST_UNEXPLAINED = 0.05
+LEAST_KNOWN = 0.95
+LEAST_STEPS = 2
+SYNCHRONISATION, STALLS, LOADER, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANKS = (
+    "synchronisation",
+    "stalls",
+    "loader",
+    "allocation",
+    "copies",
+    "launches",
+    "late_ranks",
+)
+Edit = Callable[[Graph], Graph]
+
+
+def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
+    """What one rank's steps take without each cause.
+
+    Args:
+        unprofiled_ns: Time of a step without the profiler; without it the profiler's cost is not taken off.
+        workers: Worker processes make the batches.
+    """
+    refusal = refused(graph)
+    error = abs(step_time_ns(graph, usual_delays=True) / graph.recorded_ns - 1) if not refusal else 1.0
+    if not refusal and error > MOST_ERROR:
+        refusal = f"the replay of the unchanged steps takes {1 + error:.2f} times what was recorded"
+    if refusal:
+        return Replay(recorded_ns=round(graph.recorded_ns), refusal=refusal)
+    cost = 0.0
+    if unprofiled_ns:
+        cost = event_cost_ns(lambda c: step_time_ns(calibrated(graph, c)), unprofiled_ns)
+    graph = calibrated(graph, cost)
+    if unprofiled_ns:
+        graph = with_unprofiled_pace(graph, step_time_ns, unprofiled_ns)
+    whole = step_time_ns(graph)
+    edits = _edits(graph, workers=workers)
+    saved = {cause: 1 - step_time_ns(edit(graph)) / whole for cause, edit in edits.items()}
+    return Replay(
+        recorded_ns=round(graph.recorded_ns),
+        step_time_ns=round(whole),
+        error=error,
+        event_cost_ns=round(cost) if unprofiled_ns else None,
+        unprofiled_error=abs(whole / unprofiled_ns - 1) if unprofiled_ns else None,
+        saved={cause: max(0.0, share) for cause, share in saved.items()},
+    )
+
+
+def refused(graph: Graph) -> str:
+    """Why the steps cannot be replayed; empty where they can."""
+    operations = graph.operations
+    if graph.num_steps < LEAST_STEPS:
+        return "a single step shows no steady state"
+    if operations.known < LEAST_KNOWN:
+        return f"the launches of {1 - operations.known:.0%} of the device's time are not recorded"
+    if operations.unexplained > MOST_UNEXPLAINED:
+        return f"for {operations.unexplained:.0%} of the time operations start later than anything recorded explains"
+    return ""
+
+
+def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
+    """The causes that the steps have."""
+    kinds = set(np.unique(graph.chain.kind).tolist())
+    found: dict[str, Edit] = {}
+    if SYNC in kinds:
+        found[SYNCHRONISATION] = without_synchronisation
+    if graph.chain.waits:
+        found[COPIES] = without_blocking_copies
+        found[SYNCHRONISATION] = without_synchronisation
+    if len(stalls(graph.chain)):
+        found[STALLS] = without_stalls
+    if BATCH in kinds:
+        found[LOADER] = lambda g: without_loader(g, in_main_process=not workers)
+    if ALLOCATION in kinds:
+        found[ALLOCATIONS] = without_allocation
+    found[LAUNCHES] = without_launches
+    return found
+
+
+def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None) -> Replay:
+    """What the steps of all ranks take if none is late.
+
+    Args:
+        graphs: By rank.
+    """
+    recorded = max(graph.recorded_ns for graph in graphs.values())
+    refusal = next((reason for reason in map(refused, graphs.values()) if reason), "")
+    try:
+        joint = several.meet([graphs[rank] for rank in sorted(graphs)])
+    except several.UnlikeRanksError as reason:
+        return Replay(recorded_ns=round(recorded), refusal=refusal or str(reason))
+    error = abs(several.step_time_ns(joint, usual_delays=True) / recorded - 1)
+    if error > MOST_ERROR:
+        refusal = refusal or f"the replay of the unchanged steps takes {1 + error:.2f} times what was recorded"
+    if refusal:
+        return Replay(recorded_ns=round(recorded), refusal=refusal)
+
+    def at_cost(cost_ns: float) -> several.Ranks:
+        return replace(joint, graphs=tuple(calibrated(graph, cost_ns) for graph in joint.graphs))
+
+    cost = event_cost_ns(lambda c: several.step_time_ns(at_cost(c)), unprofiled_ns) if unprofiled_ns else 0.0
+    whole = several.step_time_ns(at_cost(cost))
+    saved = 1 - several.step_time_ns(several.without_late_ranks(at_cost(cost))) / whole
+    return Replay(
+        recorded_ns=round(recorded),
+        step_time_ns=round(whole),
+        error=error,
+        event_cost_ns=round(cost) if unprofiled_ns else None,
+        unprofiled_error=abs(whole / unprofiled_ns - 1) if unprofiled_ns else None,
+        saved={LATE_RANKS: max(0.0, saved)},
+    )

@@ -1,0 +1,68 @@
+"""The dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
+
+Times are measured, edges are rules. All threads that launch form one chain, because forward and backward threads take
+turns. An operation begins when its launch, the operation before it on its stream, and those of other streams that it
+waits for allow it. Of these edges the one that bound its start carries the whole measured delay, the others the usual
+one.
+
+Sources: Daydream (Zhu et al., ATC 2020) for the graph and its edits, dPRO (Hu et al., MLSys 2022) for several ranks,
+Lumos (Liang et al., MLSys 2025) for edges between streams in Kineto traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain
+from steptune.tuner.profiling.replay.operations import Operations, device_operations
+
+MOST_OVERHEAD = 0.85
+"""Of any stretch of host time, the largest part that recording its events can have taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """The recorded steps of one rank.
+
+    Attributes:
+        recorded_ns: Time of a recorded step, as the breakdown has it.
+    """
+
+    num_steps: int
+    recorded_ns: float
+    chain: Chain
+    operations: Operations
+
+    @property
+    def size(self) -> int:
+        """Nodes of the host and operations of devices."""
+        return len(self.chain) + len(self.operations)
+
+
+def build_graph(capture: Capture) -> Graph | None:
+    """The graph of the marked steps; None without marks or without device work that they launch."""
+    steps = capture.steps
+    if not steps.marked:
+        return None
+    chain = host_chain(capture)
+    if chain is None:
+        return None
+    chain, operations = device_operations(capture, chain)
+    low, high = steps.span
+    return Graph(num_steps=len(steps), recorded_ns=(high - low) / len(steps), chain=chain, operations=operations)
+
+
+def without_profiler(chain: Chain, cost_ns: float) -> Chain:
+    """The chain without so much for every recorded event, but at most `MOST_OVERHEAD` of any stretch."""
+
+    def less(time: Floats, events: Floats) -> Floats:
+        return np.asarray(np.maximum(time - cost_ns * events, (1 - MOST_OVERHEAD) * time))
+
+    return chain.having(
+        gap=less(chain.gap, chain.gap_events),
+        length=less(chain.length, chain.length_events),
+        tail=float(less(np.array([chain.tail]), np.array([chain.tail_events]))[0]),
+    )

@@ -1,0 +1,286 @@
+"""What devices did in the recorded steps, what each operation waited for, and what the host waited for.
+
+Streams wait for each other in calls of `cudaStreamWaitEvent`, of which a trace says neither the event nor the streams:
+the next launch of the thread waits for the last operation of every other stream, if that had ended by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.profiling.gaps import LATENCY_RANGE_NS
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, threads_of
+from steptune.tuner.profiling.trace import Kind
+
+BLOCKING_COPY_NS = 20_000
+"""A call that copies and lasts longer, until its copy has ended, waits for it: the memory is pageable."""
+FULL_QUEUE_NS, FULL_QUEUE_CALLS, FULL_QUEUE = 50_000, 20, 0.8
+"""A launch that lasts so long, so many times the usual one, while so much of the queue is filled, waits for a place."""
+QUEUE_DEPTH = 1024
+"""Of CUDA; up to 1,469 were seen on an H200."""
+OWN_WAIT_NS = 10_000
+"""Waits between streams so soon after the launch of a collective are the library's own."""
+INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
+"""An operation that starts so much later than its edges allow, so soon after one of another stream, waits for it."""
+LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
+"""Where a trace does not show them: launch to start, between queued operations, the return from a wait; and the
+longest that the host itself is at it when it waits."""
+_COMMUNICATION = [PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Operations of all devices of a process that the chain launches, by launch.
+
+    Attributes:
+        row: int64 of `trace.work`.
+        node: int64: of the chain, not decreasing.
+        start, end: int64 as recorded.
+        stream: int64 from 0.
+        duration: float64.
+        latency: float64: from the launch call to the earliest start.
+        after: float64: from the end of what it waits for to the earliest start.
+        depends: By operation: those of other streams that it waits for.
+        collective: bool: ranks meet in it.
+        category: int64 `PRIORITY` number.
+        usual_latency, usual_after: Medians.
+        unexplained: Share of the steps in which operations start later than any edge says.
+        known: Share of the devices' time in operations whose launch is in the chain.
+    """
+
+    row: Ints
+    node: Ints
+    start: Ints
+    end: Ints
+    stream: Ints
+    duration: Floats
+    latency: Floats
+    after: Floats
+    depends: dict[int, tuple[int, ...]]
+    collective: npt.NDArray[np.bool_]
+    category: Ints
+    usual_latency: float
+    usual_after: float
+    unexplained: float
+    known: float
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations]:
+    """The operations that a chain launches, and the chain with what it waits for."""
+    work, launches = capture.trace.work, capture.launches
+    calls = np.flatnonzero(chain.kind == LAUNCH)
+    by_row = np.argsort(chain.row[calls])
+    rows = np.flatnonzero((launches.row >= 0) & (work.kind != Kind.SYNC))
+    position = np.searchsorted(chain.row[calls][by_row], launches.row[rows])
+    position = np.minimum(position, len(calls) - 1)
+    node = calls[by_row][position]
+    found = chain.row[node] == launches.row[rows]
+    rows, node = rows[found], node[found]
+    order = np.lexsort((work.start[rows], node))
+    rows, node = rows[order], node[order]
+    start, end = work.start[rows], work.end[rows]
+    _, stream = np.unique(np.stack([work.device[rows], work.stream[rows]]), axis=1, return_inverse=True)
+    stream = stream.reshape(-1)
+    call = chain.start[node]
+    before = _ends_before(capture, rows, stream, start, end)
+    usual_latency, usual_after = _usual(start, call, before)
+    is_collective = np.isin(capture.category[rows], _COMMUNICATION) & (work.kind[rows] == Kind.KERNEL)
+    depends = _recorded_waits(capture, chain, node, start, end, stream, is_collective)
+    allowed = _allowed(call + usual_latency, before, usual_after, end, depends)
+    late = np.flatnonzero(start - allowed > INFERRED_NS)
+    _infer(depends, late, node, start, end, stream)
+    bound = before.copy()
+    for number, others in depends.items():
+        bound[number] = max(bound[number], *(float(end[other]) for other in others))
+    queued = bound + usual_after > call + usual_latency
+    latency = np.where(queued, np.minimum(usual_latency, start - call), start - call)
+    delay = np.where(np.isfinite(bound), start - bound, 0.0)
+    after = np.where(queued, delay, np.minimum(usual_after, delay))
+    left = start - np.maximum(call + usual_latency, bound + usual_after)
+    length = max(1, int(chain.end.max()) - int(chain.start.min()))
+    operations = Operations(
+        row=rows,
+        node=node,
+        start=start,
+        end=end,
+        stream=stream,
+        duration=(end - start).astype(np.float64),
+        latency=latency,
+        after=after,
+        depends=depends,
+        collective=is_collective,
+        category=capture.category[rows],
+        usual_latency=usual_latency,
+        usual_after=usual_after,
+        unexplained=float(np.maximum(0.0, left - INFERRED_NS).sum() / length),
+        known=_known(capture, rows),
+    )
+    return _waiting(capture, chain, operations), operations
+
+
+def _ends_before(capture: Capture, rows: Ints, stream: Ints, start: Ints, end: Ints) -> Floats:
+    """When everything launched before on the same stream had ended; -inf for the first."""
+    work = capture.trace.work
+    inside = np.zeros(len(work), dtype=bool)
+    inside[rows] = True
+    result = np.full(len(rows), -np.inf)
+    for number in range(int(stream.max()) + 1):
+        mine = np.flatnonzero(stream == number)
+        row = rows[mine[0]]
+        other = (work.device == work.device[row]) & (work.stream == work.stream[row]) & ~inside
+        other &= (work.kind != Kind.SYNC) & (work.start < start[mine[0]])
+        first = float(work.end[other].max()) if other.any() else -np.inf
+        reached = np.maximum.accumulate(end[mine].astype(np.float64))
+        result[mine] = np.maximum(first, np.concatenate([[-np.inf], reached[:-1]]))
+    return result
+
+
+def _usual(start: Ints, call: Ints, before: Floats) -> tuple[float, float]:
+    """Median latency of launches into an empty stream, and median delay between queued operations."""
+    empty = (before < call) & (start > call)
+    latency = float(np.median((start - call)[empty])) if empty.any() else LATENCY_NS
+    queued = np.isfinite(before) & (before > call + latency)
+    after = float(np.median((start - before)[queued])) if queued.any() else BETWEEN_NS
+    return min(latency, LATENCY_RANGE_NS[1]), max(0.0, after)
+
+
+def _allowed(launched: Floats, before: Floats, after: float, end: Ints, depends: dict[int, tuple[int, ...]]) -> Floats:
+    bound = before.copy()
+    for number, others in depends.items():
+        bound[number] = max(bound[number], *(float(end[other]) for other in others))
+    return np.maximum(launched, bound + after)
+
+
+def _recorded_waits(
+    capture: Capture,
+    chain: Chain,
+    node: Ints,
+    start: Ints,
+    end: Ints,
+    stream: Ints,
+    is_collective: npt.NDArray[np.bool_],
+) -> dict[int, tuple[int, ...]]:
+    """By operation, those of other streams that it waits for, by the calls that make streams wait."""
+    trace, host = capture.trace, capture.trace.host
+    rows = trace.host_rows(r"StreamWaitEvent", Kind.RUNTIME)
+    own = np.unique(node[is_collective])
+    waiting: set[int] = set(np.flatnonzero(is_collective).tolist()) if not len(rows) else set()
+    first_of = np.searchsorted(node, np.arange(len(chain)))
+    moments = {number: int(chain.start[n]) for number, n in zip(first_of[own].tolist(), own.tolist(), strict=True)}
+    for thread in threads_of(capture):
+        mine = rows[host.thread[rows] == thread]
+        nodes = np.flatnonzero((chain.kind == LAUNCH) & (host.thread[np.maximum(chain.row, 0)] == thread))
+        if not len(mine) or not len(nodes):
+            continue
+        follows = np.searchsorted(chain.start[nodes], host.start[mine])
+        known = follows < len(nodes)
+        mine, follows = mine[known], nodes[follows[known]]
+        collectives = own[host.thread[chain.row[own]] == thread]
+        last = np.searchsorted(chain.start[collectives], host.start[mine]) - 1
+        ended = chain.end[collectives[np.maximum(last, 0)]] if len(collectives) else host.start[mine]
+        libraries = (last >= 0) & (host.start[mine] - ended < OWN_WAIT_NS) if len(collectives) else last >= 0
+        for row, n in zip(mine[~libraries].tolist(), follows[~libraries].tolist(), strict=True):
+            number = int(first_of[n])
+            if number < len(node) and node[number] == n:
+                waiting.add(number)
+                moments[number] = min(moments.get(number, int(host.start[row])), int(host.start[row]))
+    waiting |= set(first_of[own].tolist())
+    launched = chain.start[node]
+    by_stream = [np.flatnonzero(stream == number) for number in range(int(stream.max()) + 1)]
+    depends: dict[int, tuple[int, ...]] = {}
+    for number in sorted(waiting):
+        moment = moments.get(number, int(launched[number]))
+        others = []
+        for other, members in enumerate(by_stream):
+            if other == stream[number]:
+                continue
+            place = int(np.searchsorted(launched[members], moment)) - 1
+            if place >= 0 and end[members[place]] <= start[number]:
+                others.append(int(members[place]))
+        if others:
+            depends[number] = tuple(others)
+    return depends
+
+
+def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: Ints, end: Ints, stream: Ints) -> None:
+    """Adds the operation of another stream that ended just before an operation that nothing else explains."""
+    by_end = np.argsort(end, kind="stable")
+    ends = end[by_end]
+    for number in late.tolist():
+        last = int(np.searchsorted(ends, start[number], side="right"))
+        first = int(np.searchsorted(ends, start[number] - INFERRED_END_NS))
+        for place in by_end[first:last][::-1].tolist():
+            if stream[place] != stream[number] and place < number:
+                depends[number] = (*depends.get(number, ()), place)
+                break
+
+
+def _known(capture: Capture, rows: Ints) -> float:
+    """Of the time of all operations in the steps: those that the chain launches, or launched before it."""
+    work, (low, high) = capture.trace.work, capture.steps.span
+    real = (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
+    unknown = real & (capture.launches.row < 0)
+    # What was launched before the window has no call in the trace, which is no fault of it.
+    first = np.full(int(work.stream.max(initial=0)) + 1, high)
+    np.minimum.at(first, work.stream[rows], work.start[rows])
+    unknown &= work.start >= first[work.stream]
+    time = work.end - work.start
+    return 1.0 - float(time[unknown].sum() / max(1, time[real].sum()))
+
+
+def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
+    """The chain with what its synchronisations, blocking copies and full queues wait for."""
+    trace = capture.trace
+    calls = chain.kind == LAUNCH
+    usual_call = float(np.median(chain.length[calls]))
+    copies = trace.names_matching(r"Memcpy|Memset")[trace.host.name[np.maximum(chain.row, 0)]] & calls
+    named = trace.names_matching(r"StreamSynchronize|EventSynchronize")
+    length, returns = chain.length.copy(), chain.returns.copy()
+    waits: dict[int, tuple[int, ...]] = {}
+    first = np.searchsorted(operations.node, np.arange(len(chain) + 1))
+    streams = [np.flatnonzero(operations.stream == n) for n in range(int(operations.stream.max()) + 1)]
+
+    def wait(node: int, members: list[tuple[int, int]], own: float) -> None:
+        waits[node] = tuple(stream for stream, _ in members)
+        done = max(int(operations.end[number]) for _, number in members)
+        real = done > chain.start[node]
+        returns[node] = max(0, int(chain.end[node]) - done) if real else np.nan
+        length[node] = min(length[node], own) if real else length[node]
+
+    for node in np.flatnonzero(chain.kind == SYNC).tolist():
+        copied = node - 1 if node and copies[node - 1] and named[trace.host.name[chain.row[node]]] else -1
+        if copied >= 0 and first[copied + 1] > first[copied]:
+            number = int(first[copied + 1]) - 1
+            wait(node, [(int(operations.stream[number]), number)], OWN_NS)
+            continue
+        members = []
+        for stream, numbers in enumerate(streams):
+            place = int(np.searchsorted(numbers, first[node])) - 1
+            if place >= 0 and operations.end[numbers[place]] <= chain.end[node] + OWN_NS:
+                members.append((stream, int(numbers[place])))
+        if members:
+            wait(node, members, OWN_NS)
+    for node in np.flatnonzero(copies & (chain.length > BLOCKING_COPY_NS)).tolist():
+        last = int(first[node + 1]) - 1
+        if chain.start[node] < operations.end[last] <= chain.end[node] + OWN_NS:
+            wait(node, [(int(operations.stream[last]), last)], usual_call)
+    usual_return = (
+        np.nanmedian(returns[list(waits)]) if waits and not np.isnan(returns[list(waits)]).all() else RETURN_NS
+    )
+    returns = np.where(np.isnan(returns), min(float(usual_return), RETURN_NS), returns)
+    begun = np.sort(operations.start[first[:-1][calls & (first[1:] > first[:-1])]])
+    depth = np.where(calls, np.cumsum(calls) - 1 - np.searchsorted(begun, chain.start), 0)
+    queue = max(QUEUE_DEPTH, int(depth.max(initial=0)))
+    full = calls & (depth > FULL_QUEUE * queue) & (length > max(FULL_QUEUE_NS, FULL_QUEUE_CALLS * usual_call))
+    full[list(waits)] = False
+    length[full] = usual_call
+    return chain.having(length=length, returns=returns, waits=waits, queue=queue)

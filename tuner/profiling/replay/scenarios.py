@@ -1,0 +1,97 @@
+"""Edits of a graph: the steps without one cause. Gains of two edits do not add up; the graph is edited with both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, HAND_OVER_NS, LAUNCH, SYNC, Chain
+from steptune.tuner.profiling.replay.graph import Graph
+from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
+
+SYNC_CALL_NS = 2_000.0
+"""A call that finds nothing to wait for returns within this."""
+
+
+def _with(graph: Graph, chain: Chain) -> Graph:
+    return replace(graph, chain=chain)
+
+
+def pace_ns(chain: Chain) -> float:
+    """Median time between two launches."""
+    launches = chain.kind == LAUNCH
+    return float(np.median(chain.gap[launches])) if launches.any() else 0.0
+
+
+def stalls(chain: Chain) -> Ints:
+    """Nodes before which the host launches nothing for so long that it cannot be dispatching operators."""
+    limit = float(np.clip(PACES * pace_ns(chain), LEAST_NS, MOST_NS))
+    found: Ints = np.flatnonzero(chain.gap > limit)
+    return found
+
+
+def without_synchronisation(graph: Graph) -> Graph:
+    """The host never waits for the device, but for copies to it from pageable memory."""
+    chain, category = graph.chain, graph.operations.category
+    first = np.searchsorted(graph.operations.node, np.arange(len(chain) + 1))
+
+    def stays(node: int) -> bool:
+        return bool(chain.kind[node] == LAUNCH and category[first[node]] == PRIORITY[Category.COPY_H2D])
+
+    length = chain.length.copy()
+    syncs = chain.kind == SYNC
+    length[syncs] = np.minimum(length[syncs], SYNC_CALL_NS)
+    waits = {node: streams for node, streams in chain.waits.items() if stays(node)}
+    return _with(graph, chain.having(length=length, waits=waits))
+
+
+def without_stalls(graph: Graph) -> Graph:
+    """Every stall lasts as long as the usual time between two launches."""
+    chain = graph.chain
+    gap = chain.gap.copy()
+    gap[stalls(chain)] = pace_ns(chain)
+    return _with(graph, chain.having(gap=gap, tail=min(chain.tail, max(LEAST_NS, pace_ns(chain)))))
+
+
+def without_loader(graph: Graph, *, in_main_process: bool) -> Graph:
+    """Every batch is ready when the host asks for it."""
+    chain = graph.chain
+    length = chain.length.copy()
+    batches = chain.kind == BATCH
+    if batches.any():
+        least = 0.0 if in_main_process else min(HAND_OVER_NS, float(length[batches].min()))
+        length[batches] = np.minimum(length[batches], least)
+    return _with(graph, chain.having(length=length, period=0.0))
+
+
+def without_allocation(graph: Graph) -> Graph:
+    """No call allocates or frees memory."""
+    chain = graph.chain
+    return _with(graph, chain.having(length=np.where(chain.kind == ALLOCATION, 0.0, chain.length)))
+
+
+def without_blocking_copies(graph: Graph) -> Graph:
+    """Copies to the device come from pinned memory: the host does not wait for them."""
+    chain, category = graph.chain, graph.operations.category
+    first = np.searchsorted(graph.operations.node, np.arange(len(chain) + 1))
+    gone = {
+        node
+        for node in chain.waits
+        if chain.kind[node] == LAUNCH and category[first[node]] == PRIORITY[Category.COPY_H2D]
+    }
+    waits = {node: streams for node, streams in chain.waits.items() if node not in gone}
+    return _with(graph, chain.having(waits=waits))
+
+
+def without_launches(graph: Graph) -> Graph:
+    """The host launches without a cost of its own; stalls, batches, allocations and synchronisations stay."""
+    chain = graph.chain
+    gap = np.zeros(len(chain))
+    long = stalls(chain)
+    gap[long] = chain.gap[long]
+    length = np.where(chain.kind == LAUNCH, 0.0, chain.length)
+    tail = chain.tail if chain.tail > LEAST_NS else 0.0
+    return _with(graph, chain.having(gap=gap, length=length, tail=tail, queue=0))

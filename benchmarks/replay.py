@@ -98,10 +98,10 @@ def answered(pair: Pair) -> dict:
 
 def subtracted(pair: Pair, analysed: list) -> float:
     """Share of the step that the categories of a cause take."""
-    breakdowns: list[Breakdown] = [analysis.breakdowns[0] for analysis, _ in analysed]
+    breakdowns: list[Breakdown] = [analysis.breakdowns[0] for analysis, *_ in analysed]
     (first, *_) = breakdowns
     if pair.cause == "late_ranks":
-        compared = compare_ranks({rank: calls for rank, (_, calls) in enumerate(analysed)})
+        compared = compare_ranks({rank: calls for rank, (_, calls, _) in enumerate(analysed)})
         shares = []
         for wait, breakdown in zip(compared.waits, breakdowns, strict=True):
             shares.append(late_part(wait, breakdown) * breakdown.removable_share(Category.COMMUNICATION))

@@ -93,6 +93,13 @@ rule states a lower limit, the maximum saving is that share; of communication, o
 counts. A larger bound than the share is refused. Findings are listed by their bound, the largest first, but a rank
 that comes late stands first. The first findings decide what the search tries first.
 
+Five rules state a gain that is replayed, not a share of categories: input_bound, synchronisation, allocation,
+host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that cause
+([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share and two
+points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed", or,
+where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
+launches or events that are not recorded, a replay that misses the recorded or the unprofiled step by more than 5 %.
+
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the
 implementation of the optimizer, worker processes of the loader, pinned memory, copies on a stream of their own, the
@@ -211,6 +218,7 @@ def _rule(rule: Rule, condition: str | None) -> str:
     )
     lines = [
         f"- Says: {rule.message.format(share='…')}",
+        *([f"- Says, replayed: {rule.replayed_message.format(share='…')}"] if rule.replayed else []),
         *([f"- Adds up: {', '.join(f'`{c.value}`' for c in rule.categories)}"] if rule.categories else []),
         *([f"- Compares: {MEASURES[rule.measure.__name__]}"] if rule.measure else []),
         *([f"- Causes: {CAUSES[rule.name]}"] if rule.name in CAUSES else []),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite, Interval, KernelStats, Record
+from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite, Interval, KernelStats, Record, Replay
 
 
 class Gap(Record):
@@ -112,28 +112,6 @@ class WhatIf(Record):
     """Rate over today's; 1.0 is none."""
 
 
-class Replay(Record):
-    """The recorded steps, simulated on their graph of dependencies: as they are, and without one cause at a time.
-
-    Attributes:
-        recorded_ns: Time of a recorded step.
-        step_time_ns: The same simulated, without the profiler's cost where the unprofiled step is known.
-        error: Of a replay of the unchanged steps with the usual delay of every edge, as a share of the recorded step.
-        event_cost_ns: What the profiler cost for every event; None where the unprofiled step is not known.
-        unprofiled_error: Of the replay without the profiler's cost, as a share of the unprofiled step.
-        saved: By cause: the share of the step that is saved without it.
-        refusal: Why the steps cannot be replayed; empty where they can.
-    """
-
-    recorded_ns: int
-    step_time_ns: int | None = None
-    error: float | None = None
-    event_cost_ns: int | None = None
-    unprofiled_error: float | None = None
-    saved: dict[str, float] = field(default_factory=dict)
-    refusal: str = ""
-
-
 class RankAnalysis(Record):
     """One rank's trace."""
 
@@ -178,6 +156,8 @@ class TraceAnalysis(Record):
     """By rank: what was added to its wall-clock times so that collectives end together; 0 for the first rank."""
     findings: tuple[Finding, ...] = ()
     """Of the run: those of its ranks, each once, with what only several ranks show."""
+    replay: Replay | None = None
+    """All ranks together, without late ones; None of one rank, and in older records."""
     notes: tuple[str, ...] = ()
 
 

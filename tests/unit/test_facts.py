@@ -273,7 +273,7 @@ def test_a_sleep_in_every_step_is_a_stall_of_every_step(tmp_path):
 def test_a_single_stall_is_of_its_step(tmp_path):
     found = stalls_in(tmp_path, paced(5, (3, 60_000)))
     assert found.steps == (3,)
-    analysis, _ = analyse_trace(trace_of(tmp_path, paced(5, (3, 60_000))), "trace.json")
+    analysis, *_ = analyse_trace(trace_of(tmp_path, paced(5, (3, 60_000))), "trace.json")
     rules = {finding.rule: finding for finding in analysis.findings}
     assert rules["host_stall"].bound == 0
     assert not rules.get("launch_bound") or rules["launch_bound"].bound < 0.05
@@ -318,7 +318,7 @@ def test_on_a_cpu_a_stall_is_a_stretch_without_an_operator(tmp_path):
     events = [step(1, 0, 21_000), step(2, 21_000, 42_000)]
     for start in (0, 21_000):
         events += [operator("aten::mm", start + 10 * n, start + 10 * n + 8) for n in range(100)]
-    analysis, _ = analyse_trace(trace_of(tmp_path, events), "trace.json")
+    analysis, *_ = analyse_trace(trace_of(tmp_path, events), "trace.json")
     rules = {finding.rule: finding for finding in analysis.findings}
     assert rules["host_stall"].bound == pytest.approx(20 / 21, rel=0.01)
     assert "python_bound" not in rules

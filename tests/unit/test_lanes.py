@@ -84,7 +84,7 @@ def test_what_lies_close_to_a_long_gap_stays_as_it_is():
 
 
 def test_lanes_are_of_devices_streams_and_threads(tmp_path):
-    analysis, _ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
+    analysis, *_ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
     lanes = {(lane.kind, lane.label): lane for lane in analysis.lanes}
     assert [kind for kind, _ in lanes] == ["device", "stream", "stream", "thread"]
     stream = lanes["stream", "stream 7"]
@@ -101,7 +101,7 @@ def test_lanes_are_of_devices_streams_and_threads(tmp_path):
 
 
 def test_the_lane_of_a_device_has_the_times_of_its_breakdown(tmp_path):
-    analysis, _ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
+    analysis, *_ = analyse_trace(trace_of(tmp_path, loop_events()), "trace.json")
     [lane] = [lane for lane in analysis.lanes if lane.kind == "device"]
     times = Counter()
     for length, code in zip(lane.length_ns, lane.category, strict=True):
@@ -111,14 +111,14 @@ def test_the_lane_of_a_device_has_the_times_of_its_breakdown(tmp_path):
 
 def test_operations_that_overlap_on_one_stream_are_cut(tmp_path):
     events = [step(0, 0, 100), kernel("a", 0, 50), kernel("b", 40, 60), kernel("c", 45, 48)]
-    analysis, _ = analyse_trace(trace_of(tmp_path, events), "trace.json")
+    analysis, *_ = analyse_trace(trace_of(tmp_path, events), "trace.json")
     [lane] = [lane for lane in analysis.lanes if lane.kind == "stream"]
     assert list(zip(lane.start_ns, lane.length_ns, strict=True)) == [(0, 50_000), (50_000, 10_000)]
 
 
 def test_a_cpu_has_a_lane_with_operators_and_those_of_its_other_threads(tmp_path):
     events = [step(0, 0, 100), operator("aten::mm", 10, 60), operator("aten::add", 5, 30, OTHER)]
-    analysis, _ = analyse_trace(trace_of(tmp_path, events), "trace.json")
+    analysis, *_ = analyse_trace(trace_of(tmp_path, events), "trace.json")
     assert [(lane.kind, lane.label) for lane in analysis.lanes] == [("device", "cpu"), ("thread", f"thread {OTHER}")]
     assert "aten::mm" in analysis.lanes[0].names
 
@@ -135,7 +135,7 @@ def test_a_lane_that_refers_to_nothing_cannot_be_read(change):
 @needs_traces
 @pytest.mark.parametrize("name", NAMES)
 def test_lanes_of_real_traces(name):
-    analysis, _ = analyse_trace(read_trace(trace_file(name)), name)
+    analysis, *_ = analyse_trace(read_trace(trace_file(name)), name)
     for lane in analysis.lanes:
         start, length = np.array(lane.start_ns), np.array(lane.length_ns)
         assert 0 < len(start) <= MAX_SPANS

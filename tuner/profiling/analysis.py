@@ -39,12 +39,14 @@ from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.replay.answers import replay, replay_ranks
+from steptune.tuner.profiling.replay.graph import Graph, build_graph
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.profiling.timeline import timeline
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.profiling.what_if import what_ifs
-from steptune.tuner.records import Finding, TrialProfile
+from steptune.tuner.records import Finding, Replay, TrialProfile
 from steptune.tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, TraceAnalysis
 
 _APART = """
@@ -63,11 +65,13 @@ class RankResult:
 
     Attributes:
         calls: Of the device with the most collectives, in wall-clock time.
+        graph: Of the steps on devices, to be replayed with those of other ranks; None without.
     """
 
     analysis: RankAnalysis
     says_rank: bool
     calls: CollectiveCalls
+    graph: Graph | None = None
 
 
 def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: int = 20) -> RankAnalysis:
@@ -106,6 +110,7 @@ def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceA
         return TraceAnalysis(ranks=(only,), collectives=only.collectives, findings=only.findings)
     missing = _missing_ranks([result.analysis for result in results])
     compared = compare_ranks({result.analysis.rank: result.calls for result in results})
+    replayed = _replay_of_ranks(results)
     evidence = _evidence_of_ranks([result.analysis for result in results], compared)
     ranks = tuple(
         msgspec.structs.replace(result.analysis, findings=diagnose(evidence[result.analysis.rank]))
@@ -116,15 +121,16 @@ def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceA
         collectives=compared.collectives,
         waits=compared.waits,
         clock_offsets_ns=compared.offsets_ns,
-        findings=_findings_of_run(ranks, evidence, compared),
+        findings=_findings_of_run(ranks, evidence, compared, replayed),
+        replay=replayed,
         notes=(*notes, *missing, *compared.notes),
     )
 
 
 def analyse_trace(
     trace: Trace, file: str, unprofiled_step_time_ns: int | None = None, top: int = 20
-) -> tuple[RankAnalysis, CollectiveCalls]:
-    """The analysis of a trace that was read, and its collectives for a comparison with other ranks."""
+) -> tuple[RankAnalysis, CollectiveCalls, Graph | None]:
+    """The analysis of a trace that was read, with its collectives and its graph for a comparison with other ranks."""
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
         raise TraceError(f"{file}: its steps take no time: no event in them has a duration")
@@ -142,6 +148,11 @@ def analyse_trace(
     if not tiles:
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
+    graph = build_graph(capture) if capture.device_numbers else None
+    if graph is not None:
+        workers = breakdowns[0].facts.loader == "workers"
+        replayed = replay(graph, unprofiled_step_time_ns, workers=workers)
+        breakdowns = [msgspec.structs.replace(breakdown, replay=replayed) for breakdown in breakdowns]
     by_device = zip(tiles.values(), numbers, strict=True)
     most = max((collective_calls(capture, tiled, number) for tiled, number in by_device), key=len)
     analysis = RankAnalysis(
@@ -166,7 +177,7 @@ def analyse_trace(
         what_ifs=what_ifs(busiest(breakdowns)),
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
     )
-    return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most
+    return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most, graph
 
 
 def analyse_memory(path: Path) -> tuple[MemoryStats, ...]:
@@ -215,12 +226,13 @@ def _device_names(capture: Capture) -> dict[str, str]:
 
 def analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> RankResult:
     trace = read_trace(path)
-    analysis, calls = analyse_trace(trace, str(path), unprofiled_step_time_ns, top)
+    analysis, calls, graph = analyse_trace(trace, str(path), unprofiled_step_time_ns, top)
     wall = trace.origin_ns + trace.base_time_ns
     return RankResult(
         analysis=analysis,
         says_rank=trace.rank is not None,
         calls=calls.shifted(wall),
+        graph=graph,
     )
 
 
@@ -318,8 +330,20 @@ def _evidence_of_ranks(analyses: Sequence[RankAnalysis], compared: RankCompariso
     }
 
 
+def _replay_of_ranks(results: Sequence[RankResult]) -> Replay | None:
+    """The steps of all ranks, where all of them have a graph."""
+    graphs = {result.analysis.rank: result.graph for result in results if result.graph is not None}
+    if len(graphs) < len(results):
+        return None
+    unprofiled = {result.analysis.breakdowns[0].unprofiled_step_time_ns for result in results}
+    return replay_ranks(graphs, max((time for time in unprofiled if time), default=None))
+
+
 def _findings_of_run(
-    analyses: Sequence[RankAnalysis], evidence: Mapping[int, Evidence], compared: RankComparison
+    analyses: Sequence[RankAnalysis],
+    evidence: Mapping[int, Evidence],
+    compared: RankComparison,
+    replayed: Replay | None,
 ) -> tuple[Finding, ...]:
     """What its ranks show, each rule once: of the rank where it could save most; and what only several show."""
     largest: dict[tuple[str, str], Finding] = {}
@@ -330,7 +354,7 @@ def _findings_of_run(
             largest[key] = finding
     together: list[Finding] = []
     if not any(one.breakdown.quality.problems for one in evidence.values()):
-        together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits))
+        together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits), replayed)
     # A rank that comes late is named before what its peers compute, however much of that there is.
     return tuple(sorted([*largest.values(), *together], key=lambda f: (_order(f), -f.bound)))
 

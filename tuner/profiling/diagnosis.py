@@ -4,6 +4,9 @@ A rule looks at exclusive shares of the (rescaled) step. It fires at its lowest 
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on
 it, and the most that they could save. Where the capture is bad, nothing is claimed but that.
 
+Gains of synchronisations, stalls, batches, allocations and late ranks are replayed (`replay`): the steps' graph is
+simulated without them. Where it could not be, the share of the categories bounds a range from none, marked as such.
+
 Advice is a list of remedies. Each is left out where the step's facts (`facts`) say that it is on already; a rule
 none of whose remedies is left finds nothing. Host time inside stalls (`stalls`) is no dispatch: launching less would
 not shorten it, so it has a finding of its own.
@@ -22,8 +25,16 @@ from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
 from steptune.tuner.profiling.facts import BF16, FP16, TF32, facts_of_choices, joined_facts
 from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.profiling.replay.answers import (
+    ALLOCATIONS,
+    LATE_RANKS,
+    LOADER,
+    MOST_ERROR,
+    STALLS,
+    SYNCHRONISATION,
+)
 from steptune.tuner.profiling.stalls import listed
-from steptune.tuner.records import Breakdown, CollectiveStats, Finding, Stall, StepFacts
+from steptune.tuner.records import Breakdown, CollectiveStats, Finding, Replay, Stall, StepFacts
 from steptune.tuner.trace_records import RankAnalysis, RankWait
 
 BAD_CAPTURE = "bad_capture"
@@ -40,6 +51,9 @@ STALL_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for host time in stalls as a share of the step."""
 RECURRING = 0.6
 """Stalls in at least this share of the steps belong to every step; fewer are events of their own."""
+REPLAY_MARGIN = 0.02
+"""Share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs miss it
+by less (benchmarks/replay.py)."""
 HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
@@ -107,6 +121,10 @@ class Evidence:
             return 1.0 - self.late_part
         return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
 
+    def replayed(self, cause: str) -> float | None:
+        """Share of the step that is saved without a cause, simulated; None where the steps cannot be replayed."""
+        return _replayed(self.breakdown.replay, cause)
+
     @property
     def stalled_share(self) -> float:
         """Of the step: host time inside stalls."""
@@ -154,6 +172,9 @@ class Rule:
         measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
             rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.
         cause: Tells causes apart that need different advice.
+        replayed: Name of the replay's edit that removes what the rule finds. Where the steps can be replayed, the gain
+            of that is compared with the thresholds, and bounds what the advice could save.
+        replayed_message: For people; as `message`, of a replayed gain.
     """
 
     name: str
@@ -166,6 +187,8 @@ class Rule:
     reach: float = 1.0
     measure: Callable[[Evidence], float | None] | None = None
     cause: Callable[[Evidence], Cause | None] = lambda evidence: None
+    replayed: str = ""
+    replayed_message: str = ""
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -414,6 +437,8 @@ RULES: tuple[Rule, ...] = (
             ),
         ),
         cause=_input_cause,
+        replayed=LOADER,
+        replayed_message="input-bound: with batches always ready the step would be {share} shorter",
     ),
     Rule(
         name="exposed_copies",
@@ -458,6 +483,9 @@ RULES: tuple[Rule, ...] = (
         message="for {share} of the step the device is empty because the host waits for it",
         remedies=(Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss"),),
         devices=("cuda",),
+        replayed=SYNCHRONISATION,
+        replayed_message="the host waits for the device, and loses its lead: without that the step would be {share} "
+        "shorter",
     ),
     Rule(
         name="allocation",
@@ -471,6 +499,8 @@ RULES: tuple[Rule, ...] = (
             ),
         ),
         devices=("cuda",),
+        replayed=ALLOCATIONS,
+        replayed_message="without allocating and freeing memory the step would be {share} shorter",
     ),
     Rule(
         name="blocked",
@@ -638,7 +668,8 @@ def _bad_capture(problem: str, name: str, own: bool) -> Finding:
 def _stalled(evidence: Evidence) -> Finding | None:
     """Stretches in which the host launches nothing: no dispatch, whatever it is."""
     stalls, share = evidence.breakdown.stalls, evidence.stalled_share
-    if stalls is None or not stalls.longest or share < STALL_THRESHOLDS[0]:
+    gain = evidence.replayed(STALLS)
+    if stalls is None or not stalls.longest or max(share, gain or 0.0) < STALL_THRESHOLDS[0]:
         return None
     num_steps = evidence.breakdown.num_steps
     recurring = len(stalls.steps) >= max(2, RECURRING * num_steps) or num_steps == 1
@@ -656,8 +687,9 @@ def _stalled(evidence: Evidence) -> Finding | None:
         f"{when}, {recorded}",
         advice=_stall_advice(longest, evidence.facts),
         strategies=(),
-        bound=_bounded(share, share) if recurring else 0.0,
+        bound=(_bounded(share, share) if gain is None else _with_margin(gain)) if recurring else 0.0,
         evidence={
+            **_gain(evidence.breakdown.replay, STALLS, share),
             "stalled_ms": round(share * sum(evidence.breakdown.per_step_ns.values()) / 1e6, 4),
             "steps": listed(stalls.steps),
             **{f"at_{number}": _place_of(stall) for number, stall in enumerate(stalls.longest[:PLACES], 1)},
@@ -678,6 +710,28 @@ def _stall_advice(longest: Stall, facts: StepFacts) -> str:
     return f"record a few steps with with_stack=True, which tells {causes} apart"
 
 
+def _replayed(replay: Replay | None, cause: str) -> float | None:
+    if replay is None or replay.refusal or (replay.unprofiled_error or 0.0) > MOST_ERROR:
+        return None
+    return replay.saved.get(cause, 0.0)
+
+
+def _with_margin(gain: float) -> float:
+    """The most that removing a cause could save, by its replayed gain."""
+    return min(1.0, gain + REPLAY_MARGIN) if gain > 0 else 0.0
+
+
+def _gain(replay: Replay | None, cause: str, share: float) -> dict[str, float | str]:
+    """What removing a cause would gain: replayed, or a range and why it is no more than that."""
+    gain = _replayed(replay, cause)
+    if gain is not None:
+        return {"saves": f"{gain:.1%} of the step, replayed"}
+    if replay is None:
+        return {}
+    why = replay.refusal or "the replay does not take the unprofiled step"
+    return {"saves": f"between 0 and {share:.0%} of the step: {why}"}
+
+
 def _bounded(bound: float, share: float) -> float:
     """The bound of a finding: nothing saves more of a step than the share of which it speaks."""
     assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
@@ -689,6 +743,7 @@ def diagnose_ranks(
     waits: Sequence[RankWait],
     collectives: Sequence[CollectiveStats],
     straggler: int | None,
+    replay: Replay | None = None,
 ) -> list[Finding]:
     """What only several ranks show: they wait for one of them.
 
@@ -698,33 +753,54 @@ def diagnose_ranks(
     Args:
         evidence: By rank. The longest wait is judged, as a share of that rank's own step.
         straggler: The rank that the others wait for.
+        replay: All ranks together: lateness goes on from one collective to the next, and ranks may be late in turn.
     """
     late = next((wait for wait in waits if wait.rank == straggler), None)
     others = [rank for rank in evidence if rank != straggler]
     waiting = max(others, key=lambda rank: evidence[rank].late_share, default=None)
-    if late is None or waiting is None or evidence[waiting].late_share < SKEW_THRESHOLDS[0]:
+    gain = _replayed(replay, LATE_RANKS)
+    if late is None or waiting is None:
+        return []
+    share = evidence[waiting].late_share if gain is None else gain
+    if share < SKEW_THRESHOLDS[0]:
         return []
     known = [c for c in collectives if c.skew_ns is not None and c.latency_ns is not None]
     skew_ns = sum((c.skew_ns or 0) * c.count for c in known)
     latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
-    share = evidence[waiting].late_share
     level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
+    if gain is None:
+        message = (
+            f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
+            f"{late.late_share:.0%} of the collectives: that is no time of the network"
+        )
+    else:
+        message = (
+            f"without late ranks the step would be {share:.0%} shorter: rank {late.rank} arrives last in "
+            f"{late.late_share:.0%} of the collectives, which is no time of the network"
+        )
+    removable = evidence[waiting].late_removable_share
     return [
         Finding(
             rule="rank_skew",
             severity=SEVERITIES[level],
-            message=f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives: that is no time of the network",
+            message=message,
             advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
             strategies=(),
-            bound=_bounded(evidence[waiting].late_removable_share, share),
-            evidence={"skew_ms": round(skew_ns / 1e6, 4), "latency_ms": round(latency_ns / 1e6, 4), "rank": late.rank},
+            bound=_bounded(removable, share) if gain is None else _with_margin(gain),
+            evidence={
+                **_gain(replay, LATE_RANKS, share),
+                "skew_ms": round(skew_ns / 1e6, 4),
+                "latency_ms": round(latency_ns / 1e6, 4),
+                "rank": late.rank,
+            },
         )
     ]
 
 
 def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
+    gain = evidence.replayed(rule.replayed) if rule.replayed else None
     share = rule.measure(evidence) if rule.measure is not None else evidence.share(*rule.categories)
+    share = share if gain is None else gain
     if evidence.device_kind not in rule.devices or share is None or share < rule.thresholds[0]:
         return None
     if not rule.applies(evidence):
@@ -735,17 +811,24 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
     remedies = [remedy for remedy in (cause.remedies if cause else rule.remedies) if remedy.useful(facts)]
     if not remedies:
         return None
-    message = rule.message.format(share=f"{share:.0%}")
+    text = rule.message if gain is None else rule.replayed_message
+    message = text.format(share=f"{share:.0%}")
     removable = evidence.removable_share(*rule.categories)
     bound = min(removable, share) if rule.measure is not None else removable
+    saves = _gain(evidence.breakdown.replay, rule.replayed, share) if rule.replayed else {}
     return Finding(
         rule=rule.name,
         severity=SEVERITIES[level],
         message=f"{message}; {cause.message}" if cause else message,
         advice=", ".join(remedy.advice for remedy in remedies),
         strategies=tuple(dict.fromkeys(name for remedy in remedies for name in remedy.strategies)),
-        bound=_bounded(rule.reach * bound, share),
-        evidence={**_times(rule, evidence), **({"cause": cause.name} if cause else {}), **_places(rule, evidence)},
+        bound=_bounded(rule.reach * bound, share) if gain is None else _with_margin(gain),
+        evidence={
+            **saves,
+            **_times(rule, evidence),
+            **({"cause": cause.name} if cause else {}),
+            **_places(rule, evidence),
+        },
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,13 @@ class StepWindows:
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
+
+    def first(self, count: int) -> StepWindows:
+        """At most so many of the steps, from the first on."""
+        if not self.marked or count >= len(self):
+            return self
+        starts, end = self.host_starts[:count], int(self.host_starts[count])
+        return replace(self, boundaries=self.boundaries[: count + 1], host_starts=starts, host_end=end)
 
     @property
     def span(self) -> tuple[int, int]:

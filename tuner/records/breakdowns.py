@@ -107,6 +107,28 @@ class Stalls(Record):
     longest: tuple[Stall, ...] = ()
 
 
+class Replay(Record):
+    """The recorded steps, simulated on their graph of dependencies: as they are, and without one cause at a time.
+
+    Attributes:
+        recorded_ns: Time of a recorded step.
+        step_time_ns: The same simulated, without the profiler's cost where the unprofiled step is known.
+        error: Of a replay of the unchanged steps with the usual delay of every edge, as a share of the recorded step.
+        event_cost_ns: What the profiler cost for every event; None where the unprofiled step is not known.
+        unprofiled_error: Of the replay without the profiler's cost, as a share of the unprofiled step.
+        saved: By cause: the share of the step that is saved without it.
+        refusal: Why the steps cannot be replayed; empty where they can.
+    """
+
+    recorded_ns: int
+    step_time_ns: int | None = None
+    error: float | None = None
+    event_cost_ns: int | None = None
+    unprofiled_error: float | None = None
+    saved: dict[str, float] = field(default_factory=dict)
+    refusal: str = ""
+
+
 class Breakdown(Record):
     """Exclusive categories of a step's time that sum to the step exactly (integer nanoseconds)."""
 
@@ -138,6 +160,8 @@ class Breakdown(Record):
     """What the steps already use; nothing is known of it in older records."""
     stalls: Stalls | None = None
     """Stretches without a launch; None in older records."""
+    replay: Replay | None = None
+    """The process's steps, simulated with and without a cause; None where no device worked, and in older records."""
 
     def __post_init__(self) -> None:
         assert sum(self.categories.values()) == self.step_time_ns, "categories must sum to the step"

@@ -13,7 +13,7 @@ import numpy as np
 from steptune.tuner.profiling.replay import ranks as several
 from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns, with_unprofiled_pace
 from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, SYNC
-from steptune.tuner.profiling.replay.graph import Graph
+from steptune.tuner.profiling.replay.graph import LEAST_STEPS, Graph
 from steptune.tuner.profiling.replay.scenarios import (
     stalls,
     without_allocation,
@@ -24,13 +24,12 @@ from steptune.tuner.profiling.replay.scenarios import (
     without_synchronisation,
 )
 from steptune.tuner.profiling.replay.simulate import step_time_ns
-from steptune.tuner.trace_records import Replay
+from steptune.tuner.records import Replay
 
 MOST_ERROR = 0.05
 """Of a replay of the unchanged steps."""
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
-LEAST_STEPS = 2
 SYNCHRONISATION, STALLS, LOADER, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANKS = (
     "synchronisation",
     "stalls",

@@ -11,7 +11,7 @@ Lumos (Liang et al., MLSys 2025) for edges between streams in Kineto traces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain
 from steptune.tuner.profiling.replay.operations import Operations, device_operations
 
+LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
+"""Every answer simulates all of a graph: of a longer capture, its first steps are enough."""
 MOST_OVERHEAD = 0.85
 """Of any stretch of host time, the largest part that recording its events can have taken."""
 
@@ -44,15 +46,24 @@ class Graph:
 
 def build_graph(capture: Capture) -> Graph | None:
     """The graph of the marked steps; None without marks or without device work that they launch."""
-    steps = capture.steps
-    if not steps.marked:
+    if not capture.steps.marked:
         return None
+    steps = capture.steps.first(_num_replayed(capture))
+    capture = replace(capture, steps=steps)
     chain = host_chain(capture)
     if chain is None:
         return None
     chain, operations = device_operations(capture, chain)
     low, high = steps.span
     return Graph(num_steps=len(steps), recorded_ns=(high - low) / len(steps), chain=chain, operations=operations)
+
+
+def _num_replayed(capture: Capture) -> int:
+    """How many steps are simulated: as many as launch `MOST_LAUNCHES`, at least two."""
+    steps, launches = capture.steps, capture.launches
+    calls = np.unique(launches.row[launches.row >= 0])
+    per_step = np.histogram(capture.trace.host.start[calls], [*steps.host_starts.tolist(), steps.host_end])[0]
+    return int(max(LEAST_STEPS, (np.cumsum(per_step[:MOST_STEPS]) <= MOST_LAUNCHES).sum()))
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:

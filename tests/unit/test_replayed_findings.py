@@ -1,0 +1,93 @@
+"""Findings state gains that are true, on a machine whose steps without the cause are known."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from counterfactuals.machine import Do, Machine, Program, step_time, write_traces
+from counterfactuals.programs import training
+from traces import needs_traces, trace_file
+
+from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.diagnosis import REPLAY_MARGIN
+from steptune.tuner.records import Breakdown, Finding
+from steptune.tuner.trace_records import TraceAnalysis
+
+MACHINE = Machine(clocks=(0.0, 5000.0))
+NEAR = 0.03
+
+
+def reads_a_value(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="read", cause="synchronisation", stays=1.0)] if place == 30 else []
+
+
+def reads_and_pauses(rank: int, step: int, place: int) -> list[Do]:
+    pause = [Do(kind="pause", host=4000.0, cause="stalls", stays=10.0)] if place == 60 else []
+    return reads_a_value(rank, step, place) + pause
+
+
+def late_in_turn(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="pause", host=3000.0, cause="late_ranks", stays=10.0)] if place == 10 and rank == step % 2 else []
+
+
+def found(folder: Path, program: Program, num_ranks: int = 1) -> tuple[TraceAnalysis, dict[str, Finding]]:
+    paths = write_traces(folder, program, MACHINE, num_steps=6, num_ranks=num_ranks)
+    unprofiled_ns = round(1000 * step_time(program, MACHINE, num_ranks=num_ranks))
+    analysis = analyse_traces(paths, unprofiled_ns)
+    return analysis, {finding.rule: finding for finding in analysis.findings}
+
+
+def saved(program: Program, cause: str, num_ranks: int = 1) -> float:
+    whole = step_time(program, MACHINE, num_ranks=num_ranks)
+    return 1 - step_time(program, MACHINE, without=frozenset({cause}), num_ranks=num_ranks) / whole
+
+
+@pytest.mark.parametrize("cause", ["synchronisation", "stalls"])
+def test_a_synchronisation_that_costs_the_lead_is_found(cause: str, tmp_path: Path) -> None:
+    """The device idles in the pause, but only because the host had no lead: without either the step is shorter."""
+    program = training(host=10.0, device=60.0, operations=100, extra=reads_and_pauses)
+    analysis, findings = found(tmp_path, program)
+    finding = findings["synchronisation" if cause == "synchronisation" else "host_stall"]
+    truth = saved(program, cause)
+    assert truth > 0.2
+    assert finding.bound - REPLAY_MARGIN == pytest.approx(truth, abs=NEAR)
+    assert "replayed" in str(finding.evidence["saves"])
+    assert (
+        analysis.ranks[0].breakdowns[0].categories["synchronisation"]
+        < 0.02 * analysis.ranks[0].breakdowns[0].step_time_ns
+    )
+
+
+def test_a_synchronisation_that_costs_nothing_is_not(tmp_path: Path) -> None:
+    program = training(host=10.0, device=60.0, operations=100, extra=reads_a_value)
+    assert saved(program, "synchronisation") < 0.02
+    assert "synchronisation" not in found(tmp_path, program)[1]
+
+
+def test_ranks_that_are_late_in_turn_are_found(tmp_path: Path) -> None:
+    program = training(host=25.0, device=12.0, operations=80, buckets=4, network=300.0, extra=late_in_turn)
+    _, findings = found(tmp_path, program, num_ranks=2)
+    truth = saved(program, "late_ranks", num_ranks=2)
+    assert truth > 0.1
+    assert findings["rank_skew"].bound - REPLAY_MARGIN == pytest.approx(truth, abs=NEAR)
+
+
+@needs_traces
+def test_a_capture_that_cannot_be_replayed_gives_a_range() -> None:
+    """Its authors left events out."""
+    analysis = analyse_traces([trace_file("hta_job128_rank0")])
+    (breakdown,) = analysis.ranks[0].breakdowns
+    assert breakdown.replay is not None
+    assert breakdown.replay.refusal
+    ranges = [str(finding.evidence["saves"]) for finding in analysis.findings if "saves" in finding.evidence]
+    assert ranges
+    assert all(text.startswith("between 0 and ") and "recorded explains" in text for text in ranges)
+
+
+def test_records_of_older_versions_have_no_replay(tmp_path: Path) -> None:
+    analysis, _ = found(tmp_path, training(host=10.0, device=20.0, operations=40))
+    breakdown = analysis.ranks[0].breakdowns[0]
+    stored = msgspec.to_builtins(breakdown)
+    assert msgspec.convert(stored, Breakdown) == breakdown
+    del stored["replay"]
+    assert msgspec.convert(stored, Breakdown).replay is None

@@ -93,11 +93,11 @@ rule states a lower limit, the maximum saving is that share; of communication, o
 counts. A larger bound than the share is refused. Findings are listed by their bound, the largest first, but a rank
 that comes late stands first. The first findings decide what the search tries first.
 
-Five rules state a gain that is replayed, not a share of categories: input_bound, synchronisation, allocation,
-host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that cause
-([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share and two
-points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed", or,
-where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
+Six rules state a gain that is replayed, not a share of categories: input_bound, launch_bound, synchronisation,
+allocation, host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that
+cause ([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share
+and two points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed",
+or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
 launches or events that are not recorded, a replay that misses the recorded or the unprofiled step by more than 5 %.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left

@@ -110,6 +110,8 @@ class WhatIf(Record):
     step_time_ns: int
     gain: float
     """Rate over today's; 1.0 is none."""
+    replayed: bool = False
+    """By a simulation of the steps, not by the shares of categories: an estimate, not the most that it could be."""
 
 
 class RankAnalysis(Record):

@@ -142,11 +142,12 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
 
 
 def _what_ifs(rank: RankAnalysis) -> RenderableType:
-    table = plain_table("a step would take, at best", "if", "gain")
+    table = plain_table("a step would take (at best, unless replayed)", "if", "gain")
     for column in (table.columns[0], table.columns[2]):
         column.no_wrap, column.justify = True, "right"
     for one in rank.what_ifs:
-        table.add_row(units.short_time(one.step_time_ns), one.scenario, units.ratio(one.gain))
+        how = " (replayed)" if one.replayed else ""
+        table.add_row(units.short_time(one.step_time_ns), one.scenario + how, units.ratio(one.gain))
     return table
 
 

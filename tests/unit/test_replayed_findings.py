@@ -64,6 +64,26 @@ def test_a_synchronisation_that_costs_nothing_is_not(tmp_path: Path) -> None:
     assert "synchronisation" not in found(tmp_path, program)[1]
 
 
+def test_what_ifs_are_replayed(tmp_path: Path) -> None:
+    """Without its launches the step would only take what the device needs; a batch from the main process stays."""
+    program = training(host=25.0, device=10.0, operations=100)
+    analysis, findings = found(tmp_path, program)
+    one = next(one for one in analysis.ranks[0].what_ifs if "graph" in one.scenario)
+    truth = saved(program, "launches")
+    assert one.replayed
+    assert 1 - 1 / one.gain == pytest.approx(truth, abs=NEAR)
+    assert findings["launch_bound"].bound - REPLAY_MARGIN == pytest.approx(truth, abs=NEAR)
+
+
+def test_a_pause_is_no_launch_bound_step(tmp_path: Path) -> None:
+    """The device waits for the host, but cheaper launches would gain next to nothing."""
+    program = training(host=6.0, device=40.0, operations=100, extra=reads_and_pauses)
+    truth = saved(program, "launches")
+    _, findings = found(tmp_path, program)
+    assert truth < 0.03 < findings["host_stall"].bound
+    assert "launch_bound" not in findings or findings["launch_bound"].bound - REPLAY_MARGIN < truth + NEAR
+
+
 def test_ranks_that_are_late_in_turn_are_found(tmp_path: Path) -> None:
     program = training(host=25.0, device=12.0, operations=80, buckets=4, network=300.0, extra=late_in_turn)
     _, findings = found(tmp_path, program, num_ranks=2)

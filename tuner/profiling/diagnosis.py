@@ -28,10 +28,11 @@ from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
     LATE_RANKS,
+    LAUNCHES,
     LOADER,
-    MOST_ERROR,
     STALLS,
     SYNCHRONISATION,
+    saved_share,
 )
 from steptune.tuner.profiling.stalls import listed
 from steptune.tuner.records import Breakdown, CollectiveStats, Finding, Replay, Stall, StepFacts
@@ -123,7 +124,7 @@ class Evidence:
 
     def replayed(self, cause: str) -> float | None:
         """Share of the step that is saved without a cause, simulated; None where the steps cannot be replayed."""
-        return _replayed(self.breakdown.replay, cause)
+        return saved_share(self.breakdown.replay, cause)
 
     @property
     def stalled_share(self) -> float:
@@ -467,6 +468,8 @@ RULES: tuple[Rule, ...] = (
             Remedy(advice="use larger micro-batches", strategies=("micro_batch", "attention_mask")),
         ),
         devices=("cuda",),
+        replayed=LAUNCHES,
+        replayed_message="launch-bound: if launches cost the host nothing the step would be {share} shorter",
     ),
     Rule(
         name="python_bound",
@@ -710,12 +713,6 @@ def _stall_advice(longest: Stall, facts: StepFacts) -> str:
     return f"record a few steps with with_stack=True, which tells {causes} apart"
 
 
-def _replayed(replay: Replay | None, cause: str) -> float | None:
-    if replay is None or replay.refusal or (replay.unprofiled_error or 0.0) > MOST_ERROR:
-        return None
-    return replay.saved.get(cause, 0.0)
-
-
 def _with_margin(gain: float) -> float:
     """The most that removing a cause could save, by its replayed gain."""
     return min(1.0, gain + REPLAY_MARGIN) if gain > 0 else 0.0
@@ -723,7 +720,7 @@ def _with_margin(gain: float) -> float:
 
 def _gain(replay: Replay | None, cause: str, share: float) -> dict[str, float | str]:
     """What removing a cause would gain: replayed, or a range and why it is no more than that."""
-    gain = _replayed(replay, cause)
+    gain = saved_share(replay, cause)
     if gain is not None:
         return {"saves": f"{gain:.1%} of the step, replayed"}
     if replay is None:
@@ -758,7 +755,7 @@ def diagnose_ranks(
     late = next((wait for wait in waits if wait.rank == straggler), None)
     others = [rank for rank in evidence if rank != straggler]
     waiting = max(others, key=lambda rank: evidence[rank].late_share, default=None)
-    gain = _replayed(replay, LATE_RANKS)
+    gain = saved_share(replay, LATE_RANKS)
     if late is None or waiting is None:
         return []
     share = evidence[waiting].late_share if gain is None else gain

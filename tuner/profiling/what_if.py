@@ -1,8 +1,9 @@
 """What a step would take if something were different: bounds for the first screen, not promises.
 
-Every scenario is a formula over the exclusive categories of a breakdown; what it removes cannot come back
-elsewhere in the model, in reality it often does (a loader that waited 58.7 ms of a step gave 35 ms when
-workers took over). So the results are the most that can be had, to be measured.
+Where the steps can be replayed, what their graph of dependencies can show is simulated (`replay`): those are
+estimates. Every other scenario is a formula over the exclusive categories of a breakdown; what it removes cannot come
+back elsewhere in the model, in reality it often does (a loader that waited 58.7 ms of a step gave 35 ms when workers
+took over). So its result is the most that can be had, to be measured.
 
 Sources: Amdahl (1967) for what is removed; reference section 9 of the field notes for the others: a replayed
 graph leaves the device's own time; accumulation divides what happens once per optimizer step; of a larger
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steptune.tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
+from steptune.tuner.profiling.replay.answers import INPUT, LAUNCHES, SYNCHRONISATION, saved_share
 from steptune.tuner.records import Breakdown, StepFacts
 from steptune.tuner.trace_records import WhatIf
 
@@ -34,12 +36,14 @@ class Scenario:
         saved_ns: Nanoseconds that a step of the same samples would take less, from its categories.
         devices: Kinds of device on which it makes sense.
         applies: Whether it is not so already.
+        replayed: Name of the replay's edit that is the same.
     """
 
     name: str
     saved_ns: Callable[[Breakdown], float]
     devices: tuple[str, ...] = ("cpu", "cuda")
     applies: Callable[[StepFacts], bool] = lambda facts: True
+    replayed: str = ""
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
@@ -59,12 +63,20 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="batches were always ready on the device",
         saved_ns=lambda b: b.removable_ns(Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D),
+        replayed=INPUT,
+    ),
+    Scenario(
+        name="the host never waited for the device",
+        saved_ns=lambda b: b.removable_ns(Category.SYNCHRONISATION),
+        devices=("cuda",),
+        replayed=SYNCHRONISATION,
     ),
     Scenario(
         name="the step were one replayed graph: no Python, no launches",
         saved_ns=lambda b: _without_stalls(b, *HOST_CATEGORIES),
         devices=("cuda",),
         applies=lambda facts: not facts.cuda_graphs,
+        replayed=LAUNCHES,
     ),
     Scenario(name="communication were hidden behind compute", saved_ns=_hidden_communication),
     Scenario(
@@ -89,11 +101,19 @@ def what_ifs(breakdown: Breakdown) -> tuple[WhatIf, ...]:
     kind = "cpu" if breakdown.device == "cpu" else "cuda"
     found = []
     for scenario in SCENARIOS:
-        saved_ns = scenario.saved_ns(breakdown)
+        share = saved_share(breakdown.replay, scenario.replayed) if scenario.replayed else None
+        saved_ns = scenario.saved_ns(breakdown) if share is None else share * step_ns
         # A step that would all but vanish only waited: such a gain is no number.
         left_ns = step_ns - saved_ns
         if kind not in scenario.devices or not scenario.applies(breakdown.facts):
             continue
         if saved_ns >= WORTHWHILE * step_ns > 0 and left_ns > WORTHWHILE * step_ns:
-            found.append(WhatIf(scenario=scenario.name, step_time_ns=round(left_ns), gain=step_ns / left_ns))
+            found.append(
+                WhatIf(
+                    scenario=scenario.name,
+                    step_time_ns=round(left_ns),
+                    gain=step_ns / left_ns,
+                    replayed=share is not None,
+                )
+            )
     return tuple(sorted(found, key=lambda one: -one.gain))

@@ -18,6 +18,7 @@ from steptune.tuner.profiling.replay.scenarios import (
     stalls,
     without_allocation,
     without_blocking_copies,
+    without_input,
     without_launches,
     without_loader,
     without_stalls,
@@ -30,10 +31,11 @@ MOST_ERROR = 0.05
 """Of a replay of the unchanged steps."""
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
-SYNCHRONISATION, STALLS, LOADER, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANKS = (
+SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANKS = (
     "synchronisation",
     "stalls",
     "loader",
+    "input",
     "allocation",
     "copies",
     "launches",
@@ -74,6 +76,13 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     )
 
 
+def saved_share(replay: Replay | None, cause: str) -> float | None:
+    """Share of the step that is saved without a cause; None where the steps cannot be replayed."""
+    if replay is None or replay.refusal or (replay.unprofiled_error or 0.0) > MOST_ERROR:
+        return None
+    return replay.saved.get(cause, 0.0)
+
+
 def refused(graph: Graph) -> str:
     """Why the steps cannot be replayed; empty where they can."""
     operations = graph.operations
@@ -101,6 +110,7 @@ def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
         found[LOADER] = lambda g: without_loader(g, in_main_process=not workers)
     if ALLOCATION in kinds:
         found[ALLOCATIONS] = without_allocation
+    found[INPUT] = lambda g: without_input(g, in_main_process=not workers)
     found[LAUNCHES] = without_launches
     return found
 

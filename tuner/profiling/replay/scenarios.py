@@ -86,6 +86,14 @@ def without_blocking_copies(graph: Graph) -> Graph:
     return _with(graph, chain.having(waits=waits))
 
 
+def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
+    """Every batch is on the device when the host asks for it: no copies either."""
+    graph = without_blocking_copies(without_loader(graph, in_main_process=in_main_process))
+    copies = graph.operations.category == PRIORITY[Category.COPY_H2D]
+    operations = replace(graph.operations, duration=np.where(copies, 0.0, graph.operations.duration))
+    return replace(graph, operations=operations)
+
+
 def without_launches(graph: Graph) -> Graph:
     """The host launches without a cost of its own; stalls, batches, allocations and synchronisations stay."""
     chain = graph.chain

@@ -34,6 +34,7 @@ from steptune.tuner.profiling.diagnosis import (
     RECURRING,
     RULES,
     SKEW_THRESHOLDS,
+    STALL_ADVICE,
     STALL_THRESHOLDS,
     Rule,
 )
@@ -201,7 +202,8 @@ def diagnosis() -> str:
         f"time between two launches, at least {LEAST_NS / 1e6:g} ms and whatever lasts {MOST_NS / 1e6:g} ms. "
         f"Thresholds: {', '.join(map(_percent, STALL_THRESHOLDS))} of the step (note, warning, high: our own). Stalls "
         f"in less than {_percent(RECURRING)} of the steps are single events: a note that bounds no gain.\n\nThe "
-        "message names the shortest recorded event that covers most of the longest stall. Without one, the advice is "
+        "message names the shortest recorded event that covers most of the longest stall. Its name may say what the "
+        f"stall is ({', '.join(STALL_ADVICE)}), each with advice of its own. Without an event, the advice is "
         "to record call stacks: nothing else in a trace tells the causes apart."
     )
     compiled = [

@@ -296,6 +296,33 @@ def test_a_stall_has_the_name_of_what_covers_most_of_it(tmp_path, kind, name, ex
     assert found.longest[0].name == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "cause", "advice"),
+    [
+        ("python_function", "Python GC", "collection", "garbage"),
+        ("python_function", "<built-in function collect>", "collection", "garbage"),
+        ("python_function", "torch/serialization.py(960): save", "checkpoint", "checkpoints"),
+        ("user_annotation", "save_checkpoint", "checkpoint", "checkpoints"),
+        ("cpu_op", "CachingAutotuner.benchmark_all_configs", "compilation", "compile before"),
+        ("python_function", "torch/_dynamo/convert_frame.py(12): _compile", "compilation", "compile before"),
+        ("python_function", "<built-in function sleep>", "lock or sleep", "sleep"),
+        ("python_function", "<built-in method acquire of _thread.lock object at 0x7f>", "lock or sleep", "lock"),
+        ("user_annotation", "evaluate", "evaluation", "evaluate"),
+        ("python_function", "<built-in function print>", "logging", "log"),
+        ("overhead", "Buffer Flush", "profiler", "profiler"),
+        ("python_function", "train.py(12): retrieve", "", "move it out"),
+    ],
+)
+def test_a_stall_s_cause_and_advice_follow_from_its_name(tmp_path, kind, name, cause, advice):
+    stalls = [(number, 20_000) for number in (1, 2, 3)]
+    events = paced(3, *stalls)
+    events += [event(kind, name, 20_400 * number + 600, 20_400 * number + 20_300) for number in range(3)]
+    analysis, *_ = analyse_trace(trace_of(tmp_path, events), "trace.json")
+    finding = next(finding for finding in analysis.findings if finding.rule == "host_stall")
+    assert finding.evidence.get("cause", "") == cause
+    assert advice in finding.advice
+
+
 def test_waiting_for_data_or_the_device_is_no_stall(tmp_path):
     """Each has a category of its own; what is left of the silence is too short."""
     loader = note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 400, 20_395)

@@ -34,7 +34,7 @@ from steptune.tuner.profiling.replay.answers import (
     SYNCHRONISATION,
     saved_share,
 )
-from steptune.tuner.profiling.stalls import listed
+from steptune.tuner.profiling.stalls import cause_of, listed
 from steptune.tuner.records import Breakdown, CollectiveStats, Finding, Replay, Stall, StepFacts
 from steptune.tuner.trace_records import RankAnalysis, RankWait
 
@@ -692,6 +692,7 @@ def _stalled(evidence: Evidence) -> Finding | None:
         strategies=(),
         bound=(_bounded(share, share) if gain is None else _with_margin(gain)) if recurring else 0.0,
         evidence={
+            **({"cause": cause_of(longest.name)} if cause_of(longest.name) else {}),
             **_gain(evidence.breakdown.replay, STALLS, share),
             "stalled_ms": round(share * sum(evidence.breakdown.per_step_ns.values()) / 1e6, 4),
             "steps": listed(stalls.steps),
@@ -704,7 +705,22 @@ def _place_of(stall: Stall) -> str:
     return f"{stall.length_ns / 1e6:.3g} ms in step {stall.step}" + (f": {stall.name}" if stall.name else "")
 
 
+STALL_ADVICE = {
+    "profiler": "nothing: the profiler itself wrote its buffers; steps without it do not have this stall",
+    "collection": "collect garbage outside the steps (gc.freeze() after building, gc.disable(), gc.collect() between "
+    "epochs)",
+    "compilation": "compile before the steps: warm up every shape, or let compiled shapes be dynamic",
+    "checkpoint": "write checkpoints beside the steps (torch.distributed.checkpoint.async_save), or more rarely",
+    "evaluation": "evaluate outside the steps that are profiled, or more rarely",
+    "lock or sleep": "find who holds the lock, or remove the sleep",
+    "logging": "log more rarely, or from another thread",
+}
+"""By what the name of a stall says that it is."""
+
+
 def _stall_advice(longest: Stall, facts: StepFacts) -> str:
+    if cause := cause_of(longest.name):
+        return STALL_ADVICE[cause]
     causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
     if longest.name:
         return "move it out of the step, or let it run beside the steps"

@@ -11,6 +11,8 @@ have categories of their own.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from steptune.tuner.profiling.capture import Capture
@@ -32,6 +34,25 @@ WIDEST_ANNOTATION = 3.0
 """An annotation that lasts longer than so many times the stall says nothing of it."""
 SAYS_NOTHING = r"^ProfilerStep#|^PyTorch Profiler|^autograd::engine::evaluate"
 KEPT = 10
+
+CAUSES = tuple(
+    (cause, re.compile(pattern, re.IGNORECASE))
+    for cause, pattern in (
+        ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
+        ("collection", r"Python GC|\bgc(\.collect|\.py)|built-in function collect\b"),
+        ("compilation", r"dynamo|inductor|CachingAutotuner|triton.*compile|aot_autograd|Torch-Compiled Region.*compil"),
+        ("checkpoint", r"serialization\.py|\bsave\b|\bcheckpoint\b|save_checkpoint|state_dict|torch_save"),
+        ("evaluation", r"\b(eval|evaluate|validate|validation)(_\w+)?\b"),
+        ("lock or sleep", r"\b(sleep|acquire)\b|built-in method (sleep|acquire)|\bwait\b"),
+        ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
+    )
+)
+"""What the name of an event says that a stall is, the first that fits."""
+
+
+def cause_of(name: str) -> str:
+    """Kind of a stall, by the event that names it; empty where it says nothing."""
+    return next((cause for cause, pattern in CAUSES if pattern.search(name)), "")
 
 
 def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Stalls:
@@ -93,12 +114,12 @@ def _threads(capture: Capture, device: int | None) -> list[int]:
 
 
 def _name(capture: Capture, device: int | None, start: int, end: int) -> str:
-    """Shortest recorded event that covers most of a stall: first operators, then annotations, then Python functions."""
+    """Shortest event that covers most of a stall: of the profiler, an operator, an annotation, a Python function."""
     host = capture.trace.host
     covered = np.minimum(host.end, end) - np.maximum(host.start, start)
     silent = capture.trace.names_matching(SAYS_NOTHING)
     rows = np.flatnonzero((covered >= NAMED * (end - start)) & np.isin(host.thread, _threads(capture, device)))
-    for kind in (Kind.OPERATOR, Kind.ANNOTATION, Kind.PYTHON):
+    for kind in (Kind.OVERHEAD, Kind.OPERATOR, Kind.ANNOTATION, Kind.PYTHON):
         named = rows[host.kind[rows] == kind]
         named = named[~silent[host.name[named]]]
         lengths = host.end[named] - host.start[named]

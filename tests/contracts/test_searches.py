@@ -128,6 +128,24 @@ def test_the_model_ends_when_nothing_is_likely_left():
     assert certificate.probability_left < 0.05
 
 
+class Doubtful(Backwards):
+    """Tries every choice alone and still expects something of those together."""
+
+    probability_left = 0.9
+
+    def suggest(self, history):
+        self.told.clear()
+        return super().suggest(history)
+
+
+def test_that_every_choice_was_tried_alone_does_not_mean_that_nothing_is_left():
+    space = surface_space(PAIR)
+    designer = AskingDesigner(space, search=Doubtful(), budget_s=NO_LIMIT_S, max_trials=len(space.moves) + 1)
+    tell(designer, FakeRunner(PAIR, noise_sd=0.001))
+    certificate = designer.certificate()
+    assert (certificate.ended, certificate.probability_left) == ("trials spent", 0.9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_answer_of_the_model_changes_nothing_that_brings_nothing(seed):
     """Most strategies of this surface do nothing; the search tries several of them at once."""

@@ -218,8 +218,9 @@ class TestTrouble:
         kinds = {t.result.failure.kind for t in study.trials if t.state is TrialState.FAILED}
         assert kinds == {FailureKind.UNSUPPORTED}
 
-    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self):
-        study = StudyRun(Machine(TOO_LARGE))
+    @pytest.mark.parametrize("search", ["stages", "model"])
+    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self, search):
+        study = StudyRun(Machine(TOO_LARGE), search=search)
         answer = study.run()
         assert answer.verdict is Verdict.ENABLES_TRAINING
         assert answer.candidate.choices["recompute"] == {"level": 2}

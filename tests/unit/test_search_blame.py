@@ -41,3 +41,23 @@ def test_memory_adds_up():
 
 def test_while_nothing_ran_out_of_memory_everything_fits():
     assert (Room(LEVELS, rows((0, 0, 0)), np.array([20.0]), rows()).fits(rows((1, 2, 1))) == 1).all()
+
+
+def test_what_the_reference_saves_is_needed_again_without_it():
+    """Nothing is known but that the reference fits, and one without the saving did not: with another such one beside
+    it, neither is tried for long.
+    """
+    ran, directions = rows((0, 0, 0)), [[0, 0], [0, 0, 1], [0, 0]]
+    peaks = np.array([20.0])
+    saving, other = (Room(LEVELS, ran, peaks, rows((0, 2, 0)), d).fits(rows((1, 2, 1)))[0] for d in (directions, []))
+    assert saving < other < 0.5
+    twice = Room(LEVELS, ran, peaks, rows((0, 2, 0), (1, 2, 0)), directions).fits(rows((1, 2, 1)))[0]
+    assert twice < saving
+
+
+def test_each_that_ran_out_of_memory_makes_the_next_less_likely_to_fit():
+    ran, peaks = rows((0, 0, 0), (1, 0, 0), (0, 0, 1)), np.array([20.0, 20.2, 20.1])
+    failed = [(0, 1, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1)]
+    chances = [Room(LEVELS, ran, peaks, rows(*failed[:n])).fits(rows((1, 1, 1)))[0] for n in range(1, 4)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] < 0.1

@@ -41,7 +41,7 @@ class AskingDesigner(Designer):
     def __init__(self, space: Space, *, search: Search, **limits: Any) -> None:
         self.search = search
         self.grid = Grid(space, limits.get("reference", BASELINE))
-        self._starts: list[TrialResult] = []
+        self._starts: list[TrialResult] = list(limits.get("ran_out", ()))
         self._history: History | None = None
         super().__init__(space, **limits)
 
@@ -239,7 +239,9 @@ class AskingDesigner(Designer):
             )
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])
-        self.ended = ended if self._num_left_out or ended == INTERRUPTED else NOTHING_LEFT
+        probability = self._probability_left
+        left = self._num_left_out > 0 or (probability is not None and probability >= UNLIKELY)
+        self.ended = ended if left or ended == INTERRUPTED else NOTHING_LEFT
 
     def _chance(self, move: Move) -> float:
         """Probability that a change alone makes the incumbent faster by what is worth going on for."""

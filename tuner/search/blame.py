@@ -8,11 +8,12 @@ choices need of it adds up, and what ran out of it needs more than whatever fitt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,10 +22,9 @@ PAIR, PAIR_WITH_TODAY = 0.2, 0.05
 FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
 """What is known of choices in general before any was tried: so many failed of so many that ran."""
 
-ADDED, SAVED, PEAK_NOISE, OVER, HALFWAY = 0.2, 0.1, 0.01, 0.05, 0.02
+ADDED, SAVED, PEAK_NOISE, HALFWAY = 0.2, 0.1, 0.01, 0.02
 """In peaks of the smallest configuration: what a choice may add, what one is expected to save that is there for it,
-what two starts differ by, what one that ran out of memory is expected to need beyond the largest that fitted, and how
-much more than that there may be."""
+what two starts differ by, and how much more than the largest that fitted there may be."""
 
 
 class Blame:
@@ -81,37 +81,40 @@ class Room:
     """Probability that configurations fit into memory, from peaks of those that did and from those that did not.
 
     What choices add is a sum of independent normal amounts. Of a configuration that ran out of memory it is known only
-    that it needs more than the largest that fitted: its need is the mean of what is expected beyond that.
+    that it needs more than the largest that fitted: moments are matched to that, one such configuration after another
+    (Minka, "A family of algorithms for approximate Bayesian inference", 2001, assumed-density filtering).
 
     Args:
         ran: Levels of configurations that fitted, one a row; level 0 is the reference's.
         peaks: Their memory, in any unit; 0 where it is unknown.
         ran_out: Levels of those that did not fit.
-        saving: Whether choices of each parameter are there to save memory.
+        directions: Of every parameter's levels: -1 where one is there to save memory, 1 where it gives up such a
+            saving of the reference, else 0.
     """
 
     def __init__(
-        self, num_levels: list[int], ran: Ints, peaks: Floats, ran_out: Ints, saving: Sequence[bool] = ()
+        self,
+        num_levels: list[int],
+        ran: Ints,
+        peaks: Floats,
+        ran_out: Ints,
+        directions: Sequence[Sequence[int]] = (),
     ) -> None:
         self._offsets = np.concatenate([[0], np.cumsum(num_levels)[:-1]]).astype(np.int64)
         self._size = int(sum(num_levels))
-        self._start = np.zeros(self._size + 1)
-        self._start[-1] = 1.0
-        for offset, levels, saves in zip(self._offsets, num_levels, saving, strict=False):
-            self._start[offset + 1 : offset + levels] = -SAVED * saves
         self.limits = bool(len(ran_out)) and bool((peaks > 0).any())
         if not self.limits:
             return
         known = peaks > 0
         base = float(peaks[known].min())
         self._cap = float(peaks.max()) / base
-        design = np.concatenate([self._features(ran[known]), self._features(ran_out)])
-        values = np.concatenate([peaks[known] / base, np.full(len(ran_out), self._cap + OVER)])
-        noise = np.concatenate([np.full(int(known.sum()), PEAK_NOISE**2), np.full(len(ran_out), OVER**2)])
-        for _ in range(8):
-            self._condition(design, values, noise)
-            mean, sd = self._predict(design[int(known.sum()) :])
-            values[int(known.sum()) :] = np.maximum(mean, self._cap) + OVER * (mean < self._cap + sd)
+        self._need = np.zeros(self._size + 1)
+        self._need[:-1] = SAVED * np.concatenate([*directions, [0] * (self._size - sum(map(len, directions)))])
+        self._need[-1] = 1.0
+        self._spread = np.diag([*[ADDED**2] * self._size, 1.0])
+        self._fitted(self._features(ran[known]), peaks[known] / base)
+        for features in self._features(ran_out):
+            self._exceeded(features)
 
     def _features(self, levels: Ints) -> Floats:
         """A constant, and each choice that is not the reference's."""
@@ -121,20 +124,27 @@ class Room:
             found[row, (self._offsets + number)[number > 0]] = 1.0
         return found
 
-    def _condition(self, design: Floats, values: Floats, noise: Floats) -> None:
-        prior = np.full(self._size + 1, ADDED**2)
-        prior[-1] = 1.0
-        gain = (prior[:, None] * design.T) @ np.linalg.inv((design * prior) @ design.T + np.diag(noise))
-        self._weights = self._start + gain @ (values - design @ self._start)
-        self._spread = np.diag(prior) - gain @ (design * prior)
+    def _fitted(self, features: Floats, peaks: Floats) -> None:
+        """Take in the peaks of configurations that ran."""
+        between = features @ self._spread
+        gain = between.T @ np.linalg.inv(between @ features.T + PEAK_NOISE**2 * np.eye(len(peaks)))
+        self._need = self._need + gain @ (peaks - features @ self._need)
+        self._spread = self._spread - gain @ between
 
-    def _predict(self, features: Floats) -> tuple[Floats, Floats]:
-        variance = ((features @ self._spread) * features).sum(1)
-        return features @ self._weights, np.sqrt(np.maximum(variance, PEAK_NOISE**2))
+    def _exceeded(self, features: Floats) -> None:
+        """Take in that a configuration needs more than the largest that fitted."""
+        direction = self._spread @ features
+        sd = math.sqrt(float(features @ direction) + PEAK_NOISE**2)
+        z = (float(features @ self._need) - self._cap) / sd
+        hazard = math.exp(-0.5 * z**2 - float(log_ndtr(z))) / math.sqrt(2 * math.pi)
+        self._need = self._need + direction * (hazard / sd)
+        self._spread = self._spread - np.outer(direction, direction) * (hazard * (hazard + z) / sd**2)
 
     def fits(self, levels: Ints) -> Floats:
         """Probability that each configuration fits; 1 while nothing ran out of memory."""
         if not self.limits:
             return np.ones(len(levels))
-        mean, sd = self._predict(self._features(levels))
-        return np.asarray(ndtr((self._cap + HALFWAY - mean) / sd))
+        features = self._features(levels)
+        variance = ((features @ self._spread) * features).sum(1)
+        sd = np.sqrt(np.maximum(variance, PEAK_NOISE**2))
+        return np.asarray(ndtr((self._cap + HALFWAY - features @ self._need) / sd))

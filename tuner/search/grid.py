@@ -38,6 +38,13 @@ class Parameter:
     def num_levels(self) -> int:
         return len(self.options)
 
+    @property
+    def memory_directions(self) -> list[int]:
+        """Of every option: -1 where it is there to save memory, 1 where it gives up what the reference saves so."""
+        if not self.strategy.memory:
+            return [0] * self.num_levels
+        return [bool(self.options[0]) - bool(option) for option in self.options]
+
 
 class Grid:
     """Configurations of a space by number."""

@@ -137,8 +137,8 @@ class History:
         ran = self.evidence.ran()
         ran_out = self.evidence.did_not_run(self.starts, out_of_memory=True)
         peaks = np.array(list(ran.values()), dtype=np.float64)
-        saving = [parameter.strategy.memory for parameter in self.grid.parameters]
-        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out), saving)
+        directions = [parameter.memory_directions for parameter in self.grid.parameters]
+        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out), directions)
 
     def runs(self, levels: Ints) -> Floats:
         """Probability that each of these configurations runs."""

@@ -109,6 +109,8 @@ def outcome_of(trial: Trial, decision: Decision | None) -> str:
         return "baseline"
     if trial.purpose is Purpose.CONFIRM:
         return "confirmed"
+    if trial.purpose is Purpose.CONTRIBUTION:
+        return "measured"
     verdict = decision.verdict if decision else "measured"
     return verdict if verdict in LOOKS else "measured"
 

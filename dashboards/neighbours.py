@@ -48,7 +48,8 @@ def get_neighbours_info(
         if strategy is None:
             continue
         measured = not math.isnan(row.gain) and leading[1].key in effects.measured
-        left_out = None if strategy in row.candidate.choices else effects.without_part(strategy)
+        is_without = row.candidate.choices.get(strategy, {}) == effects.reference.choices.get(strategy, {})
+        left_out = effects.without_part(strategy) if is_without else None
         ratio = left_out or effects.ratio(row.candidate, leading[1])
         rows.append(
             NeighbourRow(

@@ -139,7 +139,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
     sides of a comparison unequally.
     """
     gains = [d.measured_gain for d in decisions if d.measured_gain is not None and math.isfinite(d.measured_gain)]
-    if not gains or not result.clean_windows or result.purpose is Purpose.CONFIRM:
+    if not gains or not result.clean_windows or result.purpose in (Purpose.CONFIRM, Purpose.CONTRIBUTION):
         return None
     load = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
     if result.contended or load > MeasureSettings().foreign_cpu_share:

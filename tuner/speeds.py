@@ -53,7 +53,7 @@ class Speed(Record):
         if self.method is Method.CONFIRMED:
             return f"confirmed in {counted(self.num_blocks, 'block')}"
         if self.method is Method.LEFT_OUT:
-            return f"left out in {counted(self.num_blocks, 'block')}"
+            return f"measured by leaving it out, in {counted(self.num_blocks, 'block')}"
         return str(self.method.value)
 
 
@@ -107,11 +107,12 @@ def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
     """Speed with a part over the speed without it, everything else as recommended; None where that was not measured or
     its interval does not exclude 1, and where the answer claims nothing.
 
-    An only part contributes what the answer gains.
+    An only part contributes what the answer gains over today's settings; over others, which had to give way, the answer
+    may differ in more than its parts.
     """
     if recommendation.verdict not in (Verdict.FASTER, Verdict.ENABLES_TRAINING):
         return None
-    if len(recommendation.parts) == 1:
+    if len(recommendation.parts) == 1 and recommendation.verdict is Verdict.FASTER:
         speed = answer_of(recommendation)
     elif part.gain is not None and part.num_blocks:
         speed = _made(recommendation, part.gain, part.interval, Method.LEFT_OUT, part.num_blocks)

@@ -813,7 +813,7 @@ class TestContributions:
         for part in answer.parts:
             assert part.interval.low < true[part.strategy] < part.interval.high
             assert part.num_blocks == len(runs)
-            assert contribution_of(answer, part).told == f"left out in {len(runs)} blocks"
+            assert contribution_of(answer, part).told == f"measured by leaving it out, in {len(runs)} blocks"
 
     def test_the_search_measures_none(self):
         """Its trials chose the answer, so what they say of its parts is flattered."""
@@ -868,6 +868,74 @@ class TestContributions:
         assert sorted(part.strategy for part in answer.parts if part.gain is not None) == measured
         taken_s = sum(t.result.duration_ns for t in study.trials if t.purpose is Purpose.CONTRIBUTION) / 1e9
         assert taken_s <= left_s
+
+    @pytest.mark.parametrize("left_s", [40.0, 100.0])
+    def test_starts_that_are_slower_than_in_the_search_do_not_outrun_the_budget(self, monkeypatch, left_s):
+        """By one start at most."""
+        run, machine = ContributionRun.run, Machine(SMALL, start_s=2.0)
+        began_s = []
+
+        def slowed(self, answer):
+            began_s.append(machine.now_s)
+            self._view.budget_s = self._view.elapsed_s + left_s
+            machine.start_s = 20.0
+            run(self, answer)
+
+        monkeypatch.setattr(ContributionRun, "run", slowed)
+        study = StudyRun(machine)
+        study.run()
+        assert Purpose.CONTRIBUTION in {trial.purpose for trial in study.trials}
+        assert machine.now_s - began_s[0] <= left_s + 23.0
+
+    def test_told_again_without_time_it_has_the_same_contributions(self, monkeypatch):
+        """Also where one part could not be left out: everything is stored."""
+        machine = Machine(SEPARABLE)
+        study = StudyRun(machine, only=("loader", "products", "fusion"), max_trials=12)
+        run = machine.run
+
+        def failing(specs, purposes, *rest):
+            failure = Failure(kind=FailureKind.CRASH, phase=Phase.BUILD, message="on purpose")
+            return [
+                replace(r, failure=failure, windows=())
+                if r.purpose is Purpose.CONTRIBUTION and "loader" not in r.candidate.choices
+                else r
+                for r in run(specs, purposes, *rest)
+            ]
+
+        machine.run = failing
+        answer = study.run()
+        measured = {part.strategy: part.gain for part in answer.parts}
+        assert measured["loader"] is None
+        assert any(gain is not None for gain in measured.values())
+        num_runs = len(machine.runs)
+        monkeypatch.setattr(ContributionRun, "_left_s", lambda self: 0.0)
+        again = study.run()
+        assert {part.strategy: part.gain for part in again.parts} == pytest.approx(measured)
+        assert len(machine.runs) == num_runs
+
+    def test_starts_of_another_day_make_no_block(self, monkeypatch):
+        """A study that goes on with more time than it had takes up no part that it had left out."""
+        run = ContributionRun.run
+
+        def with_time(self, answer):
+            self._view.budget_s = self._view.elapsed_s + left_s
+            run(self, answer)
+
+        monkeypatch.setattr(ContributionRun, "run", with_time)
+        left_s = 30.0
+        study = StudyRun(Machine(SMALL, start_s=5.0))
+        study.run()
+        left_s = 500.0
+        answer = study.run()
+        assert [part.strategy for part in answer.parts if part.gain is not None] == ["loader"]
+
+    def test_the_only_part_that_can_be_left_out_is(self):
+        answer = StudyRun(Machine(TOO_LARGE)).run()
+        assert answer.verdict is Verdict.ENABLES_TRAINING
+        [loader] = [part for part in answer.parts if part.strategy == "loader"]
+        without = answer.candidate.with_choice("loader", {})
+        true = TOO_LARGE.total_ms(without) / TOO_LARGE.total_ms(answer.candidate)
+        assert contribution_of(answer, loader).interval.low < true < contribution_of(answer, loader).interval.high
 
     def test_what_does_not_run_without_a_part_has_no_contribution(self):
         machine = Machine(SMALL)

@@ -69,6 +69,12 @@ def test_an_only_part_contributes_what_the_answer_gains() -> None:
     assert found.ratio == 2.42
 
 
+def test_an_only_part_over_settings_that_had_to_give_way_needs_a_measurement() -> None:
+    """The answer may also have undone what the reference does to fit."""
+    part = replace(make_recommendation().parts[0], gain=None, interval=None, num_blocks=0)
+    assert contribution_of(make_recommendation(parts=(part,), verdict=Verdict.ENABLES_TRAINING), part) is None
+
+
 def test_what_an_older_answer_estimated_of_its_parts_is_not_stated() -> None:
     """It was the search's, whose trials chose the answer."""
     answer = make_recommendation()

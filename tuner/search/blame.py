@@ -82,7 +82,8 @@ class Room:
 
     What choices add is a sum of independent normal amounts. Of a configuration that ran out of memory it is known only
     that it needs more than the largest that fitted: moments are matched to that, one such configuration after another
-    (Minka, "A family of algorithms for approximate Bayesian inference", 2001, assumed-density filtering).
+    (Minka, "A family of algorithms for approximate Bayesian inference", 2001, assumed-density filtering). That puts
+    probabilities off by about 0.1, depending on the order.
 
     Args:
         ran: Levels of configurations that fitted, one a row; level 0 is the reference's.

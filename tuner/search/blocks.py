@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from steptune.tuner.records import Candidate, Purpose, TrialResult
 from steptune.tuner.search.group_runner import GroupRunner
@@ -29,16 +29,22 @@ class BlockRunner:
         self._purpose = purpose
         self._place = place
 
-    def run(self, order: Sequence[Candidate], number: int, longest_s: float | None = None) -> dict[str, TrialResult]:
+    def run(
+        self, order: Sequence[Candidate], number: int, left_s: Callable[[], float] | None = None
+    ) -> dict[str, TrialResult]:
         """One start of each; good results by candidate key, as the objective counts them.
 
         Args:
-            longest_s: What no phase of a trial may exceed until its first window.
+            left_s: Seconds that are left: no phase of a trial may exceed them until its first window, and nothing is
+                started once they are spent.
         """
         found = {c.key: self._ledger.find(c, self._purpose, number) for c in order}
         if not _is_whole(found.values()):  # a block is of one place
             found = {key: result if result and result.place == self._place else None for key, result in found.items()}
         for group in self._trials.together([c for c in order if found[c.key] is None]):
+            longest_s = None if left_s is None else left_s()
+            if longest_s is not None and longest_s <= 0:
+                break
             for result in self._trials.run(group, [self._purpose] * len(group), number, longest_s):
                 found[result.candidate.key] = result
         counted = {key: self._ledger.counted(result) for key, result in found.items() if result is not None}
@@ -49,15 +55,22 @@ class BlockRunner:
         starts that lie hours apart make no block.
         """
         first = self._ledger.first_block(self._purpose)
-        stored = (number for number in range(first) if self._is_stored(candidates, number))
+        stored = (number for number in range(first) if self.is_stored(candidates, number))
         return itertools.chain(stored, itertools.count(first))
 
     def num_stored(self, candidates: Sequence[Candidate]) -> int:
         """Blocks of these candidates that were complete before a restart."""
-        stored = (self._is_stored(candidates, number) for number in self.numbers(candidates))
+        stored = (self.is_stored(candidates, number) for number in self.numbers(candidates))
         return sum(1 for _ in itertools.takewhile(bool, stored))
 
-    def _is_stored(self, candidates: Sequence[Candidate], number: int) -> bool:
+    def num_begun(self, candidate: Candidate) -> int:
+        """Blocks since the budget was set for which a start of this candidate is stored, good or not."""
+        first = self._ledger.first_block(self._purpose)
+        found = (self._ledger.find(candidate, self._purpose, number) for number in itertools.count(first))
+        return sum(1 for _ in itertools.takewhile(lambda result: result is not None, found))
+
+    def is_stored(self, candidates: Sequence[Candidate], number: int) -> bool:
+        """Return True where a block is complete."""
         return _is_whole(self._ledger.find(c, self._purpose, number) for c in candidates)
 
     # --- what a block takes -------------------------------------------------------------------
@@ -77,6 +90,6 @@ class BlockRunner:
 
 
 def _is_whole(found: Iterable[TrialResult | None]) -> bool:
-    """Whether all of a block was measured, in one place."""
+    """Return True where all of a block was measured, in one place."""
     places = {None if result is None else result.place for result in found}
     return len(places) == 1 and None not in places

@@ -49,35 +49,43 @@ class ContributionRun:
         self._answer = designer.reference
         self._without: dict[str, Candidate] = {}
         """What is left of the answer, by the strategy that is left out."""
+        self._started: dict[str, Candidate] = {}
+        """Those of them that every start so far succeeded of."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 
     def run(self, answer: Candidate) -> None:
-        """Runs what there is time for; nothing for an answer of one part, which contributes all of the gain."""
+        """Runs what there is time for; nothing where today's settings and the answer differ in one part, which
+        contributes all of the gain.
+        """
         self._answer = answer
-        self._without = without_parts(self._designer, answer)
-        if len(self._without) < 2:
-            self._without = {}
+        if self._designer.reference.is_baseline and len(answer.choices) == 1:
             return
-        self._leave_out_unaffordable()
+        self._started = without_parts(self._designer, answer)
+        self._choose()
+        self._without = dict(self._started)
         if not self._without:
             return
-        stored = self._runner.num_stored(self._all())
+        begun = self._runner.num_begun(answer)
         left = int(self._left_s() / self._runner.least_s(self._all()))
-        self._planned = max(stored, min(self._settings.confirm_blocks, stored + left))
-        self._set_windows(self._planned - stored)
+        self._planned = max(begun, min(self._settings.confirm_blocks, begun + left))
         numbers = list(itertools.islice(self._runner.numbers(self._all()), self._planned))
+        longest_s = 0.0  # of the blocks so far
         for block in plan_blocks(answer, self._all()[1:], self._planned, self._settings.seed):
-            if block.number >= stored and self._left_s() < self._runner.least_s(self._all()):
-                return
+            order, number = [c for c in block.order if c in self._all()], numbers[block.number]
+            if not self._runner.is_stored(order, number):
+                if self._left_s() < max(longest_s, self._runner.least_s(self._all())):
+                    return
+                self._set_windows(self._planned - block.number)
+            began_s = self._view.elapsed_s
             self._view.say(
                 stage="measuring contributions", current=f"block {block.number + 1} of {self._planned}", activity=""
             )
-            order = [c for c in block.order if c in self._all()]
-            self._blocks.append(self._runner.run(order, numbers[block.number], max(0.0, self._view.left_s)))
+            self._blocks.append(self._runner.run(order, number, lambda: self._view.left_s))
+            longest_s = max(longest_s, self._view.elapsed_s - began_s)
             self._view.num_trials = self._ledger.num_trials
-            self._drop_failed()
-            if self._is_clear():
+            self._started = {name: c for name, c in self._started.items() if c.key in self._blocks[-1]}
+            if not self._started or self._is_clear():
                 return
 
     def gains(self) -> dict[str, Gain]:
@@ -85,9 +93,10 @@ class ContributionRun:
         return {name: finalist.gain for name, finalist in self._judged().items() if finalist.gain is not None}
 
     def _judged(self) -> dict[str, Finalist]:
+        everything = [self._answer, *self._without.values()]
         earlier = {
             c.key: [result for result in self._designer.knowledge.results.get(c.key, []) if result.ok]
-            for c in self._all()
+            for c in everything
         }
         starts = all_starts(all_starts(earlier, self._confirmed), self._blocks)
         return {
@@ -97,23 +106,25 @@ class ContributionRun:
 
     def _is_clear(self) -> bool:
         """Return True where more blocks would hardly make another contribution known."""
-        return all(f.gain is not None and (f.is_proven or f.is_hopeless) for f in self._judged().values())
-
-    def _drop_failed(self) -> None:
-        """What does not run without a part says nothing of its contribution."""
-        self._without = {name: c for name, c in self._without.items() if c.key in self._blocks[-1]}
+        judged = self._judged()
+        return all(judged[n].gain is not None and (judged[n].is_proven or judged[n].is_hopeless) for n in self._started)
 
     # --- how much -----------------------------------------------------------------------------
 
-    def _leave_out_unaffordable(self) -> None:
-        """Leaves parts out, those first that seem to contribute least, until the fewest blocks fit."""
+    def _choose(self) -> None:
+        """Leaves parts out, those first that seem to contribute least, until the fewest blocks fit; of a study that
+        goes on, those of which no start is stored: starts that lie hours apart make no block.
+        """
+        begun = {name: c for name, c in self._started.items() if self._runner.num_begun(c)}
+        if self._runner.num_begun(self._answer):
+            self._started = begun
+            return
         knowledge = self._designer.knowledge
-        ranked = sorted(self._without, key=lambda n: knowledge.difference(self._answer, self._without[n]).mean)
+        ranked = sorted(self._started, key=lambda n: knowledge.difference(self._answer, self._started[n]).mean)
         for name in ranked:
-            missing = LEAST_BLOCKS - self._runner.num_stored(self._all())
-            if missing <= 0 or missing * self._runner.least_s(self._all()) <= self._left_s():
+            if LEAST_BLOCKS * self._runner.least_s(self._all()) <= self._left_s():
                 return
-            del self._without[name]
+            del self._started[name]
 
     def _left_s(self) -> float:
         """Seconds that are left for blocks: less than the budget's by what is compiled for the first time."""
@@ -131,7 +142,7 @@ class ContributionRun:
         self._trials.measure = measure_settings(self._settings.measure, min(cap_s, self._trials.measure.cap_s))
 
     def _all(self) -> list[Candidate]:
-        return list({c.key: c for c in [self._answer, *self._without.values()]}.values())
+        return list({c.key: c for c in [self._answer, *self._started.values()]}.values())
 
 
 def without_parts(designer: Designer, answer: Candidate) -> dict[str, Candidate]:

@@ -40,7 +40,7 @@ class Parameter:
 
     @property
     def memory_directions(self) -> list[int]:
-        """Of every option: -1 where it is there to save memory, 1 where it gives up what the reference saves so."""
+        """Direction of every option: -1 where it is there to save memory, 1 where it gives up such a saving."""
         if not self.strategy.memory:
             return [0] * self.num_levels
         return [bool(self.options[0]) - bool(option) for option in self.options]

@@ -158,17 +158,20 @@ def guard_protocol(
     num_disturbed = MAX_DISTURBED if parts * MIN_POINTWISE * runs(MAX_DISTURBED) <= affordable else 1
     steps = affordable / runs(num_disturbed) / parts
     num_audits = int(min(MAX_AUDITS, max(0, steps - MIN_POINTWISE)))
+    num_pointwise = int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps - num_audits)))
+    num_curve = int(min(NUM_CURVE, max(MIN_POINTWISE, steps))) if is_random else 0
     return Protocol(
-        num_pointwise=int(min(MAX_POINTWISE, max(MIN_POINTWISE, steps - num_audits))),
+        num_pointwise=num_pointwise,
         num_audits=num_audits,
-        num_curve=int(min(NUM_CURVE, max(MIN_POINTWISE, steps))) if is_random else 0,
-        num_horizon=_num_horizon(seconds, step_s) if lossy else 0,
+        num_curve=num_curve,
+        num_horizon=_num_horizon(seconds, step_s, num_pointwise + num_curve) if lossy else 0,
         num_disturbed=num_disturbed,
         randomness=facts.randomness,
         seed=seed,
     )
 
 
-def _num_horizon(seconds: float, step_s: float) -> int:
-    steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS
+def _num_horizon(seconds: float, step_s: float, num_before: int) -> int:
+    """Steps of a horizon's run, which has made those of the guard's before it."""
+    steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS - num_before
     return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from counterfactuals.machine import Do, Machine, step_time, write_traces
 from counterfactuals.programs import Pair, pairs, training
-from trace_events import Event, copy, event, kernel, launched, operator, runtime, step, trace_of
+from trace_events import Event, copy, event, kernel, launched, operator, runtime, step, trace_of, write_trace
 from traces import NAMES, needs_traces, trace_file
 
+from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.reader import read_trace
-from steptune.tuner.profiling.replay.answers import LATE_RANKS, SYNCHRONISATION, replay, replay_ranks
+from steptune.tuner.profiling.replay.answers import LATE_RANKS, NO_LAUNCHES, SYNCHRONISATION, replay, replay_ranks
 from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns
 from steptune.tuner.profiling.replay.chain import SYNC
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
@@ -185,3 +186,43 @@ def test_ranks_with_different_collectives_are_refused(tmp_path: Path) -> None:
     (other,) = write_traces(tmp_path / "..", alone, Machine(), num_steps=4)
     said = replay_ranks({0: graph_of(paths[0]), 1: graph_of(other)})
     assert "different numbers of steps or collectives" in said.refusal
+
+
+def test_synchronisations_alone_are_refused_and_lose_nothing_else(tmp_path: Path) -> None:
+    """The device records each of them, but launches no operation that could be replayed."""
+    events = [step(number, 100 * number, 100 * number + 95) for number in range(1, 4)]
+    for number in range(1, 4):
+        start = 100 * number + 20
+        events.append(runtime("cudaStreamSynchronize", start, start + 20, number))
+        events.append(
+            event("cuda_sync", "Stream Sync", start, start + 20, 1007, correlation=number, device=0, stream=7)
+        )
+        events.append(kernel("k", start + 30, start + 40))
+    analysis = analyse_traces([write_trace(tmp_path / "trace.json", events)])
+    (breakdown,) = analysis.ranks[0].breakdowns
+    assert breakdown.device == "cuda:0"
+    assert breakdown.replay is not None
+    assert breakdown.replay.refusal == NO_LAUNCHES
+
+
+def test_a_synchronisation_that_the_device_records_is_no_launch(tmp_path: Path) -> None:
+    """Without it the host keeps its lead: the same steps as without the device's record."""
+    events: list[Event] = []
+    for number in range(1, 4):
+        start = 1000 * number
+        events.append(step(number, start, start + 990))
+        for place in range(4):
+            begin = start + 10 + 20 * place
+            events += launched("k", begin, start + 15 + 150 * place, start + 165 + 150 * place, 10 * number + place)
+        events.append(runtime("cudaStreamSynchronize", start + 100, start + 620, 10 * number + 9))
+    recorded = [
+        event(
+            "cuda_sync", "Stream Sync", 1000 * n + 100, 1000 * n + 620, 1007, correlation=10 * n + 9, device=0, stream=7
+        )
+        for n in range(1, 4)
+    ]
+    plain = graph_of(write_trace(tmp_path / "plain.json", events))
+    with_records = graph_of(write_trace(tmp_path / "records.json", events + recorded))
+    assert (with_records.chain.kind == plain.chain.kind).all()
+    assert with_records.chain.waits == plain.chain.waits
+    assert (plain.chain.kind == SYNC).sum() == 3

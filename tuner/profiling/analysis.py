@@ -39,7 +39,7 @@ from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from steptune.tuner.profiling.reader import read_trace
-from steptune.tuner.profiling.replay.answers import replay, replay_ranks
+from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, replay, replay_ranks
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.source_lines import SourceLines
@@ -149,9 +149,11 @@ def analyse_trace(
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
     graph = build_graph(capture) if capture.device_numbers else None
-    if graph is not None:
+    if capture.device_numbers:
         workers = breakdowns[0].facts.loader == "workers"
-        replayed = replay(graph, unprofiled_step_time_ns, workers=workers)
+        replayed = (
+            replay(graph, unprofiled_step_time_ns, workers=workers) if graph is not None else _not_replayed(capture)
+        )
         breakdowns = [msgspec.structs.replace(breakdown, replay=replayed) for breakdown in breakdowns]
     by_device = zip(tiles.values(), numbers, strict=True)
     most = max((collective_calls(capture, tiled, number) for tiled, number in by_device), key=len)
@@ -178,6 +180,11 @@ def analyse_trace(
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
     )
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most, graph
+
+
+def _not_replayed(capture: Capture) -> Replay:
+    low, high = capture.steps.span
+    return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
 
 
 def analyse_memory(path: Path) -> tuple[MemoryStats, ...]:

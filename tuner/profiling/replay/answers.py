@@ -41,6 +41,7 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANK
     "launches",
     "late_ranks",
 )
+NO_LAUNCHES = "no marked steps with work that they launch are recorded"
 Edit = Callable[[Graph], Graph]
 
 
@@ -86,6 +87,8 @@ def saved_share(replay: Replay | None, cause: str) -> float | None:
 def refused(graph: Graph) -> str:
     """Why the steps cannot be replayed; empty where they can."""
     operations = graph.operations
+    if graph.recorded_ns <= 0:
+        return "the steps take no time"
     if graph.num_steps < LEAST_STEPS:
         return "a single step shows no steady state"
     if operations.known < LEAST_KNOWN:
@@ -123,6 +126,8 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
     """
     recorded = max(graph.recorded_ns for graph in graphs.values())
     refusal = next((reason for reason in map(refused, graphs.values()) if reason), "")
+    if recorded <= 0:
+        return Replay(recorded_ns=0, refusal=refusal)
     try:
         joint = several.meet([graphs[rank] for rank in sorted(graphs)])
     except several.UnlikeRanksError as reason:

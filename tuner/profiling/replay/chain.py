@@ -77,13 +77,19 @@ def threads_of(capture: Capture) -> list[int]:
     return sorted({steps.thread, *np.unique(launches.thread[inside]).tolist()})
 
 
+def launching_calls(capture: Capture) -> Ints:
+    """Rows of `trace.host` that launch operations. A device's record of a synchronisation is none."""
+    launched = (capture.launches.row >= 0) & (capture.trace.work.kind != Kind.SYNC)
+    return np.unique(capture.launches.row[launched])
+
+
 def host_chain(capture: Capture) -> Chain | None:
     """The chain as recorded, before it is known what its nodes wait for; None without launches."""
     host, steps = capture.trace.host, capture.steps
     low, high = int(steps.host_starts[0]), steps.host_end
     threads = threads_of(capture)
     mine = np.isin(host.thread, threads) & (host.start >= low) & (host.start < high)
-    calls = np.unique(capture.launches.row[capture.launches.row >= 0])
+    calls = launching_calls(capture)
     calls = calls[mine[calls]]
     if len(calls) < FEW_NODES:
         return None

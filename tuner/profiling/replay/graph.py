@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain
+from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain, launching_calls
 from steptune.tuner.profiling.replay.operations import Operations, device_operations
 
 LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
@@ -60,8 +60,7 @@ def build_graph(capture: Capture) -> Graph | None:
 
 def _num_replayed(capture: Capture) -> int:
     """How many steps are simulated: as many as launch `MOST_LAUNCHES`, at least two."""
-    steps, launches = capture.steps, capture.launches
-    calls = np.unique(launches.row[launches.row >= 0])
+    steps, calls = capture.steps, launching_calls(capture)
     per_step = np.histogram(capture.trace.host.start[calls], [*steps.host_starts.tolist(), steps.host_end])[0]
     return int(max(LEAST_STEPS, (np.cumsum(per_step[:MOST_STEPS]) <= MOST_LAUNCHES).sum()))
 

@@ -99,7 +99,9 @@ allocation, host_stall and rank_skew. The recorded steps are simulated on the gr
 cause ([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share
 and two points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed",
 or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
-launches or events that are not recorded, a replay that misses the recorded or the unprofiled step by more than 5 %.
+launches or events that are not recorded, a replay that misses the recorded or the unprofiled step by more than 5 %,
+first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
+than two points of the step, or that do not show the cause.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the

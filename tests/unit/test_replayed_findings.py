@@ -5,16 +5,19 @@ from pathlib import Path
 import msgspec
 import pytest
 from counterfactuals.machine import Do, Machine, Program, step_time, write_traces
-from counterfactuals.programs import training
+from counterfactuals.programs import Extra, training
 from traces import needs_traces, trace_file
 
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.diagnosis import REPLAY_MARGIN
-from steptune.tuner.records import Breakdown, Finding
+from steptune.tuner.profiling.replay.answers import saved_share
+from steptune.tuner.records import Breakdown, Finding, Replay
 from steptune.tuner.trace_records import TraceAnalysis
 
 MACHINE = Machine(clocks=(0.0, 5000.0))
 NEAR = 0.03
+WARM_UP = 5
+"""Steps of the machine that are not recorded."""
 
 
 def reads_a_value(rank: int, step: int, place: int) -> list[Do]:
@@ -111,3 +114,48 @@ def test_records_of_older_versions_have_no_replay(tmp_path: Path) -> None:
     assert msgspec.convert(stored, Breakdown) == breakdown
     del stored["replay"]
     assert msgspec.convert(stored, Breakdown).replay is None
+
+
+def one_pause_late(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="pause", host=80_000.0, cause="stalls", stays=10.0)] if (step, place) == (WARM_UP + 15, 10) else []
+
+
+def pauses_after_the_replayed_steps(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="pause", host=30_000.0, cause="stalls", stays=10.0)] if step >= WARM_UP + 3 and place == 10 else []
+
+
+def reads_after_the_replayed_steps(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="read", cause="synchronisation", stays=1.0)] if step >= WARM_UP + 10 and place % 2 == 0 else []
+
+
+@pytest.mark.parametrize(
+    ("extra", "num_steps", "operations", "rule"),
+    [
+        (one_pause_late, 30, 60, "host_stall"),
+        (pauses_after_the_replayed_steps, 7, 3500, "host_stall"),
+        (reads_after_the_replayed_steps, 30, 60, "synchronisation"),
+    ],
+)
+def test_a_cause_beyond_the_replayed_steps_gives_a_range(
+    extra: Extra, num_steps: int, operations: int, rule: str, tmp_path: Path
+) -> None:
+    """Only first steps are simulated: that a cause costs nothing in them says nothing of the window."""
+    program = training(host=10.0, device=12.0, operations=operations, extra=extra)
+    analysis = analyse_traces(write_traces(tmp_path, program, MACHINE, num_steps=num_steps, num_ranks=1))
+    replayed = analysis.ranks[0].breakdowns[0].replay
+    assert replayed is not None
+    assert "the others differ" in replayed.refusal
+    finding = next(finding for finding in analysis.findings if finding.rule == rule)
+    assert str(finding.evidence["saves"]).startswith("between 0 and ")
+
+
+def test_first_steps_like_the_others_speak_for_all(tmp_path: Path) -> None:
+    program = training(host=10.0, device=60.0, operations=100, extra=reads_and_pauses)
+    paths = write_traces(tmp_path, program, MACHINE, num_steps=30, num_ranks=1)
+    finding = next(finding for finding in analyse_traces(paths).findings if finding.rule == "host_stall")
+    assert str(finding.evidence["saves"]).endswith("replayed")
+
+
+def test_a_cause_that_the_replayed_steps_lack_is_not_stated_as_none() -> None:
+    """The breakdown shows it, the graph does not: the gain is unknown, not nothing."""
+    assert saved_share(Replay(recorded_ns=100, step_time_ns=100, saved={"launches": 0.0}), "stalls") is None

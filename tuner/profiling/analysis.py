@@ -39,7 +39,7 @@ from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from steptune.tuner.profiling.reader import read_trace
-from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, replay, replay_ranks
+from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, of_all_steps, replay, replay_ranks
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.source_lines import SourceLines
@@ -154,7 +154,11 @@ def analyse_trace(
         replayed = (
             replay(graph, unprofiled_step_time_ns, workers=workers) if graph is not None else _not_replayed(capture)
         )
-        breakdowns = [msgspec.structs.replace(breakdown, replay=replayed) for breakdown in breakdowns]
+        num_replayed = graph.num_steps if graph is not None else 0
+        breakdowns = [
+            msgspec.structs.replace(breakdown, replay=of_all_steps(replayed, breakdown, num_replayed))
+            for breakdown in breakdowns
+        ]
     by_device = zip(tiles.values(), numbers, strict=True)
     most = max((collective_calls(capture, tiled, number) for tiled, number in by_device), key=len)
     analysis = RankAnalysis(
@@ -343,7 +347,10 @@ def _replay_of_ranks(results: Sequence[RankResult]) -> Replay | None:
     if len(graphs) < len(results):
         return None
     unprofiled = {result.analysis.breakdowns[0].unprofiled_step_time_ns for result in results}
-    return replay_ranks(graphs, max((time for time in unprofiled if time), default=None))
+    replayed = replay_ranks(graphs, max((time for time in unprofiled if time), default=None))
+    for result in results:
+        replayed = of_all_steps(replayed, busiest(result.analysis.breakdowns), graphs[result.analysis.rank].num_steps)
+    return replayed
 
 
 def _findings_of_run(

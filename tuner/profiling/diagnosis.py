@@ -32,6 +32,7 @@ from steptune.tuner.profiling.replay.answers import (
     LOADER,
     STALLS,
     SYNCHRONISATION,
+    not_replayed,
     saved_share,
 )
 from steptune.tuner.profiling.stalls import cause_of, listed
@@ -736,13 +737,11 @@ def _with_margin(gain: float) -> float:
 
 def _gain(replay: Replay | None, cause: str, share: float) -> dict[str, float | str]:
     """What removing a cause would gain: replayed, or a range and why it is no more than that."""
-    gain = saved_share(replay, cause)
-    if gain is not None:
-        return {"saves": f"{gain:.1%} of the step, replayed"}
     if replay is None:
         return {}
-    why = replay.refusal or "the replay does not take the unprofiled step"
-    return {"saves": f"between 0 and {share:.0%} of the step: {why}"}
+    if why := not_replayed(replay, cause):
+        return {"saves": f"between 0 and {share:.0%} of the step: {why}"}
+    return {"saves": f"{replay.saved[cause]:.1%} of the step, replayed"}
 
 
 def _bounded(bound: float, share: float) -> float:

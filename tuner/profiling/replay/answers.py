@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from steptune.tuner.profiling.categories import COMPUTING
 from steptune.tuner.profiling.replay import ranks as several
 from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns, with_unprofiled_pace
 from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, SYNC
@@ -25,12 +26,14 @@ from steptune.tuner.profiling.replay.scenarios import (
     without_synchronisation,
 )
 from steptune.tuner.profiling.replay.simulate import step_time_ns
-from steptune.tuner.records import Replay
+from steptune.tuner.records import Breakdown, Replay
 
 MOST_ERROR = 0.05
 """Of a replay of the unchanged steps."""
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
+MOST_DIFFERENCE = 0.02
+"""Share of the step by which a wait of the simulated steps may differ from that of all of them."""
 SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANKS = (
     "synchronisation",
     "stalls",
@@ -78,10 +81,50 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:
-    """Share of the step that is saved without a cause; None where the steps cannot be replayed."""
-    if replay is None or replay.refusal or (replay.unprofiled_error or 0.0) > MOST_ERROR:
-        return None
-    return replay.saved.get(cause, 0.0)
+    """Share of the step that is saved without a cause; None where the steps cannot be replayed, or do not show it."""
+    return None if replay is None or not_replayed(replay, cause) else replay.saved[cause]
+
+
+def not_replayed(replay: Replay, cause: str) -> str:
+    """Why the gain of a cause's removal is not known; empty where it is."""
+    if replay.refusal:
+        return replay.refusal
+    if (replay.unprofiled_error or 0.0) > MOST_ERROR:
+        return "the replay does not take the unprofiled step"
+    return "" if cause in replay.saved else "the replayed steps do not show it"
+
+
+def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Replay:
+    """The replay of a window's first steps as one of all of them; refused where they differ in what they wait for.
+
+    Args:
+        breakdown: Of all steps.
+    """
+    if replay.refusal or not breakdown.steps or num_replayed >= breakdown.num_steps:
+        return replay
+    first, whole = _waits(breakdown, num_replayed), _waits(breakdown, breakdown.num_steps)
+    shares = {
+        name: abs(first.get(name, 0.0) - time) / breakdown.step_time_ns * breakdown.num_steps
+        for name, time in whole.items()
+    }
+    name = max(shares, key=lambda name: shares[name], default="")
+    if not name or shares[name] <= MOST_DIFFERENCE:
+        return replay
+    why = f"only the first {num_replayed} of {breakdown.num_steps} steps were simulated, and the others differ"
+    said = name.replace("_", " ")
+    return Replay(recorded_ns=replay.recorded_ns, refusal=f"{why}: {said} by {shares[name]:.0%} of the step")
+
+
+def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
+    """Nanoseconds per step of the first steps by what does not compute, and in stalls."""
+    steps = breakdown.steps[:num_steps]
+    names = {name for step in breakdown.steps for name in step} - set(COMPUTING)
+    waits = {name: sum(step.get(name, 0) for step in steps) / num_steps for name in sorted(names)}
+    if breakdown.stalls is not None and breakdown.stalls.steps:
+        stalled = breakdown.stalls.steps
+        mean = breakdown.stalls.idle_ns / len(stalled)
+        waits["stalls"] = mean * sum(step <= num_steps for step in stalled) / num_steps
+    return waits
 
 
 def refused(graph: Graph) -> str:

@@ -131,6 +131,31 @@ def test_kernels_by_name(name: str) -> None:
     assert is_communication(name) == (KERNELS[name] is C.COMMUNICATION)
 
 
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("void small_reduce_kernel<float>", C.REDUCTION),
+        ("smallReduceKernel", C.REDUCTION),
+        ("fast_small_gather", C.OTHER_COMPUTE),
+        ("ball_gather", C.OTHER_COMPUTE),
+        ("void at::native::overallreduce", C.REDUCTION),
+        ("void waitall_to_allocate", C.OTHER_COMPUTE),
+        ("void call_all_to_allocate", C.OTHER_COMPUTE),
+        ("void ipcAllGatherKernel<float>", C.COMMUNICATION),
+        ("elementwise_attn_mask_fill", C.ELEMENTWISE),
+        ("copy_attn", C.ELEMENTWISE),
+        ("fused_attn_copy", C.ELEMENTWISE),
+        ("void ca_pattncast", C.ELEMENTWISE),
+        ("paged_prefill_attn_kernel", C.ATTENTION),
+        ("void sparseAttnFwd<cute::Copy_Atom<float>>", C.ATTENTION),
+    ],
+)
+def test_a_name_counts_by_its_parts(name: str, category: Category) -> None:
+    """Words begin where a part of the name does: what only holds their letters is something else."""
+    assert classify_kernel(name) == category
+    assert is_communication(name) == (category is C.COMMUNICATION)
+
+
 @pytest.mark.parametrize(("name", "category"), KNOWN + HELD_OUT, ids=lambda value: str(value)[:40])
 def test_kernels_of_public_libraries(name: str, category: Category) -> None:
     assert classify_kernel(name) == category

@@ -229,12 +229,15 @@ def _rules(*pairs: tuple[Category, str]) -> _Rules:
     return tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pattern in pairs)
 
 
+_PART = r"((?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
+"""Where a part of a name begins, in snake case or camel case: "small_reduce" holds no all-reduce."""
 _COMMUNICATION = re.compile(
     # Libraries by their names: NCCL, RCCL, MSCCL(++), oneCCL, HCCL, NVSHMEM, DeepEP, Transformer Engine's user buffers.
     r"^(nccl|rccl|gloo:|c10d::|oneccl|ccl_|hccl|hcom_)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|\bmsccl|"
     r"\b(one)?ccl::|nvshmem|rocshmem|deep_ep::|userbuffers_|multimem_|"
     # Kernels of vLLM, TensorRT-LLM, FlashInfer, AITER and torch's symmetric memory by what they do.
-    r"^(?!triton_[a-z]{3}_).*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|cross_device_(reduce|store))",
+    rf"^(?!triton_[a-z]{{3}}_).*{_PART}"
+    r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all(?!oc)|all2all|cross_device_(reduce|store))",
     re.IGNORECASE,
 )
 
@@ -272,7 +275,9 @@ _KERNEL_RULES = _rules(
     (Category.REDUCTION, r"^triton_(red|per|spl)_"),
     (
         Category.ATTENTION,
-        r"flash_?(?!infer)|fmha|attention|attn|sdpa|\bmla_|kernel_mha|gemm_softmax_gemm|(prefill|decode)with\w*kvcache|"
+        # Of a name with "attn" alone, what it does decides: to fill a mask or copy is no attention.
+        rf"^(?![^<(]*(elementwise|copy|(?<!pre)fill|cast|transpose)).*{_PART}attn(?-i:(?![a-z]))|"
+        r"flash_?(?!infer)|fmha|attention|sdpa|\bmla_|kernel_mha|gemm_softmax_gemm|(prefill|decode)with\w*kvcache|"
         r"delta_rule|cudnn::fusion::compute_dot_do_o",
     ),
     (Category.MATMUL, r"^triton_tem_"),

@@ -311,6 +311,20 @@ def test_a_stall_has_the_name_of_what_covers_most_of_it(tmp_path, kind, name, ex
         ("python_function", "<built-in function print>", "logging", "log"),
         ("overhead", "Buffer Flush", "profiler", "profiler"),
         ("python_function", "train.py(12): retrieve", "", "move it out"),
+        ("python_function", "train.py(12): save_checkpoint", "checkpoint", "checkpoints"),
+        ("python_function", "train.py(12): evaluate", "evaluation", "evaluate"),
+        ("python_function", "threading.py(637): wait", "lock or sleep", "lock"),
+        ("python_function", "torch/_inductor/compile_fx.py(900): compile_fx_inner", "compilation", "compile before"),
+        ("user_annotation", "entire_frame_compile (dynamo_timed)", "compilation", "compile before"),
+        ("python_function", "logging/__init__.py(1500): info", "logging", "log"),
+        # Paths and modules are named after anything; activation checkpointing writes no checkpoint.
+        ("python_function", "torch/utils/checkpoint.py(264): forward", "", "move it out"),
+        ("python_function", "torch/utils/checkpoint.py(450): checkpoint", "", "move it out"),
+        ("python_function", "torch/_dynamo/eval_frame.py(655): _fn", "", "move it out"),
+        ("python_function", "nn.Module: Eval_0", "", "move it out"),
+        ("python_function", "my/checkpoint/model.py(5): forward", "", "move it out"),
+        ("python_function", "data/save.py(3): load", "", "move it out"),
+        ("python_function", "re/__init__.py(330): _compile", "", "move it out"),
     ],
 )
 def test_a_stall_s_cause_and_advice_follow_from_its_name(tmp_path, kind, name, cause, advice):

@@ -35,24 +35,55 @@ WIDEST_ANNOTATION = 3.0
 SAYS_NOTHING = r"^ProfilerStep#|^PyTorch Profiler|^autograd::engine::evaluate"
 KEPT = 10
 
-CAUSES = tuple(
-    (cause, re.compile(pattern, re.IGNORECASE))
-    for cause, pattern in (
-        ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
-        ("collection", r"Python GC|\bgc(\.collect|\.py)|built-in function collect\b"),
-        ("compilation", r"dynamo|inductor|CachingAutotuner|triton.*compile|aot_autograd|Torch-Compiled Region.*compil"),
-        ("checkpoint", r"serialization\.py|\bsave\b|\bcheckpoint\b|save_checkpoint|state_dict|torch_save"),
-        ("evaluation", r"\b(eval|evaluate|validate|validation)(_\w+)?\b"),
-        ("lock or sleep", r"\b(sleep|acquire)\b|built-in method (sleep|acquire)|\bwait\b"),
-        ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
-    )
+_FRAME = re.compile(r"(?P<file>.*\.pyx?)\(\d+\): (?P<function>.*)")
+_NO_CAUSE = re.compile(r"^nn\.Module: |(^|/)torch/utils/checkpoint\.py\(")
+"""Modules have any name; activation checkpointing writes nothing."""
+
+
+def _patterns(*pairs: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((cause, re.compile(pattern, re.IGNORECASE)) for cause, pattern in pairs)
+
+
+FUNCTIONS = _patterns(
+    ("collection", r"(^|/)gc\.py: |: (gc_)?collect$"),
+    (
+        "compilation",
+        r"(^|/)(convert_frame|compile_fx)\.py: |"
+        r"(^|/)(torch/_(dynamo|inductor|functorch)|triton)/.*: (\w+_|_)?compile(_\w+)?$",
+    ),
+    (
+        "checkpoint",
+        r": _?(async_|torch_)?save(_\w*(checkpoint|state|model|pretrained)\w*)?$|: (write_|dump_)?checkpoint$",
+    ),
+    ("checkpoint", r": state_dict$"),
+    ("evaluation", r": _?(eval|evaluate|validate|validation)(_\w+)?$"),
+    ("lock or sleep", r": (sleep|acquire|wait)$"),
+    ("logging", r"(^|/)logging/__init__\.py: |: (print|log|log_metrics|add_scalars?)$"),
 )
-"""What the name of an event says that a stall is, the first that fits."""
+"""What a Python function says that a stall is, as "file: function", the first that fits; its folder says nothing."""
+EVENTS = _patterns(
+    ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
+    ("collection", r"Python GC|\bgc\.collect|built-in function collect\b"),
+    (
+        "compilation",
+        r"CachingAutotuner|\(dynamo_timed\)|\bcompile_fx|"
+        r"(dynamo|inductor|triton|aot_autograd|Torch-Compiled Region).*compil",
+    ),
+    ("checkpoint", r"\bsave\b|\bcheckpoint\b|save_checkpoint|torch_save|\bstate_dict"),
+    ("evaluation", r"\b(eval|evaluate|validate|validation)(_\w+)?\b"),
+    ("lock or sleep", r"\b(sleep|acquire|wait)\b"),
+    ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
+)
+"""The same of other events: of the profiler, operators, annotations, built-in functions."""
 
 
 def cause_of(name: str) -> str:
     """Kind of a stall, by the event that names it; empty where it says nothing."""
-    return next((cause for cause, pattern in CAUSES if pattern.search(name)), "")
+    if _NO_CAUSE.search(name):
+        return ""
+    frame = _FRAME.fullmatch(name)
+    said = f"{frame['file']}: {frame['function']}" if frame else name
+    return next((cause for cause, pattern in (FUNCTIONS if frame else EVENTS) if pattern.search(said)), "")
 
 
 def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Stalls:

@@ -19,6 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
+from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.site import Site, asset_text
 
 NUM_ROWS = 4096
@@ -88,6 +89,7 @@ def templates() -> jinja2.Environment:
         ratio_interval=units.ratio_interval,
         ratio_to=units.ratio_range,
         percent=units.percent,
+        finding_gain=finding_gain,
         memory=units.memory,
         message_size=units.message_size,
         rate=units.rate,

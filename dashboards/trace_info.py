@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from steptune.dashboards import theme, units
+from steptune.dashboards.finding_gain import finding_gain, refusal_of
 from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES, busiest
 from steptune.tuner.profiling.facts import already_on
@@ -60,7 +61,7 @@ class TraceAdvice(NamedTuple):
     message: str
     advice: str
     gain: str
-    """The most that it could gain; empty where it gains nothing by itself."""
+    """What it could gain, and whether that is replayed; empty where it gains nothing by itself."""
     strategies: tuple[str, ...]
     places: tuple[str, ...]
     """Kernels, operators and source lines."""
@@ -186,14 +187,15 @@ def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
         advice = "; ".join(_unique(finding.advice for finding in bad))
         rows.append(TraceAdvice("warning", "no verdict until there is a better capture", advice, "", (), ()))
     named = _named_by_headline(analysis)
+    said: set[str] = set()
     for finding in sorted(analysis.findings, key=lambda finding: finding.rule not in named):
         if finding in bad:
             continue
         message = f"rank {finding.evidence['of_rank']}: " if "of_rank" in finding.evidence else ""
         message += finding.message
         places = [str(value) for name, value in finding.evidence.items() if name.startswith("at_")]
-        limit = units.gain_limit(finding.bound)
-        gain = "" if finding.bound <= 0 else f"at most {units.ratio(limit)}" if limit < 100 else "up to 100× and more"
+        gain = finding_gain(finding, said)
+        said |= {refusal_of(finding)} if gain else set()
         rows.append(TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places)))
     return rows
 

@@ -31,6 +31,7 @@ from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
 from steptune.tuner.profiling.diagnosis import (
     BUSY,
+    OWN_PART,
     RECURRING,
     RULES,
     SKEW_THRESHOLDS,
@@ -101,7 +102,8 @@ and two points of the step: nine in ten replays of simulated pairs miss the trut
 or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
 launches or events that are not recorded, a replay that misses the recorded or the unprofiled step by more than 5 %,
 first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
-than two points of the step, or that do not show the cause.
+than two points of the step, or that do not show the cause. Each gain is of one cause alone: where
+several are replayed, each finding names the others, because gains may overlap and do not add up.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the
@@ -223,6 +225,14 @@ def _rule(rule: Rule, condition: str | None) -> str:
     lines = [
         f"- Says: {rule.message.format(share='…')}",
         *([f"- Says, replayed: {rule.replayed_message.format(share='…')}"] if rule.replayed else []),
+        *(
+            [
+                f"- Says, where its categories are less than {OWN_PART:.0%} of the replayed gain, as a note: "
+                f"{rule.overlap_message.format(share='…', own='…')}"
+            ]
+            if rule.overlap_message
+            else []
+        ),
         *([f"- Adds up: {', '.join(f'`{c.value}`' for c in rule.categories)}"] if rule.categories else []),
         *([f"- Compares: {MEASURES[rule.measure.__name__]}"] if rule.measure else []),
         *([f"- Causes: {CAUSES[rule.name]}"] if rule.name in CAUSES else []),

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
+from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import trusted_step_ns
 from steptune.service.running import chosen_level, isolated_runner
@@ -179,5 +180,5 @@ def _bars(breakdown: Breakdown, title: str | None) -> Table:
 
 def _advice(finding: Finding) -> str:
     strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
-    gain = f"; could gain at most {units.ratio(units.gain_limit(finding.bound))}" if finding.bound > 0 else ""
-    return f"{finding.advice}{strategies}{gain}"
+    gain = finding_gain(finding)
+    return f"{finding.advice}{strategies}{f'; could gain {gain}' if gain else ''}"

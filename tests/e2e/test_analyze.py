@@ -221,7 +221,7 @@ def test_the_command_needs_no_torch(steptune):
 )
 def test_of_a_real_trace_the_first_screen_names_the_limit(inside, name, limit):
     out = inside("analyze", str(trace_file(name))).out
-    first_screen = "\n".join(out.splitlines()[:30])
+    first_screen = "\n".join(out.splitlines()[:31])
     assert limit in first_screen
     assert "capture  good" in first_screen
     assert "where the step goes" in first_screen

@@ -1,5 +1,6 @@
 """Findings state gains that are true, on a machine whose steps without the cause are known."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,9 @@ from counterfactuals.machine import Do, Machine, Program, step_time, write_trace
 from counterfactuals.programs import Extra, training
 from traces import needs_traces, trace_file
 
+from steptune.dashboards.finding_gain import finding_gain
+from steptune.dashboards.trace_info import get_findings_info
+from steptune.dashboards.trace_page import render_trace_page
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.diagnosis import REPLAY_MARGIN
 from steptune.tuner.profiling.replay.answers import saved_share
@@ -159,3 +163,40 @@ def test_first_steps_like_the_others_speak_for_all(tmp_path: Path) -> None:
 def test_a_cause_that_the_replayed_steps_lack_is_not_stated_as_none() -> None:
     """The breakdown shows it, the graph does not: the gain is unknown, not nothing."""
     assert saved_share(Replay(recorded_ns=100, step_time_ns=100, saved={"launches": 0.0}), "stalls") is None
+
+
+@needs_traces
+@pytest.mark.parametrize("name", ["kineto_resnet50_v100_workers0", "h200_resnet18_input_bound_w0"])
+def test_a_step_that_waits_for_its_loader_is_not_named_launch_bound(name: str) -> None:
+    """Launching earlier would let loading overlap with the device's work: that is said, and that gains overlap."""
+    findings = {finding.rule: finding for finding in analyse_traces([trace_file(name)]).findings}
+    launches, loading = findings["launch_bound"], findings["input_bound"]
+    assert not launches.message.startswith("launch-bound")
+    assert "would overlap" in launches.message
+    assert launches.severity == "note"
+    assert (launches.evidence["overlaps"], loading.evidence["overlaps"]) == ("input_bound", "launch_bound")
+    assert "do not add" in finding_gain(loading)
+
+
+@needs_traces
+def test_a_step_that_waits_for_launches_is_named_launch_bound() -> None:
+    findings = {f.rule: f for f in analyse_traces([trace_file("h200_swin_t_launch_bound")]).findings}
+    assert findings["launch_bound"].message.startswith("launch-bound")
+    assert findings["launch_bound"].severity == "high"
+    assert "overlaps" not in findings["launch_bound"].evidence
+
+
+@needs_traces
+def test_a_gain_that_was_not_replayed_is_shown_as_a_range_and_why() -> None:
+    analysis = analyse_traces([trace_file("hta_cuda_event_sync_a100")])
+    stall, launches, *_ = get_findings_info(analysis)
+    assert stall.gain == "between none and 8.32×, not replayed: a single step shows no steady state"
+    assert launches.gain == "between none and 1.10×, not replayed, as above"
+    page = " ".join(render_trace_page(analysis).split())
+    assert f"Could gain {stall.gain}." in page
+
+
+def test_a_replayed_gain_is_shown_with_what_it_saves(tmp_path: Path) -> None:
+    analysis, _ = found(tmp_path, training(host=25.0, device=10.0, operations=100))
+    (advice,) = [advice for advice in get_findings_info(analysis) if advice.message.startswith("launch-bound")]
+    assert re.fullmatch(r"at most [\d.]+× \([\d.]+% of the step, replayed\)", advice.gain)

@@ -21,6 +21,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
 from steptune.tuner.profiling.facts import BF16, FP16, TF32, facts_of_choices, joined_facts
@@ -56,6 +58,8 @@ RECURRING = 0.6
 REPLAY_MARGIN = 0.02
 """Share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs miss it
 by less (benchmarks/replay.py)."""
+OWN_PART = 0.5
+"""A replayed gain is mostly the overlap of other waits, where the rule's own categories are a smaller part of it."""
 HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
@@ -177,6 +181,8 @@ class Rule:
         replayed: Name of the replay's edit that removes what the rule finds. Where the steps can be replayed, the gain
             of that is compared with the thresholds, and bounds what the advice could save.
         replayed_message: For people; as `message`, of a replayed gain.
+        overlap_message: For people; instead, as a note, where the categories are less than `OWN_PART` of that gain;
+            `{own}` is their share.
     """
 
     name: str
@@ -191,6 +197,7 @@ class Rule:
     cause: Callable[[Evidence], Cause | None] = lambda evidence: None
     replayed: str = ""
     replayed_message: str = ""
+    overlap_message: str = ""
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -471,6 +478,8 @@ RULES: tuple[Rule, ...] = (
         devices=("cuda",),
         replayed=LAUNCHES,
         replayed_message="launch-bound: if launches cost the host nothing the step would be {share} shorter",
+        overlap_message="the device waits for launches in only {own} of the step, but with launches that cost the host "
+        "nothing, what else the host waits for would overlap with the device's work: the step would be {share} shorter",
     ),
     Rule(
         name="python_bound",
@@ -650,9 +659,25 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         names = quality.problem_names or ("",) * len(quality.problems)
         own = evidence.facts.own_capture
         return tuple(_bad_capture(problem, name, own) for problem, name in zip(quality.problems, names, strict=True))
-    found = [_apply(rule, evidence) for rule in RULES]
-    found.append(_stalled(evidence))
-    return tuple(sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.bound))
+    applied = [*(_apply(rule, evidence) for rule in RULES), _stalled(evidence)]
+    found = _overlapping([finding for finding in applied if finding is not None])
+    return tuple(sorted(found, key=lambda finding: -finding.bound))
+
+
+def _overlapping(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, of which replayed ones name each other: each gain is of one cause alone, so they do not add up."""
+    replayed = [f.rule for f in findings if f.bound > 0 and str(f.evidence.get("saves", "")).endswith("replayed")]
+    if len(replayed) < 2:
+        return list(findings)
+    return [
+        msgspec.structs.replace(
+            finding,
+            evidence={**finding.evidence, "overlaps": " and ".join(rule for rule in replayed if rule != finding.rule)},
+        )
+        if finding.rule in replayed
+        else finding
+        for finding in findings
+    ]
 
 
 def _bad_capture(problem: str, name: str, own: bool) -> Finding:
@@ -823,8 +848,11 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
     remedies = [remedy for remedy in (cause.remedies if cause else rule.remedies) if remedy.useful(facts)]
     if not remedies:
         return None
+    own = evidence.share(*rule.categories)
     text = rule.message if gain is None else rule.replayed_message
-    message = text.format(share=f"{share:.0%}")
+    if gain is not None and rule.overlap_message and own < OWN_PART * gain:
+        text, level = rule.overlap_message, 0
+    message = text.format(share=f"{share:.0%}", own=f"{own:.1%}")
     removable = evidence.removable_share(*rule.categories)
     bound = min(removable, share) if rule.measure is not None else removable
     saves = _gain(evidence.breakdown.replay, rule.replayed, share) if rule.replayed else {}

@@ -1,0 +1,40 @@
+"""What a finding could gain, in words: at most, or between none and so much where it was not replayed, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from steptune.dashboards import units
+from steptune.tuner.records import Finding
+
+LARGEST = 100
+"""A larger ratio is no number: a step that would all but vanish only waited."""
+REPLAYED = "replayed"
+
+
+def refusal_of(finding: Finding) -> str:
+    """Why a finding's gain was not replayed; empty where it was, and where it never is."""
+    saves = str(finding.evidence.get("saves", ""))
+    return "" if saves.endswith(REPLAYED) else saves.partition(": ")[2]
+
+
+def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
+    """What follows "could gain"; empty where the finding gains nothing by itself.
+
+    Args:
+        said: Reasons not to replay that stand above it already.
+    """
+    if finding.bound <= 0:
+        return ""
+    limit = units.gain_limit(finding.bound)
+    large = limit >= LARGEST
+    most = f"{LARGEST}× and more" if large else units.ratio(limit)
+    at_most = f"up to {most}" if large else f"at most {most}"
+    saves = str(finding.evidence.get("saves", ""))
+    if not saves:
+        return at_most
+    if why := refusal_of(finding):
+        return f"between none and {most}, not replayed{', as above' if why in said else f': {why}'}"
+    others = finding.evidence.get("overlaps", "")
+    overlap = f"; gains may overlap, do not add that of {others}" if others else ""
+    return f"{at_most} ({saves}{overlap})"

@@ -200,3 +200,19 @@ def test_a_replayed_gain_is_shown_with_what_it_saves(tmp_path: Path) -> None:
     analysis, _ = found(tmp_path, training(host=25.0, device=10.0, operations=100))
     (advice,) = [advice for advice in get_findings_info(analysis) if advice.message.startswith("launch-bound")]
     assert re.fullmatch(r"at most [\d.]+× \([\d.]+% of the step, replayed\)", advice.gain)
+
+
+def late_after_the_replayed_steps(rank: int, step: int, place: int) -> list[Do]:
+    late = rank == 1 and step >= WARM_UP + 10 and place == 10
+    return [Do(kind="pause", host=3000.0, cause="late_ranks", stays=10.0)] if late else []
+
+
+def test_a_rank_that_is_late_beyond_the_replayed_steps_is_found(tmp_path: Path) -> None:
+    program = training(
+        host=25.0, device=12.0, operations=80, buckets=4, network=300.0, extra=late_after_the_replayed_steps
+    )
+    analysis = analyse_traces(write_traces(tmp_path, program, MACHINE, num_steps=30, num_ranks=2))
+    assert analysis.replay is not None
+    assert "the others differ" in analysis.replay.refusal
+    skew = next(finding for finding in analysis.findings if finding.rule == "rank_skew")
+    assert str(skew.evidence["saves"]).startswith("between 0 and ")

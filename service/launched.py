@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,10 +20,18 @@ from steptune.tuner.errors import ChoiceError, IsolationUnavailable, PlatformErr
 from steptune.tuner.records import Record, Study
 from steptune.tuner.trials.host_agent import HostAgent
 from steptune.tuner.trials.host_group import HostGroup
-from steptune.tuner.trials.launch import SECRET_VARIABLE, Launch, wait_for_first, without_launcher
-from steptune.tuner.trials.store_exchange import publish, published
+from steptune.tuner.trials.launch import SECRET_VARIABLE, Launch, find_launch, wait_for_first, without_launcher
+from steptune.tuner.trials.store_exchange import publish, published, withdraw
 
-LAUNCHERS = ("torchrun", "srun", "mpirun", "accelerate", "deepspeed")
+LAUNCHERS = (
+    "torchrun",
+    "srun",
+    "mpirun",
+    "accelerate",
+    "deepspeed",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+)
 MIN_SECRET_LENGTH = 32
 ADVICE = (
     "`torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m steptune tune "
@@ -38,17 +46,30 @@ class _Meeting(Record):
     secret: str
 
 
-def refuse_launcher(workload: str) -> None:
-    """Refuse a launcher in the place of a workload, as in `steptune tune -- torchrun train.py`.
+def refuse_launcher(arguments: Sequence[str]) -> None:
+    """Refuse a launcher in the place of a workload, as in `steptune tune torchrun train.py`.
 
     Raises:
-        ChoiceError: It is one.
+        ChoiceError: One is among the arguments.
     """
-    if Path(workload).name in LAUNCHERS:
+    for name in [argument for argument in arguments if Path(argument).name in LAUNCHERS]:
         raise ChoiceError(
-            f"{workload} cannot be tuned: Steptune starts the ranks of its trials itself. Start Steptune with the "
+            f"{name} cannot be tuned: Steptune starts the ranks of its trials itself. Start Steptune with the "
             f"launcher instead: {ADVICE}"
         )
+
+
+def take_place() -> Launch | None:
+    """Return how this process was launched, and keep it, and the hosts' secret, from what it starts.
+
+    Raises:
+        PlatformError: The launcher's variables are not such that hosts can run a study.
+    """
+    launch = find_launch()
+    kept = without_launcher(os.environ)
+    for name in os.environ.keys() - kept.keys():
+        del os.environ[name]
+    return launch
 
 
 def attend(launch: Launch, settings: Settings) -> None:
@@ -65,7 +86,6 @@ def attend(launch: Launch, settings: Settings) -> None:
     if launch.has_store:
         meeting = msgspec.json.decode(published(launch), type=_Meeting)
         port, secret = meeting.port, secret or meeting.secret
-    _leave_launcher()
     folder = settings.data_directory.absolute() / "hosts"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"host{launch.host}-", dir=folder) as directory, interruptible():
@@ -99,7 +119,6 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
         )
     given = _own_secret(launch)
     secret = given or secrets.token_hex(MIN_SECRET_LENGTH)
-    _leave_launcher()
     hosts = HostGroup(
         num_hosts=launch.num_hosts,
         ranks_per_host=launch.ranks_per_host,
@@ -116,6 +135,8 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
             meeting = _Meeting(port=hosts.port, secret="" if given else secret)
             publish(launch, msgspec.json.encode(meeting).decode())
         hosts.gather()
+        if launch.has_store:
+            withdraw(launch)
         yield hosts
         reason = ""
     except Exception as error:
@@ -142,15 +163,15 @@ def check_size(launch: Launch | None, study: Study) -> None:
         )
 
 
-def num_ranks_of(launch: Launch | None, asked: int) -> int:
-    """Return the ranks of a trial: as many as were launched.
+def num_ranks_of(launch: Launch | None, asked: int | None) -> int:
+    """Return the ranks of a trial: as many as were launched, or asked for where nothing was launched; else 1.
 
     Raises:
         ChoiceError: Another number was asked for.
     """
     if launch is None:
-        return asked
-    if asked not in (1, launch.num_ranks):
+        return asked or 1
+    if asked not in (None, launch.num_ranks):
         raise ChoiceError(
             f"--ranks {asked} is not the number of ranks that were launched, {launch.num_ranks}: leave it out"
         )
@@ -158,8 +179,8 @@ def num_ranks_of(launch: Launch | None, asked: int) -> int:
 
 
 def _own_secret(launch: Launch) -> str:
-    """The secret that the environment names; empty where torchrun's rendezvous hands one out."""
-    secret = os.environ.get(SECRET_VARIABLE, "")
+    """The secret that the environment named; empty where torchrun's rendezvous hands one out."""
+    secret = launch.secret
     if not secret and not launch.has_store:
         raise PlatformError(
             f"{SECRET_VARIABLE} is not set, and there is no rendezvous of torchrun to hand a secret out: "
@@ -171,10 +192,3 @@ def _own_secret(launch: Launch) -> str:
             "the output of `openssl rand -hex 32`"
         )
     return secret
-
-
-def _leave_launcher() -> None:
-    """Keep what describes this process from the ranks of trials."""
-    kept = without_launcher(os.environ)
-    for name in os.environ.keys() - kept.keys():
-        del os.environ[name]

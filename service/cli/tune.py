@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.inspect_study import resolve
@@ -35,7 +36,7 @@ from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import StorageFull, StoreError, StudyNotFound
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
-from steptune.tuner.trials.launch import Launch, find_launch
+from steptune.tuner.trials.launch import Launch, num_lone_tasks
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -57,9 +58,23 @@ Output = Annotated[
 ]
 
 
+class _Tune(TyperCommand):
+    """Tells of a launcher in place of a workload before its options are told to be none of this command's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from steptune.service.launched import refuse_launcher
+
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception:
+            refuse_launcher(given)
+            raise
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    app.command(context_settings={"allow_extra_args": True})(tune)
+    app.command(cls=_Tune, context_settings={"allow_extra_args": True})(tune)
     app.command()(resume)
 
 
@@ -85,7 +100,10 @@ def tune(
     objective: ObjectiveName = "throughput",
     seed: Seed = 0,
     device: Device = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes of a trial (default: 1, or as many as were launched).", show_default=False),
+    ] = None,
     remeasure_links: Annotated[
         bool,
         typer.Option(
@@ -117,7 +135,7 @@ def tune(
     from steptune.service.launched import num_ranks_of, refuse_launcher
     from steptune.service.studies import new_study
 
-    refuse_launcher(workload)
+    refuse_launcher([workload, *context.args])
     if context.args:
         context.fail(f"Got unexpected extra argument{'s' * (len(context.args) > 1)} ({' '.join(context.args)})")
     check_platform()
@@ -209,11 +227,21 @@ def _launched(database: str | None, isolation: str | None) -> Launch | None:
     Raises:
         typer.Exit: That part is done.
     """
-    launch = find_launch()
-    if launch is None or launch.drives:
-        return launch
-    from steptune.service.launched import attend
+    from steptune.service.launched import attend, take_place
 
+    if (num_tasks := num_lone_tasks()) > 1:
+        say(
+            f"runs alone, though srun has {num_tasks} tasks in this step: "
+            "set STEPTUNE_HOSTS_SECRET to make them the ranks of one study"
+        )
+    launch = take_place()
+    if launch is None:
+        return None
+    if launch.drives:
+        hosts = "1 host" if launch.num_hosts == 1 else f"{launch.num_hosts} hosts"
+        launcher = "torchrun" if launch.local_rank_variable == "LOCAL_RANK" else "srun"
+        say(f"launched by {launcher}: {hosts} with {launch.ranks_per_host} ranks each")
+        return launch
     attend(launch, settings_with(database, isolation))
     raise typer.Exit
 

@@ -24,9 +24,20 @@ def srun(number: int, **others: str) -> dict[str, str]:
     }
 
 
-def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_works(steptune: Steptune) -> None:
-    error = steptune.refused("tune", "--", "torchrun", "--nnodes", "2", "train.py")
-    assert "torchrun cannot be tuned" in error
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--", "torchrun", "--nnodes", "2", "train.py"),
+        ("torchrun", "--nnodes", "2", "train.py"),
+        ("python", "-m", "torch.distributed.run", "--nnodes", "2", "train.py"),
+        ("--", "python", "-m", "torch.distributed.run", "train.py"),
+    ],
+)
+def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_works(
+    steptune: Steptune, arguments: tuple[str, ...]
+) -> None:
+    error = steptune.refused("tune", *arguments)
+    assert "cannot be tuned" in error
     assert "torchrun --nnodes 2 --nproc-per-node 8" in error
     assert "-m steptune tune my_workload.py:MyWorkload" in error
 
@@ -38,10 +49,8 @@ def test_an_argument_too_many_is_a_mistake_of_use(steptune: Steptune) -> None:
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        (srun(0), "STEPTUNE_HOSTS_SECRET is not set"),
-        (srun(1), "STEPTUNE_HOSTS_SECRET is not set"),
         (srun(0, STEPTUNE_HOSTS_SECRET="short"), "STEPTUNE_HOSTS_SECRET has 5 characters, and 32 at least"),
-        (srun(0, MASTER_ADDR=""), "MASTER_ADDR is not set"),
+        (srun(0, STEPTUNE_HOSTS_SECRET=SECRET, MASTER_ADDR=""), "MASTER_ADDR is not set"),
     ],
 )
 def test_hosts_that_cannot_find_or_trust_each_other_are_refused(

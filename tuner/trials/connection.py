@@ -17,6 +17,7 @@ import msgspec
 
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.installation import IMPORT_ROOT
+from steptune.tuner.trials.launch import SECRET_VARIABLE
 from steptune.tuner.trials.messages import Channel, Exit, FromServer, MessageTooLarge, ServerReady, decoder_of
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.scratch import Scratch
@@ -164,6 +165,7 @@ class ServerConnection:
 def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
     """The variables of a server, but for those of the trials."""
     inherited = dict(os.environ if sandbox.environment is None else sandbox.environment)
+    inherited.pop(SECRET_VARIABLE, None)
     temporary = sandbox.temporary or str(scratch)
     inherited["PYTHONPATH"] = os.pathsep.join(p for p in (str(IMPORT_ROOT), inherited.get("PYTHONPATH", "")) if p)
     inherited["TMPDIR"] = temporary

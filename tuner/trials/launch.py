@@ -1,8 +1,9 @@
 """How this process was launched: by itself, or as one of the ranks of several hosts by torchrun or srun.
 
 torchrun gives every process RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK and a rendezvous; srun gives it
-SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID and the size of its step. The first rank of all drives a study, the first
-rank of every other host serves its trials there, and the others wait for the first rank of their host.
+SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID and the size of its step. A shell that srun has opened has these, too, so that
+tasks of srun are one study only where STEPTUNE_HOSTS_SECRET asks for it. The first rank of all drives a study, the
+first rank of every other host serves its trials there, and the others wait for the first rank of their host.
 
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables , https://slurm.schedmd.com/srun.html
 """
@@ -13,7 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -26,8 +27,8 @@ DEFAULT_PORT = 29500
 SIBLING_S = 30.0
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NODEID")
-OF_LAUNCHERS = ("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", SECRET_VARIABLE)
-"""Variables that are of the launched process and not of the ranks of a trial; beside these, all of torchelastic."""
+_OF_TORCHRUN = ("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PREFIXES = ("TORCHELASTIC_", "SLURM_NTASKS", "SLURM_STEP_NUM_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class Launch:
         port: Of torchrun's store, or the one to listen on under srun.
         attempt: Distinguishes restarts of the same launch.
         has_store: Whether torchrun's store is at that port.
+        local_rank_variable: Tells the processes of a host from each other.
+        secret: The hosts', from the environment; empty where torchrun's rendezvous hands one out.
     """
 
     rank: int
@@ -53,6 +56,8 @@ class Launch:
     port: int = DEFAULT_PORT
     attempt: str = ""
     has_store: bool = False
+    local_rank_variable: str = "LOCAL_RANK"
+    secret: str = field(default="", repr=False)
 
     @property
     def num_ranks(self) -> int:
@@ -73,11 +78,12 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
     Raises:
         PlatformError: Hosts have different numbers of ranks, or ranks are not numbered host by host.
     """
-    if all(name in variables for name in _TORCHRUN):
+    launcher = _launcher(variables)
+    if launcher == "torchrun":
         rank, local_rank, num_ranks, per_host, host = _numbers(_TORCHRUN, variables)
         has_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         attempt = f"{variables.get('TORCHELASTIC_RUN_ID', '')}/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    elif all(name in variables for name in _SRUN):
+    elif launcher == "srun":
         rank, local_rank, num_ranks, num_hosts, host = _numbers(_SRUN, variables)
         per_host, rest = divmod(num_ranks, max(1, num_hosts))
         if rest:
@@ -89,6 +95,11 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
         return None
     if num_ranks == 1:
         return None
+    if num_ranks < 1 or per_host < 1:
+        raise PlatformError(
+            f"{launcher} announces {num_ranks} ranks, {per_host} on each host; there is at least one: start Steptune "
+            "with the launcher itself, or unset its variables"
+        )
     if num_ranks % per_host or rank != host * per_host + local_rank:
         raise PlatformError(
             f"rank {rank} of {num_ranks} is number {local_rank} of {per_host} on host {host}; ranks need to be "
@@ -102,10 +113,20 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
         host=host,
         num_hosts=num_ranks // per_host,
         address=_address(variables) if num_ranks > per_host else "",
-        port=int(variables.get("MASTER_PORT", DEFAULT_PORT)),
+        port=_port(variables),
         attempt=attempt,
         has_store=has_store,
+        local_rank_variable="LOCAL_RANK" if launcher == "torchrun" else "SLURM_LOCALID",
+        secret=variables.get(SECRET_VARIABLE, ""),
     )
+
+
+def _launcher(variables: Mapping[str, str]) -> str | None:
+    if all(name in variables for name in _TORCHRUN):
+        return "torchrun"
+    if variables.get(SECRET_VARIABLE) and all(name in variables for name in _SRUN):
+        return "srun"
+    return None
 
 
 def _numbers(names: tuple[str, ...], variables: Mapping[str, str]) -> list[int]:
@@ -114,6 +135,13 @@ def _numbers(names: tuple[str, ...], variables: Mapping[str, str]) -> list[int]:
     except ValueError:
         found = ", ".join(f"{name}={variables[name]!r}" for name in names)
         raise PlatformError(f"the launcher's variables are no numbers: {found}") from None
+
+
+def _port(variables: Mapping[str, str]) -> int:
+    port = variables.get("MASTER_PORT", str(DEFAULT_PORT))
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise PlatformError(f"MASTER_PORT={port!r} is no port: set it to a number from 1 to 65535, or unset it")
+    return int(port)
 
 
 def _address(variables: Mapping[str, str]) -> str:
@@ -127,9 +155,19 @@ def _address(variables: Mapping[str, str]) -> str:
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what describes the launched process, for the ranks of trials."""
-    names = {*OF_LAUNCHERS, *_TORCHRUN, "MASTER_ADDR", "MASTER_PORT"}
-    return {n: v for n, v in variables.items() if n not in names and not n.startswith("TORCHELASTIC_")}
+    """Return an environment for the ranks of trials: without the secret, nor what describes a launched process."""
+    names = {SECRET_VARIABLE}
+    prefixes: tuple[str, ...] = ()
+    if _launcher(variables) is not None:
+        names |= {*_TORCHRUN, *_OF_TORCHRUN, *_SRUN}
+        prefixes = _PREFIXES
+    return {n: v for n, v in variables.items() if n not in names and not n.startswith(prefixes)}
+
+
+def num_lone_tasks(variables: Mapping[str, str] = os.environ) -> int:
+    """Return the tasks of the step of srun around this process, where nothing asks for one study of them; else 1."""
+    tasks = variables.get("SLURM_STEP_NUM_TASKS", "1")
+    return int(tasks) if _launcher(variables) is None and tasks.isdecimal() else 1
 
 
 def wait_for_first(launch: Launch) -> None:
@@ -141,13 +179,12 @@ def wait_for_first(launch: Launch) -> None:
 
 def _first_of_host(launch: Launch) -> psutil.Process | None:
     """The process that the same parent started as the first rank; None where it is gone already, or not visible."""
-    name = "LOCAL_RANK" if "LOCAL_RANK" in os.environ else "SLURM_LOCALID"
     deadline = time.monotonic() + SIBLING_S
     parent = psutil.Process().parent()
     while parent is not None and time.monotonic() < deadline:
         for sibling in parent.children():
             with contextlib.suppress(psutil.Error):
-                if sibling.environ().get(name) == "0" and sibling.pid != os.getpid():
+                if sibling.environ().get(launch.local_rank_variable) == "0" and sibling.pid != os.getpid():
                     return sibling
         time.sleep(0.5)
     return None

@@ -27,6 +27,7 @@ class _Request(Record):
     port: int
     key: str
     value: str
+    withdrawn: bool
     timeout_s: float
 
 
@@ -48,12 +49,22 @@ def published(launch: Launch, *, python: str = sys.executable) -> str:
     return _exchange(launch, "", python)
 
 
-def _exchange(launch: Launch, value: str, python: str) -> str:
+def withdraw(launch: Launch, *, python: str = sys.executable) -> None:
+    """Remove the first host's value, once every host has it.
+
+    Raises:
+        PlatformError: The store cannot be reached.
+    """
+    _exchange(launch, "", python, withdrawn=True)
+
+
+def _exchange(launch: Launch, value: str, python: str, *, withdrawn: bool = False) -> str:
     request = _Request(
         address=launch.address,
         port=launch.port,
         key=f"steptune/{launch.attempt}",
         value=value,
+        withdrawn=withdrawn,
         timeout_s=PATIENCE_S,
     )
     command = [python, "-m", "steptune.tuner.trials.store_exchange"]
@@ -73,6 +84,9 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     timeout = timedelta(seconds=request.timeout_s)
     store = TCPStore(request.address, request.port, is_master=False, timeout=timeout)
+    if request.withdrawn:
+        store.delete_key(request.key)
+        return
     if request.value:
         store.set(request.key, request.value)
     sys.stdout.write(store.get(request.key).decode())

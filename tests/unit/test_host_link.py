@@ -8,10 +8,23 @@ from pathlib import Path
 
 import pytest
 
+import steptune
 from steptune.tuner.errors import RunnerError
-from steptune.tuner.trials import host_link
+from steptune.tuner.trials import host_group, host_link
+from steptune.tuner.trials.connection import READY_TIMEOUT_S
 from steptune.tuner.trials.host_files import changed, put, take_back
-from steptune.tuner.trials.host_link import FromAgent, FromDriver, Hello, HostLink, LinkBroken, Put, ToTrials, Welcome
+from steptune.tuner.trials.host_group import HostGroup
+from steptune.tuner.trials.host_link import (
+    Accepted,
+    FromAgent,
+    FromDriver,
+    Hello,
+    HostLink,
+    LinkBroken,
+    Put,
+    ToTrials,
+    Welcome,
+)
 
 SECRET = b"a secret of this test"
 HELLO = Hello(host=1, version="0", place="")
@@ -103,6 +116,67 @@ class TestLink:
         sending.join(20)
         assert not sending.is_alive()
         assert agent.receive(5) == large
+
+
+class TestGathering:
+    def test_a_silent_stranger_keeps_no_host_from_joining(self, tmp_path: Path) -> None:
+        """Strangers who have connected first, and say nothing, or half a challenge, or bytes without end."""
+        group = HostGroup(
+            num_hosts=2, ranks_per_host=1, address="127.0.0.1", secret=SECRET, workload="zoo:synthetic",
+            directory=tmp_path,
+        )  # fmt: skip
+        place = ("127.0.0.1", group.port)
+        strangers = [socket.create_connection(place) for _ in range(20)]
+        for stranger in strangers[:5]:
+            stranger.sendall(b"half")
+        for stranger in strangers[5:10]:
+            stranger.sendall(bytes(1000))
+        gathering = threading.Thread(target=group.gather, daemon=True)
+        gathering.start()
+        agent = HostLink(socket.create_connection(place), SECRET, FromDriver, drives=False)
+        agent.send(Hello(host=1, version=steptune.__version__, place="b"))
+        welcome = agent.receive(host_group.HELLO_S / 2)
+        assert isinstance(welcome, Welcome), "it waited for the strangers"
+        agent.send(Accepted())
+        gathering.join(30)
+        assert list(group.hosts) == [1]
+        group.close()
+        agent.close()
+        for stranger in strangers:
+            stranger.close()
+
+    def test_strangers_who_come_again_and_again_do_not_hold_up_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host_group, "GATHER_S", 1.0)
+        group = HostGroup(
+            num_hosts=2, ranks_per_host=1, address="127.0.0.1", secret=SECRET, workload="zoo:synthetic",
+            directory=tmp_path,
+        )  # fmt: skip
+        strangers = [socket.create_connection(("127.0.0.1", group.port)) for _ in range(30)]
+        ended: list[RunnerError] = []
+
+        def gather() -> None:
+            try:
+                group.gather()
+            except RunnerError as error:
+                ended.append(error)
+
+        gathering = threading.Thread(target=gather, daemon=True)
+        gathering.start()
+        gathering.join(host_group.HELLO_S)
+        assert ended, "thirty strangers held up its end"
+        for stranger in strangers:
+            stranger.close()
+        group.close()
+
+
+def test_a_host_that_starts_a_trial_server_does_not_count_as_gone() -> None:
+    driver, agent, near, _ = joined()
+    patience_ms = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert patience_ms == 1000 * host_link.NO_PROGRESS_S > 1000 * READY_TIMEOUT_S
+    driver.close()
+    agent.close()
 
 
 class TestFiles:

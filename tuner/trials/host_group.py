@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -56,6 +57,10 @@ from steptune.tuner.workloads.reference import parse_reference, source_digest
 ANSWER_S = 10.0
 GATHER_S = 300.0
 """Hosts may be started so far apart."""
+HELLO_S = 10.0
+"""So long may one who has connected take to show that it knows the secret."""
+MAX_STRANGERS = 64
+"""Of those who have not; the one who has taken longest goes first."""
 
 
 @dataclass
@@ -167,6 +172,7 @@ class HostGroup:
         self._listener = socket.create_server(
             ("", self.port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=64
         )
+        self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
 
     @property
@@ -183,32 +189,61 @@ class HostGroup:
         """
         patience_s = self.patience_s if self._gathered else GATHER_S
         deadline = time.monotonic() + patience_s
-        while missing := [n for n in range(1, self.num_hosts) if n not in self.hosts]:
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection, (address, *_) = self._listener.accept()
-            except TimeoutError:
-                names = " and ".join(f"host {number}" for number in missing)
-                came_text = "come back" if self._gathered else "come"
-                raise RunnerError(
-                    f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
-                    "`steptune resume` with the same launcher on all hosts to go on"
-                ) from None
-            host = self._welcomed(connection, address)
-            if host is not None:
-                self.hosts[host.number] = host
+        strangers: dict[HostLink, tuple[str, float]] = {}
+        try:
+            while missing := [n for n in range(1, self.num_hosts) if n not in self.hosts]:
+                if time.monotonic() > deadline:
+                    names = " and ".join(f"host {number}" for number in missing)
+                    came_text = "come back" if self._gathered else "come"
+                    raise RunnerError(
+                        f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
+                        "`steptune resume` with the same launcher on all hosts to go on"
+                    )
+                self._hear(strangers)
+        finally:
+            for link in strangers:
+                link.close()
         self._gathered = True
 
-    def _welcomed(self, connection: socket.socket, address: str) -> Host | None:
-        """One who knows the secret; None for whoever else has connected.
+    def _hear(self, strangers: dict[HostLink, tuple[str, float]]) -> None:
+        """Let in who connects, and listen to all who have, each until its time is over."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            for link in strangers:
+                selector.register(link, selectors.EVENT_READ)
+            ready = {key.fileobj for key, _ in selector.select(0.2)}
+        for link, (address, until_s) in list(strangers.items()):
+            if link in ready:
+                with contextlib.suppress(LinkBroken):
+                    for hello in link.take_messages()[:1]:
+                        del strangers[link]
+                        host = self._welcomed(link, hello, address)
+                        if host is not None:
+                            self.hosts[host.number] = host
+            if link in strangers and (link.broken or time.monotonic() > until_s):
+                del strangers[link]
+                link.close()
+        if self._listener in ready:
+            self._let_in(strangers)
+
+    def _let_in(self, strangers: dict[HostLink, tuple[str, float]]) -> None:
+        with contextlib.suppress(BlockingIOError, LinkBroken):
+            connection, (address, *_) = self._listener.accept()
+            link = HostLink(connection, self.secret, FromAgent, drives=True)
+            strangers[link] = address, time.monotonic() + HELLO_S
+            if len(strangers) > MAX_STRANGERS:
+                first = next(iter(strangers))
+                del strangers[first]
+                first.close()
+
+    def _welcomed(self, link: HostLink, hello: Any, address: str) -> Host | None:
+        """One who knows the secret; None for whoever says something else than who it is.
 
         Raises:
             PlatformError: It is not one that this study can use.
         """
         with contextlib.ExitStack() as stack, contextlib.suppress(LinkBroken):
-            stack.callback(connection.close)
-            link = HostLink(connection, self.secret, FromAgent, drives=True)
-            hello = link.receive(ANSWER_S)
+            stack.callback(link.close)
             if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
                 return None
             if hello.version != steptune.__version__:

@@ -33,8 +33,9 @@ MAX_FIRST_BYTES = 64 << 10
 """Of a frame from one who has not shown yet that it knows the secret."""
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
-NO_PROGRESS_S = 60.0
-"""After so long without a byte taken, the other end counts as gone."""
+NO_PROGRESS_S = 150.0
+"""After so long without a byte taken, or an answer, the other end counts as gone. An agent that starts a trial server
+reads nothing for up to 120 s."""
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 _HEADER = struct.Struct("<I32s")
 
@@ -132,7 +133,7 @@ class HostLink:
         drives: Whether this is the driver's end.
 
     Raises:
-        LinkBroken: The other end did not answer the challenge in time.
+        LinkBroken: The other end is gone already.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, kind: Any, *, drives: bool) -> None:
@@ -145,30 +146,35 @@ class HostLink:
         self._max_bytes = MAX_FIRST_BYTES
         self.broken = ""
         """Why it is, once it is."""
-        _keep_alive(connection)
-        self._outward, self._inward = self._keys(secret, drives=drives)
-        connection.setblocking(False)
-
-    def _keys(self, secret: bytes, *, drives: bool) -> tuple[bytes, bytes]:
-        own = secrets.token_bytes(NONCE_BYTES)
+        self._secret = secret
+        self._drives = drives
+        self._outward = self._inward = b""
+        self._challenge = secrets.token_bytes(NONCE_BYTES)
         try:
-            self._socket.settimeout(HANDSHAKE_S)
-            self._socket.sendall(own)
-            other = b""
-            while len(other) < NONCE_BYTES:
-                part = self._socket.recv(NONCE_BYTES - len(other))
-                if not part:
-                    raise LinkBroken("it was closed before it began")
-                other += part
+            _keep_alive(connection)
+            connection.setblocking(False)
+            connection.sendall(self._challenge)  # the first bytes, which the socket's buffer takes
         except OSError as error:
-            raise LinkBroken(str(error)) from None
-        challenges = own + other if drives else other + own
+            raise self._breaking(str(error)) from None
+
+    def _make_keys(self) -> None:
+        """Derive the keys once the other end's challenge is here."""
+        other = bytes(self._buffer[:NONCE_BYTES])
+        del self._buffer[:NONCE_BYTES]
+        challenges = self._challenge + other if self._drives else other + self._challenge
 
         def key(direction: bytes) -> bytes:
-            return hmac.digest(secret, b"steptune hosts 1 " + direction + challenges, "sha256")
+            return hmac.digest(self._secret, b"steptune hosts 1 " + direction + challenges, "sha256")
 
         keys = key(b"from the driver"), key(b"from the agent")
-        return keys if drives else (keys[1], keys[0])
+        self._outward, self._inward = keys if self._drives else (keys[1], keys[0])
+
+    def _wait_for_keys(self) -> None:
+        deadline = time.monotonic() + HANDSHAKE_S
+        while not self._outward:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise self._breaking(f"it did not answer the challenge within {HANDSHAKE_S:g} s")
+            self._read_within(left)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -184,6 +190,7 @@ class HostLink:
         Raises:
             LinkBroken: The other end is gone.
         """
+        self._wait_for_keys()
         body = self._encoder.encode(message)
         mac = _mac(self._outward, self._sent, body)
         self._sent += 1
@@ -221,12 +228,15 @@ class HostLink:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            with selectors.DefaultSelector() as selector:
-                self._require_open()
-                selector.register(self._socket, selectors.EVENT_READ)
-                if selector.select(left):
-                    self._read()
+            self._read_within(left)
         return self._messages.pop(0)
+
+    def _read_within(self, timeout_s: float | None) -> None:
+        with selectors.DefaultSelector() as selector:
+            self._require_open()
+            selector.register(self._socket, selectors.EVENT_READ)
+            if selector.select(timeout_s):
+                self._read()
 
     @property
     def has_messages(self) -> bool:
@@ -254,6 +264,10 @@ class HostLink:
         if not data:
             raise self._breaking("it was closed by the other end")
         self._buffer += data
+        if not self._inward:
+            if len(self._buffer) < NONCE_BYTES:
+                return
+            self._make_keys()
         while len(self._buffer) >= _HEADER.size:
             length, mac = _HEADER.unpack_from(self._buffer)
             if length > self._max_bytes:
@@ -290,14 +304,14 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Lets the kernel find out within some 20 s that a host has gone without a word."""
+    """Lets the kernel find out that a host has gone without a word: within `NO_PROGRESS_S`, which the last option sets for all."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _IDLE_S),
         ("TCP_KEEPINTVL", _INTERVAL_S),
         ("TCP_KEEPCNT", _PROBES),
-        ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _INTERVAL_S * _PROBES)),
+        ("TCP_USER_TIMEOUT", int(1000 * NO_PROGRESS_S)),
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

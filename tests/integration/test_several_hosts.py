@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from host_agents import TwoHosts, start_agent, two_agents
@@ -11,7 +12,9 @@ from trial_builders import THREE_THREADS, Prepared, prepare, reference
 from steptune.tuner.errors import PlatformError, RunnerError
 from steptune.tuner.protocols import Progress
 from steptune.tuner.records import Deadlines, FailureKind
-from steptune.tuner.trials.host_group import HostGroup
+from steptune.tuner.trials.connection import ServerConnection
+from steptune.tuner.trials.host_group import HostGroup, SpreadServer
+from steptune.tuner.trials.host_link import Put
 from steptune.tuner.trials.runner import LocalRunner
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -107,6 +110,44 @@ class TestLostHost:
 
         with pytest.raises(RunnerError, match=r"host 1 did not come back within 1 s.*`steptune resume`"):
             prepared.run(prepared.spec(**PLAIN), listener=lose)
+
+
+@pytest.mark.parametrize("study", [misbehaving("none")], indirect=True)
+class TestBeforeATrial:
+    def test_a_host_lost_before_a_server_is_opened_there_comes_back(
+        self, study: tuple[Prepared, TwoHosts], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the last look at the hosts and the first word to them."""
+        prepared, hosts = study
+        prepared.runner.close()
+        spread, locals_ = HostGroup.spread, []
+
+        def lose(group: HostGroup, local: ServerConnection, *others: Any) -> SpreadServer:
+            locals_.append(local)
+            if len(locals_) == 1:
+                hosts.lose_second()
+                hosts.start_second()
+                [host] = group.hosts.values()
+                host._link.close()  # the kernel's word of it
+            return spread(group, local, *others)
+
+        monkeypatch.setattr(HostGroup, "spread", lose)
+        (result,) = prepared.run(prepared.spec(**PLAIN))
+        assert result.ok, result.failure
+        first, second = locals_[:2]
+        assert first.has_ended, "a trial server was left behind"
+        assert not second.has_ended
+
+    def test_traces_of_an_earlier_attempt_make_room(self, study: tuple[Prepared, TwoHosts]) -> None:
+        prepared, hosts = study
+        spec = prepared.spec(**PLAIN)
+        group = hosts.group
+        assert prepared.run_baseline().ok
+        part = Put(path=f"trials/{spec.trial_id}/rank1.trace.json", data=b"{}")
+        group.take_back(part, 1)
+        (result,) = prepared.run(spec)
+        assert result.ok, result.failure
+        group.take_back(part, 1)
 
 
 class TestJoining:

@@ -109,13 +109,18 @@ class TestLink:
         assert agent.receive(5) == welcome
         assert driver.receive(5) == HELLO
         large = Put(path="data/x", data=bytes(8 << 20))
-        sending = threading.Thread(target=agent.send, args=(large,))
+        received: list[object] = []
+
+        def exchange() -> None:
+            agent.send(large)
+            received.append(agent.receive(20))  # the driver may not have sent all yet
+
+        sending = threading.Thread(target=exchange)
         sending.start()
         driver.send(large)
         assert driver.receive(20) == large
         sending.join(20)
-        assert not sending.is_alive()
-        assert agent.receive(5) == large
+        assert received == [large]
 
 
 class TestGathering:
@@ -224,3 +229,43 @@ class TestFiles:
         take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"{}"), 1)
         with pytest.raises(RunnerError, match="here already"):
             take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"{}"), 1)
+
+    def test_links_inside_arrive_as_files_and_others_are_refused(self, tmp_path: Path) -> None:
+        here, there = tmp_path / "here", tmp_path / "there"
+        (here / "blobs").mkdir(parents=True)
+        (here / "blobs" / "a").write_bytes(b"samples")
+        (here / "samples").symlink_to("blobs/a")
+        (here / "dangling").symlink_to("gone")
+        for part in changed(here, {}):
+            put(there, part)
+        assert (there / "samples").read_bytes() == b"samples"
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "file").write_bytes(b"x")
+        for target in (outside, outside / "file", here / "blobs"):
+            (here / "link").symlink_to(target)
+            with pytest.raises(RunnerError, match=r"is a link to .*only links to files inside of"):
+                list(changed(here, {}))
+            (here / "link").unlink()
+
+    def test_a_file_that_goes_while_the_folder_is_read_is_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "kept").write_bytes(b"x")
+        walked = [(str(tmp_path), [], ["gone", "kept"])]
+        monkeypatch.setattr("steptune.tuner.trials.host_files.os.walk", lambda directory: walked)
+        assert [part.path for part in changed(tmp_path, {})] == ["kept"]
+
+    def test_a_trace_is_there_once_it_is_whole(self, tmp_path: Path) -> None:
+        trace = tmp_path / "trials" / "a" / "rank1.trace.json"
+        take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"[", last=False), 1)
+        assert not trace.exists()
+        take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"{", last=False), 1)  # of the next attempt
+        take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"}", first=False), 1)
+        assert trace.read_bytes() == b"{}"
+
+    def test_what_cannot_be_written_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "trials").write_bytes(b"in the way")
+        for write in (lambda part: put(tmp_path, part), lambda part: take_back(tmp_path, part, 1)):
+            with pytest.raises(RunnerError, match="trials/a/t cannot be written"):
+                write(Put(path="trials/a/t", data=b"x"))

@@ -6,6 +6,7 @@ what its ranks printed and their traces once they have ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -23,7 +24,11 @@ Version = tuple[int, int]
 
 
 def changed(directory: Path, sent: dict[str, Version]) -> Iterator[Put]:
-    """Yield what another host lacks, and note in `sent` that it has it."""
+    """Yield what another host lacks, and note in `sent` that it has it. Links are followed to files of the directory.
+
+    Raises:
+        RunnerError: A link leads elsewhere, or to a folder.
+    """
     found = {path.relative_to(directory).as_posix(): path for path in _files(directory)}
     for name in [name for name in sent if name not in found]:
         del sent[name]
@@ -43,9 +48,24 @@ def _files(directory: Path) -> Iterator[Path]:
         here = Path(folder)
         if here == directory:
             names[:] = [name for name in names if name not in OF_ONE_HOST]
-        for name in files:
-            if stat.S_ISREG((here / name).lstat().st_mode):
-                yield here / name
+        for name in (*names, *files):
+            path = here / name
+            with contextlib.suppress(FileNotFoundError):  # of a rank that has removed it
+                mode = path.lstat().st_mode
+                if stat.S_ISLNK(mode):
+                    mode = _target(directory, path).stat().st_mode
+                if stat.S_ISREG(mode):
+                    yield path
+
+
+def _target(directory: Path, link: Path) -> Path:
+    target = link.resolve(strict=True)
+    if not target.is_relative_to(directory.resolve()) or not target.is_file():
+        raise RunnerError(
+            f"{link} is a link to {target}, which is not copied to the other hosts: only links to files inside of "
+            f"{directory} are. Copy what it names there, or let the workload open its own place, which every host has"
+        )
+    return target
 
 
 def _version(path: Path) -> Version:
@@ -96,11 +116,41 @@ def place_of(directory: Path, name: str, folders: tuple[str, ...] = ()) -> Path:
 
 
 def put(directory: Path, part: Put) -> None:
-    """Write a part of a file of the study; it is complete with its last part."""
+    """Write a part of a file of the study; it is complete with its last part.
+
+    Raises:
+        RunnerError: It does not belong to the study, or cannot be written.
+    """
     path = place_of(directory, part.path)
-    if part.removed:
-        path.unlink(missing_ok=True)
-        return
+    with _typed(path):
+        if part.removed:
+            path.unlink(missing_ok=True)
+        else:
+            _write(path, part)
+
+
+def take_back(directory: Path, part: Put, host: int) -> Path:
+    """Write a part of what a host's ranks left, behind the driver's own log and beside its traces; return its place.
+
+    Raises:
+        RunnerError: It does not belong to the study, is here already, or cannot be written.
+    """
+    path = place_of(directory, part.path, ("logs", "trials"))
+    with _typed(path):
+        if path.parent.name != "logs":
+            if part.first and path.exists():
+                raise RunnerError(f"host {host} sent a file that is here already: {part.path!r}")
+            _write(path, part)
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            if part.first:
+                file.write(f"--- host {host} ---\n".encode())
+            file.write(part.data)
+    return path
+
+
+def _write(path: Path, part: Put) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     incomplete = path.with_name(f"{path.name}.incoming")
     with incomplete.open("wb" if part.first else "ab") as file:
@@ -109,14 +159,12 @@ def put(directory: Path, part: Put) -> None:
         incomplete.rename(path)
 
 
-def take_back(directory: Path, part: Put, host: int) -> None:
-    """Write a part of what a host's ranks left: behind the driver's own log, and beside its own traces."""
-    path = place_of(directory, part.path, ("logs", "trials"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_log = path.parent.name == "logs"
-    if part.first and not is_log and path.exists():
-        raise RunnerError(f"host {host} sent a file that is here already: {part.path!r}")
-    with path.open("ab") as file:
-        if part.first and is_log:
-            file.write(f"--- host {host} ---\n".encode())
-        file.write(part.data)
+@contextlib.contextmanager
+def _typed(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunnerError(
+            f"{path} cannot be written ({error.strerror}): make space or give the rights there, and `steptune resume` "
+            "on all hosts goes on"
+        ) from None

@@ -129,7 +129,7 @@ class Host:
                 case FromTrials(message=text):
                     found += self._group.merged(self.number, self._decoder.decode(text))
                 case Put():
-                    take_back(self._group.directory, message, self.number)
+                    self._group.take_back(message, self.number)
                 case ServerEnded(server=number, reason=reason):
                     self._group.lose_server(number, f"{self._name}: {reason}")
         return found
@@ -167,6 +167,7 @@ class HostGroup:
     def __post_init__(self) -> None:
         self._jobs: dict[str, _Spread] = {}
         self._servers: dict[int, SpreadServer] = {}
+        self._taken_back: dict[Path, None] = {}
         self._gathered = False
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         self._listener = socket.create_server(
@@ -280,12 +281,24 @@ class HostGroup:
     # --- servers and their jobs -----------------------------------------------------------------
 
     def spread(self, local: ServerConnection, variables: dict[str, str], preload: Sequence[str]) -> SpreadServer:
-        """Start a server beside the local one on every other host."""
+        """Start a server beside the local one on every other host.
+
+        Raises:
+            RunnerError: One is lost; then the local one is closed, too.
+        """
         number = max(self._servers, default=-1) + 1
         server = self._servers[number] = SpreadServer(local, self, number, tuple(self.hosts.values()))
-        for host in server.others:
-            host.send(Open(server=number, variables=variables, preload=list(preload)))
+        try:
+            for host in server.others:
+                host.send(Open(server=number, variables=variables, preload=list(preload)))
+        except RunnerError:
+            server.close()
+            raise
         return server
+
+    def take_back(self, part: Put, host: int) -> None:
+        """Keep a part of what ranks left on another host."""
+        self._taken_back[take_back(self.directory, part, host)] = None
 
     def lose_server(self, number: int, reason: str) -> None:
         """Note that a server has ended on one of the hosts.
@@ -303,7 +316,16 @@ class HostGroup:
         self._jobs = {name: job for name, job in self._jobs.items() if job.server.number != number}
 
     def begin(self, job: str, server: SpreadServer) -> None:
+        self._clear_traces(job)
         self._jobs[job] = _Spread(server=server, running={0, *(host.number for host in server.others)})
+
+    def _clear_traces(self, job: str) -> None:
+        """Remove what other hosts sent of an earlier attempt at a job."""
+        folder = self.directory / "trials" / job
+        for path in [path for path in self._taken_back if path.parent == folder]:
+            del self._taken_back[path]
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.incoming").unlink(missing_ok=True)
 
     def merged(self, host: int, message: FromServer) -> list[FromServer]:
         """Return what the parent is to hear of what one host says: a job has ended when it has ended everywhere."""

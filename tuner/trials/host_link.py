@@ -304,7 +304,7 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Lets the kernel find out that a host has gone without a word: within `NO_PROGRESS_S`, which the last option sets for all."""
+    """Lets the kernel find out within `NO_PROGRESS_S` that a host has gone without a word; the last option rules."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

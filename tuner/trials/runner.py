@@ -472,23 +472,40 @@ class LocalRunner:
             self._drop(key)
         if key not in self._servers:
             self._files.compile_cache.mkdir(parents=True, exist_ok=True)
-            server: ServerConnection | SpreadServer
-            server = local = ServerConnection(
-                python=self._python,
-                variables={**compile_caches(self._files.compile_cache), **variables},
-                preload=self._preload(),
-                imports=self._files.imports,
-                log=self._files.logs / f"server{len(self._servers)}.log",
-                start_method=self._start_method,
-                sandbox=self._sandbox,
-            )
-            if self._hosts is not None:
-                server = self._hosts.spread(local, dict(variables), self._preload())
+            server = self._started(variables)
             self._servers[key] = server
             if self._watch is not None and self._sandbox.temporary is None:
                 self._watch.add(server.temporary)
             self._board.add_server(server)
         return self._servers[key]
+
+    def _started(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
+        """A new server, on all hosts. One that is found lost while it is asked may come back once.
+
+        Raises:
+            RunnerError: It did not come back, or another was lost, too.
+        """
+        try:
+            return self._spread(self._local_server(variables), variables)
+        except RunnerError:
+            if self._was_killed or self._hosts is None or not any(host.lost for host in self._hosts.hosts.values()):
+                raise
+            self._gather_hosts()
+            return self._spread(self._local_server(variables), variables)
+
+    def _spread(self, local: ServerConnection, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
+        return local if self._hosts is None else self._hosts.spread(local, dict(variables), self._preload())
+
+    def _local_server(self, variables: Mapping[str, str]) -> ServerConnection:
+        return ServerConnection(
+            python=self._python,
+            variables={**compile_caches(self._files.compile_cache), **variables},
+            preload=self._preload(),
+            imports=self._files.imports,
+            log=self._files.logs / f"server{len(self._servers)}.log",
+            start_method=self._start_method,
+            sandbox=self._sandbox,
+        )
 
     def _gather_hosts(self) -> None:
         """Waits for hosts that are not here.

@@ -14,7 +14,7 @@ from launched_hosts import LaunchedHost, launched
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 TUNE = ("-m", "steptune", "tune", f"{WORKLOADS / 'placed.py'}:Placed", "--foreign-load", "100", "--isolation", "none")
-SHORT = ("--budget", "3m", "--trials", "3", "--only", "ddp_buckets")
+SHORT = ("--budget", "3m", "--trials", "6", "--only", "ddp_buckets")
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
@@ -59,7 +59,7 @@ def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
 @pytest.mark.parametrize(
     "moment",
     [
-        "measured",
+        "] baseline",  # the first trial begins
         *(
             pytest.param(moment, marks=pytest.mark.soak)
             for moment in ("looking at the workload", "running", "confirming")

@@ -210,6 +210,7 @@ def die(rank: int) -> None:
 
 
 def test_a_rank_that_dies_is_told_and_the_next_group_is_whole(ranks: Ranks) -> None:
-    with pytest.raises(RankFailed, match="rank 0: died without a word"):
+    """The one that dies first may do so while the other still joins the group, which then fails there."""
+    with pytest.raises(RankFailed, match=r"rank [01]: died without a word"):
         ranks.run(2, die)
     assert ranks.run(2, reductions, 1) == [1, 1]

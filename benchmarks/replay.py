@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def answered(pair: Pair) -> dict:
-    """What is true of a pair, and what replay and subtraction say."""
+    """The true saving of a pair, and those by replay and by subtraction."""
     options = {"num_ranks": pair.num_ranks, "seed": pair.seed}
     before = step_time(pair.program, pair.machine, **options)
     after = step_time(pair.program, pair.machine, without=frozenset({pair.cause}), **options)

@@ -1,4 +1,4 @@
-"""What a finding could gain, in words: at most, or between none and so much where it was not replayed, and why."""
+"""The possible gain of a finding, in words: at most, or between none and so much where it was not replayed, and why."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ REPLAYED = "replayed"
 
 
 def refusal_of(finding: Finding) -> str:
-    """Why a finding's gain was not replayed; empty where it was, and where it never is."""
+    """Return why a finding's gain was not replayed; empty where it was, and where it never is."""
     saves = str(finding.evidence.get("saves", ""))
     return "" if saves.endswith(REPLAYED) else saves.partition(": ")[2]
 
 
 def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
-    """What follows "could gain"; empty where the finding gains nothing by itself.
+    """Return the words after "could gain"; empty where the finding gains nothing by itself.
 
     Args:
         said: Reasons not to replay that stand above it already.

@@ -98,7 +98,7 @@ def _references(trials: Sequence[Trial]) -> list[TrialResult]:
 
 
 def outcome_of(trial: Trial, decision: Decision | None) -> str:
-    """What came of a trial: its failure, else the verdict of the decision that it served."""
+    """Outcome of a trial: its failure, else the verdict of the decision that it served."""
     if trial.state is TrialState.RUNNING:
         return "running"
     if trial.result is None or trial.result.failure is not None:
@@ -116,7 +116,7 @@ def outcome_of(trial: Trial, decision: Decision | None) -> str:
 
 
 def note_on(trial: Trial) -> str:
-    """What a person should know beside the figures; often nothing."""
+    """Remark that a person should read beside the figures; often empty."""
     result = trial.result
     if trial.state is TrialState.LOST:
         return "lost: its process died with the search"

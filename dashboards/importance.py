@@ -30,7 +30,7 @@ METHOD = (
 
 
 class Edge(NamedTuple):
-    """What is known of one choice against another: the logarithm of the ratio of speeds, and its variance."""
+    """One choice against another: the logarithm of the ratio of speeds, and its variance."""
 
     value: float
     variance: float
@@ -89,7 +89,7 @@ def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Eff
 
 
 def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
-    """Of configurations that are the same but for one strategy: each pair of its choices, as it is known best."""
+    """Every pair of a strategy's choices between configurations that are otherwise the same, as it is known best."""
     same: dict[str, list[Candidate]] = {}
     for candidate in measured:
         same.setdefault(candidate.with_choice(name, {}).key, []).append(candidate)

@@ -80,7 +80,7 @@ class LongGap(NamedTuple):
 
 
 def get_lanes_info(analysis: TraceAnalysis) -> LanesInfo:
-    """Of the rank that the page is about everything, of the others what their devices did, on its clock."""
+    """Everything of the rank that the page is about, and what the devices of the others did, on its clock."""
     main = main_rank(analysis)
     others = [rank for rank in analysis.ranks if rank is not main]
     several = len(analysis.ranks) > 1

@@ -61,7 +61,7 @@ class TraceAdvice(NamedTuple):
     message: str
     advice: str
     gain: str
-    """What it could gain, and whether that is replayed; empty where it gains nothing by itself."""
+    """Its possible gain, and whether that is replayed; empty where it gains nothing by itself."""
     strategies: tuple[str, ...]
     places: tuple[str, ...]
     """Kernels, operators and source lines."""

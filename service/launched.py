@@ -40,7 +40,7 @@ ADVICE = (
 
 
 class _Meeting(Record):
-    """What torchrun's rendezvous hands out."""
+    """Record that torchrun's rendezvous hands out."""
 
     port: int
     secret: str

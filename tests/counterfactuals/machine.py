@@ -45,7 +45,7 @@ class Do:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What programs run on.
+    """A simulated machine.
 
     Attributes:
         noise: Relative spread of what hosts do; a fifth of it for kernels.
@@ -67,7 +67,7 @@ class Machine:
 
 
 Program = Callable[[int, int], Sequence[Do]]
-"""What a rank does in a step."""
+"""Operations of a rank in a step."""
 
 
 @dataclass

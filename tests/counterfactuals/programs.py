@@ -31,7 +31,7 @@ class Pair:
 
 
 Extra = Callable[[int, int, int], list[Do]]
-"""What a rank does besides, in a step, before operation number n of it."""
+"""Further operations of a rank in a step, before its operation number n."""
 
 
 def none(rank: int, step: int, number: int) -> list[Do]:

@@ -12,7 +12,7 @@ QUICK = ("--budget", "60s", "--trials", "2", "--only", "ddp_buckets", "--foreign
 
 
 def srun(number: int, **others: str) -> dict[str, str]:
-    """What srun tells a task of two, one on each of two hosts."""
+    """Variables that srun sets for a task of two, one on each of two hosts."""
     return {
         "SLURM_PROCID": str(number),
         "SLURM_LOCALID": "0",

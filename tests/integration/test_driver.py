@@ -795,7 +795,7 @@ def replace_factors(strategies) -> Surface:
 
 
 class TestContributions:
-    """What each part contributes is measured by leaving it out, in blocks of new starts."""
+    """Contributions of parts are measured by leaving each out, in blocks of new starts."""
 
     def test_each_part_is_left_out_of_the_answer_in_turns(self):
         machine = Machine(SMALL, paired=True)

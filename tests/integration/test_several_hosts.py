@@ -1,4 +1,4 @@
-"""What goes wrong on one of several hosts: it is typed, nothing is left, and the next trial runs."""
+"""Failures on one of several hosts are typed, leave nothing, and the next trial runs."""
 
 import signal
 from collections.abc import Iterator

@@ -92,7 +92,7 @@ def places(log: str) -> list[tuple[str, str, str]]:
 
 
 class Rows:
-    """What the first host has recorded."""
+    """Records of the first host."""
 
     def __init__(self, host: LaunchedHost) -> None:
         self._path = host.folder / "steptune.db"

@@ -1,4 +1,4 @@
-"""What a process makes of the variables of its launcher."""
+"""The launch that a process finds in its variables."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What hosts say to each other through the store of torchrun's rendezvous."""
+"""Messages of hosts to each other through the store of torchrun's rendezvous."""
 
 from datetime import timedelta
 

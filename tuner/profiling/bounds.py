@@ -87,7 +87,7 @@ def without(situation: Situation, *categories: Category) -> Savings:
 
 
 def without_crowding(situation: Situation) -> Savings:
-    """What is saved when loader workers no longer take cores that the step computes on.
+    """Time that is saved when loader workers no longer take cores that the step computes on.
 
     Where the step computes on the host, and its threads and the workers are more than the cores, each second that a
     worker computes, or queues for a core, delays the step by a second at most.

@@ -761,7 +761,7 @@ def _with_margin(gain: float) -> float:
 
 
 def _gain(replay: Replay | None, cause: str, share: float) -> dict[str, float | str]:
-    """What removing a cause would gain: replayed, or a range and why it is no more than that."""
+    """Gain of removing a cause: replayed, or a range and why it is no more than that."""
     if replay is None:
         return {}
     if why := not_replayed(replay, cause):

@@ -1,4 +1,4 @@
-"""What each part contributes to the answer: the answer once more beside the answer without that part.
+"""Contribution of each part to the answer: the answer once more beside the answer without that part.
 
 It is measured as the confirmation measures gains: new starts of all, in turns, in blocks that follow one after another,
 with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, parts in

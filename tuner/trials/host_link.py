@@ -52,7 +52,7 @@ class _Message(Record, tag=True):
 
 
 class Welcome(_Message):
-    """What the study runs, so that the agent can check that it has the same."""
+    """Workload of the study, so that the agent can check that it has the same."""
 
     workload: str
     source_digest: str

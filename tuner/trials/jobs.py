@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 class Server(Source, Protocol):
-    """What runs jobs: a trial server, or those of several hosts."""
+    """Interface of what runs jobs: a trial server, or those of several hosts."""
 
     def send(self, message: Any) -> None: ...
 

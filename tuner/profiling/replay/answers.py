@@ -49,7 +49,7 @@ Edit = Callable[[Graph], Graph]
 
 
 def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """What one rank's steps take without each cause.
+    """Duration of one rank's steps without each cause.
 
     Args:
         unprofiled_ns: Time of a step without the profiler; without it the profiler's cost is not taken off.
@@ -162,7 +162,7 @@ def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
 
 
 def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None) -> Replay:
-    """What the steps of all ranks take if none is late.
+    """Duration of the steps of all ranks if none is late.
 
     Args:
         graphs: By rank.

@@ -16,7 +16,7 @@ HALVINGS = 9
 
 
 def event_cost_ns(step_time: Callable[[float], float], unprofiled_ns: float) -> float:
-    """What recording one event costs.
+    """Cost of recording one event.
 
     Args:
         step_time: The step's simulated time, in nanoseconds, at a cost.

@@ -1,4 +1,4 @@
-"""What the host did in the recorded steps, as one chain of nodes: launches, synchronisations, batches, allocations."""
+"""The host's work in the recorded steps, as one chain of nodes: launches, synchronisations, batches, allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices did in the recorded steps, what each operation waited for, and what the host waited for.
+"""Operations of devices in the recorded steps, what each operation waited for, and what the host waited for.
 
 Streams wait for each other in calls of `cudaStreamWaitEvent`, of which a trace says neither the event nor the streams:
 the next launch of the thread waits for the last operation of every other stream, if that had ended by then.
@@ -169,7 +169,7 @@ def _recorded_waits(
     stream: Ints,
     is_collective: npt.NDArray[np.bool_],
 ) -> dict[int, tuple[int, ...]]:
-    """By operation, those of other streams that it waits for, by the calls that make streams wait."""
+    """Operations of other streams that each operation waits for, by the calls that make streams wait."""
     trace, host = capture.trace, capture.trace.host
     rows = trace.host_rows(r"StreamWaitEvent", Kind.RUNTIME)
     own = np.unique(node[is_collective])
@@ -225,7 +225,7 @@ def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: I
 
 
 def _known(capture: Capture, rows: Ints) -> float:
-    """Of the time of all operations in the steps: those that the chain launches, or launched before it."""
+    """Part of all operations' time that the chain launches, or launched before it."""
     work, (low, high) = capture.trace.work, capture.steps.span
     real = (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
     unknown = real & (capture.launches.row < 0)
